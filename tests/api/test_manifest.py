@@ -1,4 +1,4 @@
-"""What is refused, and in which words: the path of the field, its value, what to write instead."""
+"""Refused manifests and their messages: the path of the field, its value, and the value to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands say when something is wrong, and how they look up clusters."""
+"""Error messages of the commands, and the lookup of clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which leader is asked to hand over though nothing is wrong with it."""
+"""Handovers for leader preference and balance, without a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new master whose answer to its assignment was lost: its status line says that it leads."""
+"""A new leader whose answer to its assignment was lost: its status line says that it leads."""
 
 from __future__ import annotations
 

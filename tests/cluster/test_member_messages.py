@@ -1,4 +1,4 @@
-"""The quick reading of a status line gives what the model gives."""
+"""The fast parser of a status line returns the same as the model."""
 
 from __future__ import annotations
 

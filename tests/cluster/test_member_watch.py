@@ -53,7 +53,7 @@ def line(name: str) -> bytes:
 
 
 async def follow(name: str) -> MemberWatch:
-    """Of a member called demo-a-0, at an address where a process called `name` answers."""
+    """A watch of a member called demo-a-0, at an address of a process called `name`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

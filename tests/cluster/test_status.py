@@ -1,4 +1,4 @@
-"""The status: phases and conditions from what is observed, with times that move only when a condition turns."""
+"""The status: phases and conditions from observations. Times move only when a condition turns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_all_is_well() -> None:
 
 
 def test_running_pods_do_not_make_it_available() -> None:
-    """Every pod is ready, and yet nobody has sent and read a message."""
+    """Every pod is ready, but no check has sent and read a message yet."""
     assert condition(made(observed(available={})), "Available")[:2] == ("False", "ProbePending")
     said = condition(made(observed(available={"a": "it does not answer"})), "Available")
     assert said == ("False", "ProbeFailed", "group a: it does not answer")
@@ -104,7 +104,7 @@ def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
 
 
 def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
-    """The failover goes on, and so does what is told of it."""
+    """The failover goes on, and the status still shows it."""
     good = made(observed())
     now = observed([member(0, status=None, problem="there is no pod"), member(1, "Master"), member(2)], refused="no")
     status = made(now, good, "t2")

@@ -1,4 +1,4 @@
-"""Several want another master at once: each is answered for what it asked, one after the other."""
+"""Concurrent switchover requests: each gets its own result, one after the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEADERSHIP = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
 
 
 class Place:
-    """Three members, of whom nothing else is known."""
+    """Three members without further state."""
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
@@ -42,7 +42,7 @@ class Place:
         return ProcessState(gone=name in self.gone)
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """Nobody asks."""
+        """Sends no request."""
 
     def event(self, event: Event) -> None:
         self.told.append(event.reason)
@@ -57,7 +57,7 @@ class Registry:
         self.away = False
         self.swap_s = 0.0
         self.unanswered = 0
-        """So many swaps are done and not answered."""
+        """This many swaps succeed without an answer."""
 
     async def read(self, group: str) -> Entry | None:
         if self.away:
@@ -75,7 +75,7 @@ class Registry:
 
 
 class FakeMembers(MemberClient):
-    """Everybody does after `send_s` what it is told; hand-overs take `handover_s` and end as the test says."""
+    """All members accept assignments after `send_s`. Handovers take `handover_s` and end as the test sets."""
 
     def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
         super().__init__(HTTP, wake, time.monotonic)
@@ -105,7 +105,7 @@ class FakeMembers(MemberClient):
 
 
 class Group(MasterSlaveController):
-    """The loop over members that are told everything and say it at once."""
+    """A controller over members that accept every assignment and report it at once."""
 
     def __init__(self) -> None:
         self.place, self.registry = Place(), Registry()
@@ -119,7 +119,7 @@ class Group(MasterSlaveController):
             self.take(id.member, Assignment(LEADERSHIP, None, False))
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        """What they say is known."""
+        """Their reports are known."""
         for watch in self.watches.values():
             watch.line_at = self._clock.now()
 
@@ -187,7 +187,9 @@ async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
 
 
 async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one whose new master is just being told: both take longer here than what is ready may wait."""
+    """A new leader without its assignment counts as under way, too. Both take longer here than a ready handover may
+    wait.
+    """
     monkeypatch.setattr(loop, "READY_S", 0.2)
     async with running(Group()) as group:
         group.told.handover_s, group.registry.swap_s, group.told.send_s = 0.2, 0.5, 0.1
@@ -195,7 +197,7 @@ async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypat
 
 
 async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> None:
-    """And not ended because its target leads by then."""
+    """Nor is it ended because its target leads by then."""
     async with running(Group()) as group:
         group.registry.unanswered = 1
         assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
@@ -240,7 +242,7 @@ async def test_how_long_a_failover_took_counts_the_time_in_which_it_could_not_be
 
 
 async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:
-    """As under `gantry switchover` without a supervisor."""
+    """As with `gantry switchover` without a supervisor."""
     async with running(Group()) as group:
         group.told.handover_s = 0.1
         assert group.leadership is None
@@ -248,7 +250,7 @@ async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_f
 
 
 async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does whoever else wants the turn."""
+    """Another request does not wait for ever, either."""
     monkeypatch.setattr(loop, "READY_S", 0.1)
     async with running(Group()) as group:
         group.told.handover_s = 0.1
@@ -261,7 +263,7 @@ async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(mon
 
 
 async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """m2 is not in sync, and the master, which is about to be stopped, is asked to hand over to m1 meanwhile."""
+    """m2 is not in sync, and the leader, which is about to be stopped, is asked to hand over to m1 meanwhile."""
     monkeypatch.setattr(loop, "HANDOVER_AGAIN_S", 0.1)
     async with running(Group()) as group:
         await group._next_look()
@@ -277,7 +279,9 @@ async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monke
 
 
 async def test_what_a_pod_promised_is_not_forgotten_with_its_address() -> None:
-    """On Kubernetes a member whose pod is gone has another address: a failover that gives records up says how many."""
+    """On Kubernetes a member has no address without a pod. An unclean failover still reports the number of bytes
+    given up.
+    """
     place = Place()
     alone = MasterSlaveController(
         "a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0)

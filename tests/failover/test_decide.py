@@ -1,4 +1,4 @@
-"""The decisions, story by story. Numbers in names are rules of docs/replication.md or issues of other projects."""
+"""Scenarios for the decisions. Numbers in names are rules of docs/replication.md or issues of other projects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEADERSHIP = LeadershipRecord(3, 7, A, frozenset({A, B, C}))
 
 
 def member(number: int, **report: Any) -> MemberView:
-    """A member that is told CELL and well: 0 leads, the others follow."""
+    """A healthy member with the assignment of CELL: 0 leads, the others follow."""
     id = MemberId(number, "x")
     values: dict[str, Any] = {"epoch": 3, "version": 7, "highest_seen_epoch": 3, "last_epoch": 3, "end": 1_000}
     if number == 0:
@@ -61,7 +61,7 @@ def unheard(number: int, reach: Any = "silent", silence: int = 2_500, **changes:
 
 
 def refused(number: int) -> MemberView:
-    """A follower to which its master's connections are refused."""
+    """A follower whose connections to the leader are refused."""
     return member(number, link="refused", link_answer_ms=150)
 
 
@@ -116,12 +116,12 @@ def test_an_operator_that_reaches_nobody_decides_nothing() -> None:
 
 
 def never_heard(tried_ms: int) -> MemberView:
-    """The master, by an operator that began to act so long ago and has tried to hear it since."""
+    """The leader as an operator sees it that began to act this long ago and has tried to reach it since."""
     return replace(unheard(0, silence=tried_ms), report=None, age_ms=0)
 
 
 def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_for_long() -> None:
-    """Else the silence that the last operator did not live to see would be waited for once more."""
+    """Otherwise the silence before the operator's start would have to pass again."""
     said = promotion(group(a=never_heard(300), b=silent(1), c=silent(2)))
     assert (said.new, said.reason) == (B, "nothing was heard of demo-a-0 for 2.5 s")
     assert wait(group(a=never_heard(299), b=silent(1), c=silent(2))).code == "master-state-unknown", (
@@ -137,7 +137,7 @@ def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_f
 
 
 def test_followers_silence_is_not_held_against_a_master_that_was_heard() -> None:
-    """A cut between the master and its followers alone: the operator heard it a moment ago."""
+    """A network cut between the leader and its followers alone: the operator heard the leader a moment ago."""
     assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-state-unknown"
 
 
@@ -146,12 +146,12 @@ def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
 
 
 def test_cloudnative_pg_6154_a_silent_master_is_replaced_without_any_word_about_its_node() -> None:
-    """40 to 80 s there, until Kubernetes called the node dead; here nothing but our own detection counts."""
+    """There it took 40 to 80 s, until Kubernetes declared the node dead; here only our own detection counts."""
     assert promotion(group(a=unheard(0, silence=2_100), b=silent(1), c=silent(2))).kind == "failover"
 
 
 def test_cloudnative_pg_6091_pod_and_volume_deleted_together() -> None:
-    """Every path to "the master is gone" ends in a decision: no pod, a new empty disk, a member that is no more."""
+    """Every path to a lost leader ends in a decision: no pod, a new empty disk, a removed member."""
     new_disk = member(
         0, id=MemberId(0, "z"), role="Waiting", epoch=0, version=0, highest_seen_epoch=0, last_epoch=0, end=0
     )
@@ -163,7 +163,7 @@ def test_cloudnative_pg_6091_pod_and_volume_deleted_together() -> None:
 
 
 def test_cloudnative_pg_11348_promotion_never_waits_for_the_old_master() -> None:
-    """Nothing that the old master says or fails to say stands between its death and the promotion."""
+    """Nothing that the old leader reports or omits delays the promotion after its death."""
     for old in (unheard(0), unheard(0, pending=True), unheard(0, "refused"), unheard(0, deleting=True)):
         assert promotion(group(a=old, b=silent(1), c=silent(2))).new == B
     fenced = decide(group(a=unheard(0, gone=True), b=member(1, role="Master", epoch=2, version=9), c=member(2)))
@@ -179,7 +179,7 @@ def test_cloudnative_pg_7888_a_pod_about_to_stop_hands_over_first() -> None:
 
 
 def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> None:
-    """A cluster that is deleted: each new master would be about to be stopped as well."""
+    """A cluster that is deleted: each new leader would be about to be stopped as well."""
     leaving = [replace(member(n), deleting=True) for n in range(3)]
     assert decide(group(*leaving)) == []
     [d] = decide(group(leaving[0], leaving[1], member(2), settings={"min_in_sync": 3}))
@@ -205,7 +205,9 @@ def test_unclean_says_how_many_bytes_it_gives_up_and_waits_first() -> None:
 
 
 def test_a_changed_unclean_is_told_to_followers_that_hold_the_leadership_record_already() -> None:
-    """Rule 3: one that stopped at its confirmed offset waits for just this, and no cell is written by itself."""
+    """Rule 3: a member that stopped at its confirmed offset waits for this, and no record is written without a
+    cause.
+    """
     leadership = replace(LEADERSHIP, in_sync=frozenset({A, B}))
     allowed = {"leadership": leadership, "settings": {"unclean": True}}
     [told] = decide(group(**allowed))
@@ -253,7 +255,7 @@ def test_rule_16_when_everyone_lost_the_proof_the_best_leads_and_says_so() -> No
 
 
 def test_new_volumes_beside_a_kept_leadership_record_are_told_with_what_to_do() -> None:
-    """Nobody is promoted, since messages are missing; deleted on purpose, they would be waited for for ever."""
+    """No member is promoted, since messages are missing. After a deliberate deletion the wait would never end."""
     nothing = {"epoch": 0, "version": 0, "highest_seen_epoch": 0, "last_epoch": 0, "end": 0, "in_sync": frozenset()}
     new = [member(n, id=MemberId(n, "z"), role="Waiting", **nothing) for n in range(3)]
     assert "every disk is new: to begin without the former messages, delete" in wait(group(*new)).reason
@@ -289,7 +291,7 @@ def test_rule_18_a_refusal_moves_the_version() -> None:
 
 
 def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_read() -> None:
-    """Its fetches come first. A refusal would keep it out for seconds."""
+    """Its fetches come first. A rejection would keep it out for seconds."""
     leadership = replace(LEADERSHIP, in_sync=frozenset({A, C}))
     asking = member(0, proposal=InSyncSetProposal(7, frozenset({A, B, C})))
     assert decide(group(a=asking, b=unheard(1, "refused"), leadership=leadership)) == [], (
@@ -331,7 +333,7 @@ def test_rule_17_a_follower_that_is_about_to_be_stopped_leaves_before_it_is_wait
 
 
 def test_the_age_of_a_frozen_masters_last_word_is_not_held_against_its_followers() -> None:
-    """Else the set shrinks to the frozen master just before it counts as silent, and nobody may take over."""
+    """Otherwise the set shrinks to the frozen leader just before it counts as silent, and no member may take over."""
     for age in range(0, 2_000, 50):
         frozen = replace(member(0), reach="silent", reach_ms=age, age_ms=age)
         assert not any(isinstance(d, ShrinkInSyncSet) for d in decide(group(a=frozen))), age
@@ -355,7 +357,7 @@ def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
 
 
 def test_what_is_pending_holds_no_newer_assignment_back() -> None:
-    """A follower that was told of a larger set a moment ago and whose next line is not there yet becomes master."""
+    """A follower that accepted a larger set a moment ago, and whose next line is still to come, becomes leader."""
     leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
     just_told = replace(member(1), pending=True, assigned_order=(3, 7))
     [d] = decide(group(a=unheard(0, gone=True), b=just_told, leadership=leadership))
@@ -480,7 +482,7 @@ def test_one_member_restarts_into_its_own_next_epoch() -> None:
 
 
 def test_decisions_are_cheap() -> None:
-    """The simulation makes millions, and two hundred groups are decided on every second."""
+    """The simulation makes millions of decisions, and an operator decides for two hundred groups every second."""
     obs = group()
     start = time.perf_counter()
     for _ in range(2_000):
@@ -493,7 +495,7 @@ def refusing(view: MemberView, why: str = "it answered 500: no room", **more: An
 
 
 def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_leading() -> None:
-    """It has not the new token yet, for example: nobody else may have it, either, and each epoch would cost a copy."""
+    """For example it lacks the new token. All others may lack it, too, and each epoch would cost a copy."""
     told = decide(
         group(
             a=refusing(member(0), "it answered 401: another token", lacks_token=True), leadership=LEADERSHIP.touched()
@@ -506,7 +508,7 @@ def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_l
 
 @pytest.mark.parametrize("not_promotable", ["", "its disk is full"])
 def test_a_master_that_cannot_write_a_version_down_is_replaced(not_promotable: str) -> None:
-    """Whether it has noticed that it has no room or not: its senders wait for whoever was taken out of its set."""
+    """Whether it has noticed its full disk or not: its writes wait for the removed member of its set."""
     shrunk = LEADERSHIP.with_set({A, B})
     a = refusing(member(0, not_promotable=not_promotable), refused_ms=2_000)
     p = promotion(group(a=a, c=unheard(2), leadership=shrunk))

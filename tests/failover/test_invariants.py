@@ -1,4 +1,4 @@
-"""Thousands of generated observations: what must hold of every decision, whatever is seen."""
+"""Invariants of every decision over thousands of generated observations."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def the_set_changes_by_the_rules(obs: Observation) -> None:
             assert obs.leadership is not None
             assert d.leadership.in_sync == obs.leadership.in_sync - d.removed
             assert obs.leadership.master not in d.removed
-            # A former life of a disk keeps no copy: it may leave though that leaves fewer than are asked for.
+            # A former incarnation keeps no copy: it may leave even below the minimum.
             lives = {r.id.member: r.id for r in heard(obs)}
             former = {id for id in d.removed if lives.get(id.member, id) != id}
             assert d.removed == former or len(d.leadership.in_sync) >= obs.settings.min_in_sync
@@ -305,6 +305,6 @@ CHECKS = (
 @settings(max_examples=2_500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(observations())
 def test_every_decision(obs: Observation) -> None:
-    """All checks on each observation: making one costs a hundred times more than deciding on it."""
+    """All checks on each observation: generating one costs a hundred times more than a decision."""
     for check in CHECKS:
         check(obs)

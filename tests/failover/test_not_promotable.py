@@ -1,4 +1,4 @@
-"""A master that lives and should not lead (its disk is full) hands over to one that is better off."""
+"""A running leader that should not lead (its disk is full) hands over to a better candidate."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
 
 @pytest.mark.parametrize("why", ["deleting", "not_promotable", "person"])
 def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: str) -> None:
-    """Its disk is full, or its token another one, for hours maybe. It is told on; it is nobody's heir."""
+    """Its disk may be full, or its token wrong, for hours. It still gets assignments, but it is no candidate."""
     refusing = member(2, refused="500", refused_ms=60_000)
     assert refusing.report is not None
     refusing = replace(refusing, report=replace(refusing.report, version=6))
@@ -115,7 +115,7 @@ def test_a_wish_waits_for_a_follower_that_has_not_refused() -> None:
 
 
 def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> None:
-    """It has handed over since its disk is full, and cannot write down whom it follows: nothing would be confirmed."""
+    """It handed over because its disk is full, and cannot write its next assignment: nothing would be confirmed."""
     refusing = member(2, FULL, refused="No space left on device", refused_ms=600)
     assert refusing.report is not None
     refusing = replace(refusing, report=replace(refusing.report, role="Waiting", epoch=2, version=9))
@@ -134,7 +134,7 @@ def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> Non
             assert first.reason == "m2 does not follow: No space left on device"
             assert first.leadership.in_sync == {A, B}
     for of_this_epoch in ("refused the version", "it answered 401"):
-        # Held for a second each time, since nobody sends anything.
+        # Refused for a second each time, since no client sends.
         follows = member(2, refused=of_this_epoch, refused_ms=60_000)
         assert follows.report is not None
         follows = replace(follows, report=replace(follows.report, version=6))
@@ -148,7 +148,7 @@ def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> Non
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_follower_with_a_full_disk_leaves_the_set_sooner_than_one_that_is_slow(full: bool) -> None:
-    """One that no NameServer answers is no slower for that."""
+    """A member without contact to a NameServer is not slower for that."""
 
     def leaves(stalled_ms: int) -> bool:
         follower = member(2, FULL if full else "no NameServer answers it", stalled_ms=stalled_ms)

@@ -1,4 +1,4 @@
-"""What no correct member reports and no registry holds is refused by name, and never written."""
+"""A value that no correct member reports and no registry holds is refused by name, and never written."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ async def kept(
     annotations: dict[str, str] | None = None,
     unlisted: Sequence[str] = (),
 ) -> AsyncIterator[ClusterController]:
-    """A controller that has just begun, with the resource as it is or with another spec."""
+    """A new controller, with the present resource or another spec."""
     kinds = {k: k for k in CACHED} | {JOBS: "Job", PODS: "Pod"}
     caches = {name: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
     following = [asyncio.create_task(m.run()) for m in caches.values()]
@@ -107,7 +107,7 @@ async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning
         await until(lambda: controller._result.problems)
         assert controller._result.problems == ["an admission webhook says no"]
         assert set(controller._groups.controllers) == {"a"}
-        await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # Nor is a person kept from choosing the master.
+        await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # A user can still choose the master.
 
 
 async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
@@ -204,7 +204,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
 async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_from_failover(
     fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody puts them right as long as the spec is refused."""
+    """No component corrects them while the spec is refused."""
     spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
     async with kept(fake, api, spec):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")), 20)
@@ -273,7 +273,7 @@ class Led(MasterSlaveController):
 
 
 def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
-    """Member 1 leads and says so."""
+    """Member 1 leads and reports it."""
     made = Led(group, groups.registry, groups.pods, groups._http, lambda: groups._settings, groups._clock)
     leads = MemberId(1, "x")
     made.entry = Entry(LeadershipRecord(2, 1, leads, frozenset({leads})))
@@ -285,7 +285,7 @@ def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlav
 
 @pytest.fixture
 def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Member 0 led, and its label is to go in a moment."""
+    """Member 0 led, and its label will be removed in a moment."""
     monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
     put_two_masters(fake)
 
@@ -330,7 +330,7 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
 async def test_no_label_is_changed_before_the_new_master_is_announced(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The former one still forwards what it parked (rule 23), and keeps its place until the Service has moved."""
+    """The former master still forwards its paused writes (rule 23), and keeps its place until the Service has moved."""
 
     def unannounced(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
         made = led(groups, group, mode)
@@ -386,7 +386,7 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
 async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_its_leadership_record(
     fake: FakeApi, api: KubeApi, text: str | None, has_leadership: bool
 ) -> None:
-    """A group in mode Raft has none: it is left out rather than given decisions on a master, which would stay."""
+    """A group in mode Raft has none. It is left out, because a MasterSlave controller would stay."""
     spec = {"mode": "MasterSlave" if has_leadership else "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
     async with kept(fake, api, spec):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
@@ -412,7 +412,7 @@ async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_
 
 
 async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody deletes it, and it cannot be made again."""
+    """The Secret is deleted and cannot be created again."""
     api, name = controller._shared.api, names.admin_secret("demo")
     apply = api.apply
 
@@ -458,7 +458,7 @@ async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_
 
 
 async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: KubeApi) -> None:
-    """Its spec is refused, and the token is another's."""
+    """Its spec is refused, and the token is wrong."""
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     secret = fake.objects["Secret", "mq", names.admin_secret("demo")]
@@ -492,8 +492,9 @@ async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: Fak
 async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_led(
     fake: FakeApi, api: KubeApi
 ) -> None:
-    """Under `reclaim: Delete`, deleted and made anew at once: its pods still answer, and a cell that is made from what
-    they know would have the new disks wait for ever for those that went."""
+    """Under `reclaim: Delete`, a cluster is deleted and created again at once. Its former pods still answer. A
+    record made from their reports would make the new disks wait for the former ones for ever.
+    """
     former = {"kind": "BrokerCluster", "name": "demo", "uid": "a former one"}
     labels = names.labels("demo", names.BROKER, "a")
     for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):

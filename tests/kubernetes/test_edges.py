@@ -1,4 +1,4 @@
-"""The edges against an API server in memory: registry swaps, election, caches that are cut off, events, objects."""
+"""The edges against an API server in memory: registry swaps, election, interrupted caches, events, objects."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_an_unknown_outcome_is_told_apart_from_a_refusal(fake: FakeApi, ap
 async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What became of it is read again."""
+    """The outcome is read again."""
     assert client.URGENT_S < 3
     monkeypatch.setattr(client, "URGENT_S", 0.2)
     registry = LeaseRegistry(api, "demo", "mq")
@@ -197,7 +197,7 @@ async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, 
 async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looking seldom costs nothing then: when it runs out is known."""
+    """Rare checks cost nothing then: the end of the Lease is known."""
     monkeypatch.setattr(election, "LOOK_S", 0.7)
     one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
     await one.acquire()
@@ -209,7 +209,7 @@ async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
 async def test_a_leader_that_is_not_there_is_not_waited_for(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node is gone: it missed renewals and does not take connections. One that is merely slow does."""
+    """Its node is dead: it missed renewals and accepts no connections. A slow leader accepts them."""
     monkeypatch.setattr(election, "DURATION_S", 60)
     monkeypatch.setattr(election, "MISSED_S", 0.3)
     slow = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
@@ -227,7 +227,7 @@ async def test_a_leader_that_is_not_there_is_not_waited_for(
 async def test_one_that_gets_no_answer_asks_again(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that is lost with a node must not hold the next look up for as long as a request may take."""
+    """A request that is lost with a node must not delay the next look until its own timeout."""
     asked, lost = 0, asyncio.Event()
     get = api.get
 
@@ -350,7 +350,7 @@ async def test_a_watch_that_expired_is_made_anew_and_misses_nothing(fake: FakeAp
 async def test_a_watch_that_falls_silent_is_noticed(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nolar/kopf 955: after days the operator no longer saw changes, without a word."""
+    """nolar/kopf 955: after days the operator silently stopped seeing changes."""
     monkeypatch.setattr(cache, "SILENCE_S", 0.3)
     heard: list[tuple[str, str]] = []
     found, task = await followed(api, heard)
@@ -363,7 +363,7 @@ async def test_a_watch_that_falls_silent_is_noticed(
 
 
 async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi, api: KubeApi) -> None:
-    """One that was lost with a node would leave the operator deaf until the watch had to be over."""
+    """A watch that is lost with a node would leave the operator without events until its end."""
     heard: list[tuple[str, str]] = []
     _, task = await followed(api, heard)
     await until(lambda: len(fake._watchers) == 1)
@@ -510,7 +510,7 @@ async def test_what_an_earlier_spec_left_is_removed_and_groups_never_are(fake: F
 
 
 async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeApi) -> None:
-    """A broker is not started with addresses that nobody knows yet."""
+    """A broker is not started with addresses that are not known yet."""
     outside = CLUSTER.model_copy(deep=True)
     outside.spec.external = BrokerCluster.make(
         "x", brokerGroups=[{"name": "a"}], external={"type": "NodePort", "host": "node"}

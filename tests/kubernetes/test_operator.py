@@ -1,4 +1,4 @@
-"""The operator's process: what it waits for before it looks after clusters."""
+"""The operator's process: the conditions before it controls clusters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_only_what_a_failover_needs_has_to_be_listed(
 async def test_the_end_of_a_former_cluster_that_is_told_late_is_not_that_of_the_new_one(
     api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deleted and made anew: kopf keeps the order of the events of each object, not of two of the same name."""
+    """Deleted and created again: kopf keeps the order of one object's events, not of two with the same name."""
     stopped: list[str] = []
 
     async def stop(self: ClusterController) -> None:

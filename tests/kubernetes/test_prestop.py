@@ -1,4 +1,4 @@
-"""The stop of a pod waits for the hand-over, and for nothing that will not come."""
+"""The stop of a pod waits for the handover, and for nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of the report that are asked for: one at a time, with the schedule on hold."""
+"""Requested runs of the report: one at a time, while the schedule is suspended."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAME = "demo-analytics"
 
 
 def quiet(_: str, __: dict[str, Any]) -> None:
-    """Nobody listens."""
+    """Has no listener."""
 
 
 class Rig:
-    """One cluster's controller, and what it is asked to do."""
+    """One cluster's controller and its requests."""
 
     def __init__(self, fake: FakeApi, api: KubeApi, uid: str) -> None:
         self.fake = fake
@@ -131,7 +131,7 @@ def test_a_patch_of_the_status_names_what_is_gone_at_every_depth() -> None:
 
 
 async def test_the_driver_is_told_the_group_of_each_broker(rig: Rig) -> None:
-    """So that it can tell whether a broker that does not answer takes a whole group with it."""
+    """So that it can tell whether a broker without an answer takes a whole group with it."""
     rig.cluster.spec.brokerGroups.append(rig.cluster.spec.brokerGroups[0].model_copy(update={"name": "b"}))
     await rig.keep()
     made = rig.fake.get("CronJob", NAME) or {}

@@ -1,4 +1,4 @@
-"""LeaderPreference by annotation: each is fulfilled once and answered, whatever comes in between."""
+"""Switchover requests by annotation: each is carried out once and answered, whatever comes in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Resource:
-    """The cluster object as the API server has it, and the loop that is asked: who leads is the next one each time."""
+    """The cluster object in the API, and a controller in which each switchover has the next member as leader."""
 
     def __init__(self, request: str) -> None:
         self.annotations: dict[str, str] = {SWITCHOVER: request}
@@ -35,7 +35,7 @@ class Resource:
         self.refuses: list[str] = []
         """Annotations of which the next write fails."""
         self.loses: list[str] = []
-        """The same, and the write is done all the same."""
+        """The same, but the write succeeds."""
         self.meanwhile = ""
         self.leadership: LeadershipRecord | None = LeadershipRecord(1, 1, MemberId(0, "x"), frozenset())
         self.dies = False
@@ -44,7 +44,7 @@ class Resource:
         self.operator()
 
     def operator(self) -> None:
-        """One that has just begun to lead."""
+        """A controller that has just started to lead."""
         controller = self.controller = ClusterController.__new__(ClusterController)
         controller.namespace, controller.name = "mq", "demo"
         controller._dirty, controller._plan = asyncio.Event(), PLAN
@@ -119,7 +119,7 @@ async def test_a_wish_that_comes_while_another_is_fulfilled_is_not_taken_away_wi
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_wish_whose_answer_cannot_be_written_is_not_fulfilled_twice(again: bool) -> None:
-    """The best of the others is another one each time."""
+    """The best candidate is another one each time."""
     resource = Resource("a")
     resource.refuses = [SWITCHOVER_RESULT]
     await resource.look()

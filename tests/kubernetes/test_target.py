@@ -1,5 +1,6 @@
-"""The `gantry` command on a cluster whose spec is refused: what runs can be used all the same. And where the API server
-refuses."""
+"""The `gantry` command on a cluster with a refused spec: the running cluster stays usable. Also refusals of the API
+server.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ async def test_a_switchover_of_what_is_not_there_is_not_asked_for(fake: FakeApi,
 
 
 async def test_a_switchover_that_nobody_answers_is_withdrawn(fake: FakeApi, api: KubeApi) -> None:
-    """Else it would be carried out after it was said that nobody answered."""
+    """Otherwise it would be carried out after the command has reported no answer."""
     with pytest.raises(
         TargetError, match=r"did not answer within 0 s: is it running\? What was asked for is withdrawn"
     ):
@@ -97,7 +98,7 @@ REFUSED = {
 
 
 def kept_open(target: KubeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands find it instead of making one of their own."""
+    """Commands use it instead of creating one."""
 
     class Opened:
         def __init__(self, *wanted: Any) -> None: ...
@@ -129,7 +130,7 @@ async def test_a_report_of_which_nothing_comes_since_the_spec_is_refused_is_not_
     target = opened(fake, api, REFUSED, analytics={"schedule": "@daily"})
     kept_open(target, monkeypatch)
     shown = fake.objects["BrokerCluster", "mq", "demo"]
-    shown["metadata"]["generation"] = 3  # What was said of the spec before this one says nothing of it.
+    shown["metadata"]["generation"] = 3  # The former refusal says nothing about the new spec.
     asked = asyncio.create_task(ondemand.analyze(None, None, None, 30))
     key = ("BrokerCluster", "mq", "demo")
     await asyncio.sleep(0.3)
@@ -177,7 +178,7 @@ def analyze() -> Awaitable[Any]:
 async def test_what_the_api_server_does_not_allow_is_one_line(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, command: Callable[[], Awaitable[Any]]
 ) -> None:
-    """Whoever may read a cluster may not change it, for example."""
+    """For example, a user may have the right to read a cluster, but not to change it."""
     target = opened(fake, api, {})
 
     class Opened:

@@ -1,4 +1,4 @@
-"""The promises of local mode, kept by real processes: kill, freeze, hand over, take over."""
+"""The guarantees of local mode with real processes: kill, freeze, hand over, adopt."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_kill_9_of_the_master_loses_nothing_that_was_promised(cluster: Clu
     assert load.gap_s() < 3, f"senders waited {load.gap_s():.2f} s"
     last = cluster.resource()["status"]["lastFailover"]
     assert (last["from"], last["to"], last["planned"]) == (before["name"], after["name"], False)
-    # Who died is back by itself, as a slave, and in sync.
+    # The killed member restarts by itself, as a slave, and in sync.
     cluster.until("everybody is in sync", cluster.whole)
     assert cluster.members()[before["name"]]["role"] == "Slave"
 

@@ -1,4 +1,4 @@
-"""`gantry dlq` as a person uses it: list, read, send again."""
+"""`gantry dlq` as a user works with it: list, read, send again."""
 
 from __future__ import annotations
 

@@ -67,8 +67,9 @@ def test_what_cannot_be_deleted_is_named(folder: ClusterFolder, monkeypatch: pyt
 def test_what_could_not_be_written_down_is_ended_as_well(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would go on in files that are deleted. Whoever only reads a config is none of the cluster's, nor is who runs
-    in another folder: there the same words are another cluster's."""
+    """Otherwise it would go on with deleted files. A process that only reads a config is not the cluster's, and
+    neither is one in another folder, where the same arguments mean another cluster.
+    """
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     config = str(folder.config("demo-a-0"))
     run, root, elsewhere = [*sleep, "-m", "gantry_broker.broker", "--config"], folder.root, tmp_path / "elsewhere"

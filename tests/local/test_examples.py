@@ -1,4 +1,4 @@
-"""Every file of examples/ is a cluster that starts here and takes messages."""
+"""Every file of examples/ is a cluster that starts here and accepts messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scale-down outlives its supervisor: who has not left yet is known from the folder."""
+"""A scale-down survives its supervisor: the folder holds the leaving members."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_only_those_who_come_to_a_group_that_is_there_are_waited_for(tmp_p
 
 
 def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
-    """Also when a master is to leave, and the whole cluster was stopped in between."""
+    """Also when a master leaves, and the whole cluster was stopped in between."""
     cluster = Cluster(tmp_path)
     fewer = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]}
     try:

@@ -119,7 +119,7 @@ def test_up_with_one_more_group_returns_once_it_can_be_sent_to(tmp_path: Path) -
         cluster.write(nameServers={"replicas": 1}, brokerGroups=[one, two])
         cluster.up()
         assert cluster.master("b")["ready"]
-        # Not by its events: should it take as long both times the second one says nothing new.
+        # Not by its events: if both runs take equally long, the second one adds no new event.
         assert cluster.folder.supervisor_log.read_text().count("t is ready (") == 2
     finally:
         take_down(cluster)

@@ -1,4 +1,4 @@
-"""Which ports a local cluster is given."""
+"""The ports of a local cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLUSTER = plan(load_manifest(MANIFEST))
 
 @pytest.fixture
 def preferred(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Preferred ports that are free, whatever else runs on this machine: RocketMQ's own may be somebody's."""
+    """Preferred ports that are free here. RocketMQ's own ports may be in use."""
     first = next(port for port in iter(free_port, None) if all(map(is_free, range(port, port + 40))))
     chosen = {"NAME_SERVER_PORT": first, "BROKER_PORT": first + 10, "HTTP_ABOVE": 20}
     for name, value in chosen.items():
@@ -135,7 +135,7 @@ def test_a_cluster_of_which_nothing_runs_takes_no_port(
 def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a `gantry up` that was stopped with Ctrl-Z."""
+    """Like a `gantry up` that was stopped with Ctrl-Z."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     claims.claims_folder().mkdir()
     with open(claims.claims_folder() / "lock", "a") as lock:

@@ -1,4 +1,4 @@
-"""What `gantry up` refuses to change on a cluster that has data, whether its supervisor runs or not."""
+"""Changes that `gantry up` refuses on a cluster with data, with or without its supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a supervisor answers to requests that cannot be carried out as they are."""
+"""Answers of a supervisor to requests that it cannot carry out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def made(*groups: str) -> BrokerCluster:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> ClusterFolder:
-    """Of two groups, none of whose processes runs."""
+    """A cluster of two groups without running processes."""
     folder, cluster = ClusterFolder(tmp_path), made("a", "b")
     folder.make()
     save_manifest(folder, cluster)
@@ -110,7 +110,7 @@ async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch
 async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may stand still with that."""
+    """The wait may take long."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     claims.claims_folder().mkdir()
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
@@ -140,8 +140,9 @@ async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
 async def test_after_a_changed_spec_it_is_ready_once_that_was_tried_again(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That somebody could send at the first start says nothing of now: `gantry up` would call a cluster ready of which
-    nobody answers."""
+    """A success at the first start proves nothing now: `gantry up` would report a cluster as ready that does not
+    answer.
+    """
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
     monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
     supervisor.ready = True
@@ -169,7 +170,7 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
 
 
 async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(folder: ClusterFolder) -> None:
-    """As under Kubernetes."""
+    """Like Kubernetes."""
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
     loop = supervisor.watch_only("a")
     loop._report_problem("pass", "the role registry does not answer")

@@ -1,4 +1,4 @@
-"""Files that are replaced while others read them."""
+"""Files that are replaced while other processes read them."""
 
 from __future__ import annotations
 
