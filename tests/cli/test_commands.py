@@ -80,7 +80,7 @@ def test_help_of_dead_letters_says_what_comes_of_it(tmp_path: Path) -> None:
     assert "gantry dlq read billing" in " ".join(gantry(tmp_path, "dlq", "--help").stdout.split())
 
 
-def test_produce_wants_to_know_what(tmp_path: Path) -> None:
+def test_produce_requires_a_source(tmp_path: Path) -> None:
     done = gantry(tmp_path, "produce", "T")
     assert done.returncode == 2
     assert "--count N" in done.stderr

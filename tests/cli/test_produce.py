@@ -49,7 +49,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     return tries
 
 
-def test_one_that_was_given_up_is_the_end_of_patience_for_all(tried: Counter[bytes]) -> None:
+def test_one_send_given_up_ends_the_patience_for_all(tried: Counter[bytes]) -> None:
     options = ProduceOptions("T", 500, 10, None, "", "", IN_FLIGHT, 0.1)
     with pytest.raises(CliError, match="499 messages were not acknowledged; the first: no broker takes"):
         run_produce(Servers(), options, as_json=False)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ async def available(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
     ],
     ids=["a member is away", "the master has no room", "the NameServer is away"],
 )
-async def test_under_the_same_master_a_group_is_asked_again_when_something_is_not_as_it_was(
+async def test_a_group_is_checked_again_after_a_change_under_the_same_master(
     monkeypatch: pytest.MonkeyPatch, answering: object, servers: list[str]
 ) -> None:
     """Too few members for `minInSyncReplicas`, for example."""

@@ -52,7 +52,7 @@ async def telling(
     server.close()
 
 
-async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs() -> None:
+async def test_a_member_that_refused_while_it_stopped_is_assigned_again_once_it_runs() -> None:
     """A group of one: no other member can be promoted, so its last refusal would delay it for ever."""
     now = 100.0
     async with telling(refuse, lambda: now) as (member_client, woken):
@@ -67,7 +67,7 @@ async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs
     ("status", "said"),
     [("500 Internal Server Error", "read-only disk here"), ("401 Unauthorized", "another token"), ("422 ?", "a cell?")],
 )
-async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it(status: str, said: str) -> None:
+async def test_a_member_that_cannot_carry_out_its_assignment_has_refused_it(status: str, said: str) -> None:
     """Another member must be chosen. Otherwise the group would wait for this one's answer."""
 
     async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +86,7 @@ async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it(sta
         assert member_client.lacks_token(0) == status.startswith("401")
 
 
-async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_answer() -> None:
+async def test_a_line_with_the_assignment_counts_though_it_came_before_the_answer() -> None:
     """The next line may come a second later. Until then no member could be removed from the set."""
     async with telling(accept, lambda: 100.0) as (member_client, woken):
         assert member_client.pending(0, 99.0, (2, 1))
@@ -97,7 +97,7 @@ async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_an
         assert not member_client.pending(0, 101.0, (2, 1)), "a newer line counts whatever it says"
 
 
-async def test_what_a_member_accepted_of_unclean_is_remembered() -> None:
+async def test_an_accepted_unclean_flag_is_remembered() -> None:
     async with telling(accept, lambda: 100.0) as (member_client, woken):
         assert member_client.assigned_unclean(0) is None, "it has not answered"
         await asyncio.wait_for(woken.wait(), 5)
@@ -127,7 +127,7 @@ async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> Non
         assert await refused_again(60) == 0, "nobody knows what was between"
 
 
-async def test_what_is_refused_is_told_again_soon_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_assignment_is_sent_again_soon_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A member whose disk is full may refuse for hours."""
     now, asked = 100.0, 0
 

@@ -226,7 +226,7 @@ async def test_a_member_is_removed_once_though_the_old_status_line_still_has_it(
     assert group.told_of("GroupControllerFailed") == []
 
 
-async def test_a_removal_that_was_undone_is_asked_for_again() -> None:
+async def test_a_removal_that_was_undone_is_requested_again() -> None:
     group = with_two_gone()
     await group.look()
     group.led_by(1, epoch=2, version=1)
@@ -248,7 +248,7 @@ async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch
     assert problem == f"member 4 cannot leave the group: {group.told.removal_answer}"
 
 
-async def test_a_removal_that_stays_refused_is_told_once_until_the_reason_changes(
+async def test_a_refused_removal_is_reported_once_until_the_reason_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
@@ -292,7 +292,7 @@ async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.Mon
     assert len(group.told_of("ElectionInProgress")) == 1, "once there was a leader it is missed soon"
 
 
-async def test_a_wish_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> None:
+async def test_a_request_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> None:
     group = Group()
     await group.look()
     group.watches[2].reach = "refused"
@@ -309,7 +309,7 @@ async def test_a_wish_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> 
         await asked
 
 
-async def test_a_leader_that_was_elected_anew_is_not_the_other_one_that_was_asked_for() -> None:
+async def test_a_leader_that_was_elected_again_is_not_the_requested_other_one() -> None:
     group = Group()
     group.told.handover_answer = (False, "the target is behind")
     await group.look()
@@ -321,7 +321,7 @@ async def test_a_leader_that_was_elected_anew_is_not_the_other_one_that_was_aske
         await asked
 
 
-async def test_a_loop_that_has_not_looked_yet_does_not_say_that_nobody_leads() -> None:
+async def test_a_controller_before_its_first_pass_does_not_report_a_missing_leader() -> None:
     """As with `gantry switchover` without a supervisor, or with an operator that has just started to lead."""
     group = Group()
     asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
@@ -344,7 +344,7 @@ async def test_a_group_that_elects_for_long_says_so() -> None:
 
 
 @pytest.mark.parametrize("elected", [True, False])
-async def test_a_hand_over_whose_heir_was_not_heard_yet_is_not_called_failed(
+async def test_a_handover_does_not_fail_before_its_target_is_heard(
     monkeypatch: pytest.MonkeyPatch, elected: bool
 ) -> None:
     """The leader has reported another leader, whose own line comes a moment later."""

@@ -43,7 +43,7 @@ def test_one_that_is_always_a_second_behind_is_well() -> None:
     assert max(group.second(end=50_000 * n, acked=50_000 * (n - 1)) for n in range(1, 60)) <= 1_000
 
 
-def test_what_another_master_had_is_not_waited_for() -> None:
+def test_acknowledgements_for_another_leaders_log_do_not_count() -> None:
     """Its log may have been truncated."""
     group = Group()
     group.second(end=9_000, acked=1_000)

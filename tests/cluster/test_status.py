@@ -62,7 +62,7 @@ def test_running_pods_do_not_make_it_available() -> None:
     assert said == ("False", "ProbeFailed", "group a: it does not answer")
 
 
-def test_a_lost_member_degrades_and_the_reason_is_told() -> None:
+def test_a_lost_member_degrades_with_the_reason() -> None:
     status = made(observed([member(0, "Master"), member(1, status=None, in_sync=False, problem="there is no pod")]))
     assert status.phase == "Degraded"
     assert "demo-a-1 (there is no pod)" in condition(status, "Degraded")[2]
@@ -103,7 +103,7 @@ def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
     assert condition(new, "Available")[:2] == ("False", "InvalidSpec")
 
 
-def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
+def test_a_refused_spec_hides_no_later_change() -> None:
     """The failover goes on, and the status still shows it."""
     good = made(observed())
     now = observed([member(0, status=None, problem="there is no pod"), member(1, "Master"), member(2)], refused="no")
@@ -138,7 +138,7 @@ def test_offsets_alone_are_not_significant() -> None:
     st.lists(st.text(max_size=5), max_size=2),
     st.lists(st.text(max_size=5), max_size=2),
 )
-def test_what_is_seen_always_makes_a_status(
+def test_every_observation_gives_a_status(
     rows: list[tuple[str | None, bool, bool]], available: str | None, problems: list[str], progress: list[str]
 ) -> None:
     members = [

@@ -221,7 +221,7 @@ async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, paus
         assert load.longest_gap_s < LONGEST_GAP_S, pods.story()
 
 
-async def test_who_came_by_a_service_that_moved_late_is_let_go_however_late_that_was(tmp_path: Path) -> None:
+async def test_clients_of_a_late_service_are_disconnected_however_late_it_moved(tmp_path: Path) -> None:
     """Otherwise its writes would be forwarded for ever, and it would read from a slave."""
     async with _group(tmp_path, LATE_S) as (pods, loop, _), RemotingClient() as client:
         service = pods.service

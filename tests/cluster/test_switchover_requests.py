@@ -131,7 +131,7 @@ class Group(MasterSlaveController):
         )
 
 
-async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
+async def test_two_users_each_get_their_own_answer() -> None:
     async with running(Group()) as group:
         first = asyncio.create_task(group.switchover(1, "one", timeout_s=5))
         second = asyncio.create_task(group.switchover(2, "two", timeout_s=5))
@@ -140,7 +140,7 @@ async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
         assert group.told.handovers == [1, 2]
 
 
-async def test_who_asks_by_itself_looks_again_after_a_person() -> None:
+async def test_an_automatic_request_fails_after_a_users_request() -> None:
     async with running(Group()) as group:
         person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
         await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_who_asks_by_itself_looks_again_after_a_person() -> None:
         assert await person == "m1 leads a in epoch 2"
 
 
-async def test_a_person_does_not_wait_for_a_wish_that_nothing_comes_of() -> None:
+async def test_a_users_request_does_not_wait_for_one_without_progress() -> None:
     async with running(Group()) as group:
         group.told.answer = (False, "m2 is behind")
         planned = asyncio.create_task(group.switchover(2, "a planned restart", force=False, timeout_s=30))
@@ -162,7 +162,7 @@ async def test_a_person_does_not_wait_for_a_wish_that_nothing_comes_of() -> None
         assert await person == "m1 leads a in epoch 2"
 
 
-async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -> None:
+async def test_a_failover_in_between_does_not_answer_a_request_for_another_member() -> None:
     async with running(Group()) as group:
         await group._next_look()
         group.told.answer = (False, "not now")
@@ -180,13 +180,13 @@ async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -
         assert await asked == f"m2 leads a in epoch {group.registry.leadership.epoch}"
 
 
-async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
+async def test_a_handover_under_way_does_not_fail() -> None:
     async with running(Group()) as group:
         group.told.handover_s = 0.4
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
-async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handover_that_is_being_recorded_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new leader without its assignment counts as under way, too. Both take longer here than a ready handover may
     wait.
     """
@@ -196,7 +196,7 @@ async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypat
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
-async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> None:
+async def test_a_handover_with_a_lost_registry_answer_is_reported_as_one() -> None:
     """Nor is it ended because its target leads by then."""
     async with running(Group()) as group:
         group.registry.unanswered = 1
@@ -209,7 +209,7 @@ async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> 
         )
 
 
-async def test_a_failover_whose_recording_was_not_answered_is_told_as_one() -> None:
+async def test_a_failover_with_a_lost_registry_answer_is_reported_as_one() -> None:
     async with running(Group()) as group:
         await group._next_look()
         group.registry.unanswered = 1
@@ -249,7 +249,7 @@ async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_f
         assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
 
 
-async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handover_that_cannot_be_recorded_blocks_no_request_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another request does not wait for ever, either."""
     monkeypatch.setattr(loop, "READY_S", 0.1)
     async with running(Group()) as group:
@@ -262,7 +262,7 @@ async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(mon
             await asyncio.wait_for(asked, 3)
 
 
-async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_is_not_answered_with_the_reason_of_another_handover(monkeypatch: pytest.MonkeyPatch) -> None:
     """m2 is not in sync, and the leader, which is about to be stopped, is asked to hand over to m1 meanwhile."""
     monkeypatch.setattr(loop, "HANDOVER_AGAIN_S", 0.1)
     async with running(Group()) as group:
@@ -278,7 +278,7 @@ async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monke
         assert group.told.handovers[1:], "tried again and again"
 
 
-async def test_what_a_pod_promised_is_not_forgotten_with_its_address() -> None:
+async def test_a_pods_last_report_outlives_its_address() -> None:
     """On Kubernetes a member has no address without a pod. An unclean failover still reports the number of bytes
     given up.
     """

@@ -103,16 +103,16 @@ def test_refused_for_the_operator_alone_is_not_dead() -> None:
     assert "demo-a-2 still hears it" in w.reason
 
 
-def test_silent_is_dead_after_the_detection_timeout_if_nobody_fetches() -> None:
+def test_silent_is_dead_after_the_detection_timeout_if_no_follower_fetches() -> None:
     assert wait(group(a=unheard(0, silence=1_900), b=silent(1), c=silent(2))).code == "master-state-unknown"
     assert promotion(group(a=unheard(0, silence=2_000), b=silent(1), c=silent(2))).new == B
     assert wait(group(a=unheard(0, silence=9_000), b=silent(1))).code == "master-state-unknown"
 
 
-def test_an_operator_that_reaches_nobody_decides_nothing() -> None:
+def test_an_operator_without_any_contact_decides_nothing() -> None:
     w = wait(group(a=unheard(0, "refused", 90_000), b=unheard(1, silence=90_000), c=unheard(2, silence=90_000)))
     assert not w.available
-    assert "anybody who could be asked" in w.reason
+    assert "no other member answers" in w.reason
 
 
 def never_heard(tried_ms: int) -> MemberView:
@@ -136,12 +136,12 @@ def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_f
     assert promotion(group(a=never_heard(300), b=older, c=unheard(2))).new == B, "time has passed since it said so"
 
 
-def test_followers_silence_is_not_held_against_a_master_that_was_heard() -> None:
+def test_followers_silence_does_not_count_against_a_leader_that_was_heard() -> None:
     """A network cut between the leader and its followers alone: the operator heard the leader a moment ago."""
     assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-state-unknown"
 
 
-def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
+def test_unreachable_members_do_not_delay_the_decision() -> None:
     assert promotion(group(a=unheard(0, "refused", 0), b=refused(1), c=unheard(2))).leadership.in_sync == {B}
 
 
@@ -178,7 +178,7 @@ def test_cloudnative_pg_7888_a_pod_about_to_stop_hands_over_first() -> None:
     assert d.leadership == LEADERSHIP
 
 
-def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> None:
+def test_when_all_members_are_being_stopped_the_role_does_not_move() -> None:
     """A cluster that is deleted: each new leader would be about to be stopped as well."""
     leaving = [replace(member(n), deleting=True) for n in range(3)]
     assert decide(group(*leaving)) == []
@@ -204,7 +204,7 @@ def test_unclean_says_how_many_bytes_it_gives_up_and_waits_first() -> None:
     assert "gives up at least 300 bytes" in p.reason
 
 
-def test_a_changed_unclean_is_told_to_followers_that_hold_the_leadership_record_already() -> None:
+def test_a_changed_unclean_is_sent_to_followers_that_have_the_leadership_record() -> None:
     """Rule 3: a member that stopped at its confirmed offset waits for this, and no record is written without a
     cause.
     """
@@ -220,19 +220,19 @@ def test_a_changed_unclean_is_told_to_followers_that_hold_the_leadership_record_
     assert (told.member, told.assignment.unclean) == (2, False), "what is allowed no more is told as well"
 
 
-def test_what_the_last_operator_told_of_unclean_is_not_known_and_told_again() -> None:
+def test_unclean_is_sent_again_by_a_new_operator() -> None:
     [told] = decide(group(c=replace(member(2), assigned_unclean=None)))
     assert isinstance(told, SendAssignment), told
     assert (told.member, told.assignment.unclean) == (2, False)
     assert decide(group(c=replace(member(2), assigned_unclean=None, pending=True))) == []
 
 
-def test_a_hand_over_does_not_wait_for_a_follower_that_is_to_be_told_of_unclean() -> None:
+def test_a_handover_does_not_wait_for_a_change_of_unclean() -> None:
     [asked] = decide(group(c=replace(member(2), assigned_unclean=None), switchover=Switchover(1)))
     assert isinstance(asked, RequestHandover), asked
 
 
-def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:
+def test_manual_mode_promotes_no_member_without_a_request() -> None:
     obs = group(a=unheard(0, gone=True), settings={"automatic": False})
     assert wait(obs).code == "manual-failover-required"
     assert promotion(replace(obs, switchover=Switchover(to=2, force=True))).new == C
@@ -254,7 +254,7 @@ def test_rule_16_when_everyone_lost_the_proof_the_best_leads_and_says_so() -> No
     assert wait(group(*empty)).code == "no-candidate"
 
 
-def test_new_volumes_beside_a_kept_leadership_record_are_told_with_what_to_do() -> None:
+def test_new_volumes_beside_a_kept_leadership_record_are_reported_with_the_remedy() -> None:
     """No member is promoted, since messages are missing. After a deliberate deletion the wait would never end."""
     nothing = {"epoch": 0, "version": 0, "highest_seen_epoch": 0, "last_epoch": 0, "end": 0, "in_sync": frozenset()}
     new = [member(n, id=MemberId(n, "z"), role="Waiting", **nothing) for n in range(3)]
@@ -262,7 +262,7 @@ def test_new_volumes_beside_a_kept_leadership_record_are_told_with_what_to_do() 
     assert "every disk is new" not in wait(group(*new[:2], unheard(2))).reason, "it may bring them"
 
 
-def test_rule_17_an_ask_is_recorded_on_its_version_only() -> None:
+def test_rule_17_a_proposal_is_recorded_on_its_version_only() -> None:
     leadership = replace(LEADERSHIP, in_sync=frozenset({A}))
     asking = member(0, proposal=InSyncSetProposal(7, frozenset({A, B})))
     [d] = decide(group(a=asking, leadership=leadership))
@@ -308,7 +308,7 @@ def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_
     assert isinstance(d, RejectProposal), "nobody is there, and its master has heard nothing for a second"
 
 
-def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() -> None:
+def test_rule_17_the_operator_removes_lost_followers_but_never_the_leader() -> None:
     [d] = decide(group(c=unheard(2, "refused", gone=True)))
     assert isinstance(d, ShrinkInSyncSet)
     assert d.leadership == LeadershipRecord(3, 8, A, frozenset({A, B}))
@@ -322,7 +322,7 @@ def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() ->
     assert decide(group(c=unheard(2, gone=True), settings={"min_in_sync": 3})) == []
 
 
-def test_rule_17_a_follower_that_is_about_to_be_stopped_leaves_before_it_is_waited_for() -> None:
+def test_rule_17_a_follower_leaves_the_set_before_it_is_stopped() -> None:
     going = replace(member(1), deleting=True)
     [first, *_] = decide(group(b=going))
     assert isinstance(first, ShrinkInSyncSet)
@@ -332,14 +332,14 @@ def test_rule_17_a_follower_that_is_about_to_be_stopped_leaves_before_it_is_wait
         assert decide(group(b=going, c=c)) == [], "the master would be alone with what it promises"
 
 
-def test_the_age_of_a_frozen_masters_last_word_is_not_held_against_its_followers() -> None:
+def test_the_age_of_a_frozen_leaders_last_line_does_not_count_against_its_followers() -> None:
     """Otherwise the set shrinks to the frozen leader just before it counts as silent, and no member may take over."""
     for age in range(0, 2_000, 50):
         frozen = replace(member(0), reach="silent", reach_ms=age, age_ms=age)
         assert not any(isinstance(d, ShrinkInSyncSet) for d in decide(group(a=frozen))), age
 
 
-def test_rule_20_a_promotion_writes_who_answers_of_the_old_set() -> None:
+def test_rule_20_a_promotion_writes_the_answering_members_of_the_old_set() -> None:
     p = promotion(group(a=unheard(0, gone=True), c=unheard(2)))
     assert p.leadership.in_sync == {B}
 
@@ -356,7 +356,7 @@ def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
     assert decide(group(a=replace(member(0, role="Waiting"), pending=True))) == []
 
 
-def test_what_is_pending_holds_no_newer_assignment_back() -> None:
+def test_a_pending_assignment_delays_no_newer_one() -> None:
     """A follower that accepted a larger set a moment ago, and whose next line is still to come, becomes leader."""
     leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
     just_told = replace(member(1), pending=True, assigned_order=(3, 7))
@@ -388,7 +388,7 @@ def test_rule_22_first_start_asks_every_disk() -> None:
     assert early.code == "waiting-for-members", "volumes take their time"
 
 
-def test_rule_22_a_lost_leadership_record_is_made_from_what_the_disks_know() -> None:
+def test_rule_22_a_lost_leadership_record_is_recovered_from_the_disks() -> None:
     b = member(1, version=6, in_sync=frozenset({A, B, C}), end=5_000)
     [d] = decide(group(b=b, a=member(0, in_sync=frozenset({A, C})), leadership=None))
     assert isinstance(d, Recover)
@@ -404,13 +404,13 @@ def test_rule_22_a_lost_leadership_record_is_made_from_what_the_disks_know() -> 
     assert wait(group(b=told, leadership=None)).code == "recovery-blocked", "its report is older than its assignment"
 
 
-def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:
+def test_rule_22_an_older_registry_is_treated_as_lost() -> None:
     [d] = decide(group(leadership=LeadershipRecord(2, 3, B, frozenset({B}))))
     assert isinstance(d, Recover)
     assert d.leadership.epoch > 3
 
 
-def test_the_new_master_is_told_first_then_the_others() -> None:
+def test_the_new_leader_is_assigned_first_then_the_others() -> None:
     leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
     [d] = decide(group(a=unheard(0, gone=True), leadership=leadership))
     assert isinstance(d, SendAssignment)
@@ -421,7 +421,7 @@ def test_the_new_master_is_told_first_then_the_others() -> None:
     assert d.member == 2
 
 
-def test_an_old_master_that_answers_is_fenced_at_once_but_one_that_parks_only_after_the_new_one_leads() -> None:
+def test_an_old_leader_is_fenced_at_once_but_with_paused_writes_only_after_the_new_one_leads() -> None:
     leadership = LeadershipRecord(4, 8, B, frozenset({A, B, C}))
     tell, fence = decide(group(leadership=leadership))
     assert isinstance(tell, SendAssignment)
@@ -433,7 +433,7 @@ def test_an_old_master_that_answers_is_fenced_at_once_but_one_that_parks_only_af
     assert isinstance(decide(group(a=member(0, writes_paused=True), b=leads, leadership=leadership))[0], Demote)
 
 
-def test_rule_23_swap_only_for_the_very_leadership_record_that_the_master_was_asked_on() -> None:
+def test_rule_23_swap_only_on_the_leadership_record_of_the_handover_request() -> None:
     writes_paused = member(0, writes_paused=True)
     [d] = decide(group(a=writes_paused, handover=HandoverReady((3, 7), C)))
     assert isinstance(d, Promote)
@@ -446,7 +446,7 @@ def test_rule_23_swap_only_for_the_very_leadership_record_that_the_master_was_as
     assert wait(group(a=writes_paused, handover_requested=True)).code == "handover"
 
 
-def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
+def test_switchover_picks_the_requested_member_or_gives_the_reason() -> None:
     [d] = decide(group(switchover=Switchover(to=2)))
     assert isinstance(d, RequestHandover)
     assert d.target == C
@@ -455,7 +455,7 @@ def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
     assert wait(group(switchover=Switchover(to=0))).code == "switchover-done"
 
 
-def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
+def test_a_request_that_cannot_be_fulfilled_delays_no_other() -> None:
     only_b = replace(LEADERSHIP, in_sync=frozenset({A, B}))
     request = Switchover(to=2, force=True)
     asked, waits = decide(group(a=member(0, not_promotable="its disk is full"), leadership=only_b, switchover=request))
@@ -469,7 +469,7 @@ def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
     assert wait(manual).code == "switchover-target-not-ready", "there a person decides, and decided otherwise"
 
 
-def test_a_master_cut_off_from_its_followers_gives_way_when_writes_need_them() -> None:
+def test_a_leader_cut_off_from_its_followers_is_replaced_when_writes_need_them() -> None:
     cut = {"link": "silent", "link_answer_ms": 4_500}
     obs = group(a=member(0), b=member(1, **cut), c=member(2, **cut), settings={"min_in_sync": 2})
     assert promotion(obs).leadership.in_sync == {B, C}
@@ -507,7 +507,7 @@ def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_l
 
 
 @pytest.mark.parametrize("not_promotable", ["", "its disk is full"])
-def test_a_master_that_cannot_write_a_version_down_is_replaced(not_promotable: str) -> None:
+def test_a_leader_that_cannot_store_a_version_is_replaced(not_promotable: str) -> None:
     """Whether it has noticed its full disk or not: its writes wait for the removed member of its set."""
     shrunk = LEADERSHIP.with_set({A, B})
     a = refusing(member(0, not_promotable=not_promotable), refused_ms=2_000)
@@ -522,7 +522,7 @@ def test_a_master_that_cannot_write_a_version_down_is_replaced(not_promotable: s
 
 
 @pytest.mark.parametrize("settings", [{}, {"unclean": True}])
-def test_a_master_that_leads_and_cannot_write_is_not_given_up_where_nobody_is_better_off(
+def test_a_leader_that_cannot_write_stays_without_a_better_candidate(
     settings: dict[str, Any],
 ) -> None:
     full = refusing(member(0, not_promotable="its disk is full"), refused_ms=60_000)
@@ -537,7 +537,7 @@ def test_a_master_that_leads_and_cannot_write_is_not_given_up_where_nobody_is_be
     assert isinstance(told, SendAssignment), "a person decides"
 
 
-def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch() -> None:
+def test_followers_are_assigned_though_the_leader_refuses_a_version_of_its_epoch() -> None:
     waiting = member(1, role="Waiting", version=0)
     told = decide(
         group(a=refusing(member(0)), b=waiting, c=unheard(2), leadership=LeadershipRecord(3, 8, A, frozenset({A})))
@@ -546,9 +546,7 @@ def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch
 
 
 @pytest.mark.parametrize(("refused_ms", "given_up"), [(0, False), (9_000, False), (10_000, True)])
-def test_records_of_one_that_answers_and_refuses_are_given_up_as_late_as_those_of_one_that_is_away(
-    refused_ms: int, given_up: bool
-) -> None:
+def test_a_refusing_member_delays_an_unclean_promotion_like_an_absent_one(refused_ms: int, given_up: bool) -> None:
     alone = LeadershipRecord(4, 8, B, frozenset({B}))
     b = replace(member(1), refused="it answered 401: another token", refused_ms=refused_ms, reach_ms=60_000)
     gone = unheard(0, "refused", 0, gone=True)

@@ -43,27 +43,27 @@ def test_it_hands_over() -> None:
     assert asked.reason == f"m0 should not lead: {FULL}"
 
 
-def test_to_one_that_is_fit() -> None:
+def test_to_a_promotable_member() -> None:
     [asked] = decide(observed(member(0, FULL), member(1, FULL), member(2)))
     assert isinstance(asked, RequestHandover)
     assert asked.target == C
 
 
-def test_who_asks_for_one_that_should_not_lead_is_told_why() -> None:
+def test_a_request_for_a_member_that_should_not_lead_gets_the_reason() -> None:
     """It is in sync."""
     asked = replace(observed(member(0), member(1, FULL), member(2)), switchover=Switchover(to=1, force=True))
     assert decide(asked) == [Wait("switchover-target-not-ready", f"m1 should not lead: {FULL}")]
 
 
-def test_not_when_everybody_is_as_badly_off() -> None:
+def test_not_when_all_candidates_have_the_same_problem() -> None:
     assert decide(observed(member(0, FULL), member(1, FULL), member(2, FULL))) == []
 
 
-def test_not_by_itself_where_a_person_decides() -> None:
+def test_not_without_a_request_in_manual_mode() -> None:
     assert decide(observed(member(0, FULL), member(1), member(2), automatic=False)) == []
 
 
-def test_one_that_gave_the_role_up_did_not_restart() -> None:
+def test_a_leader_that_gave_up_the_role_did_not_restart() -> None:
     failed = "its disk failed: [Errno 5] Input/output error"
     gave_up = member(0, failed)
     assert gave_up.report is not None
@@ -74,7 +74,7 @@ def test_one_that_gave_the_role_up_did_not_restart() -> None:
     assert promoted.reason == f"m0 does not lead epoch 3 any more ({failed})"
 
 
-def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
+def test_a_promotable_member_follows_a_dead_leader() -> None:
     dead = member(0, gone=True, reach="refused", reach_ms=3_000, age_ms=3_000)
     refused = {"link": "refused", "link_answer_ms": 150}
     followers = [
@@ -89,7 +89,7 @@ def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
 
 
 @pytest.mark.parametrize("why", ["deleting", "not_promotable", "person"])
-def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: str) -> None:
+def test_a_follower_that_refuses_its_assignment_delays_no_handover(why: str) -> None:
     """Its disk may be full, or its token wrong, for hours. It still gets assignments, but it is no candidate."""
     refusing = member(2, refused="500", refused_ms=60_000)
     assert refusing.report is not None
@@ -105,7 +105,7 @@ def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: st
     assert told.member == 2
 
 
-def test_a_wish_waits_for_a_follower_that_has_not_refused() -> None:
+def test_a_request_waits_for_a_follower_that_has_not_refused() -> None:
     late = member(2)
     assert late.report is not None
     late = replace(late, report=replace(late.report, version=6))

@@ -115,7 +115,7 @@ def heard(*epochs: int) -> Observation:
     return Observation("a", members, None, FailoverSettings())
 
 
-def test_a_lost_record_is_not_made_from_epochs_that_cannot_be_of_one_group() -> None:
+def test_a_lost_record_is_not_recovered_from_epochs_of_different_groups() -> None:
     good = recover(heard(3, 4, 5), "lost")
     assert isinstance(good, Recover)
     assert good.leadership.epoch == 15

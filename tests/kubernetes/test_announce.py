@@ -194,7 +194,7 @@ async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, api: Ku
             assert led
 
 
-async def test_who_waits_for_a_leadership_record_does_not_ask_for_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_wait_for_a_leadership_record_does_not_read_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
     async with mirrored(fake, api) as pods:
         group = Group(pods)
         group.registry.away = True

@@ -249,7 +249,7 @@ async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_o
         assert controller._may_change()
 
 
-async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_request_under_a_refused_spec_is_answered_and_not_kept(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
@@ -257,7 +257,7 @@ async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fa
     assert annotated(fake)[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")
 
 
-async def test_a_wish_under_a_refused_spec_under_which_no_group_is_led_is_answered(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_request_under_a_refused_spec_without_controllers_is_answered(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a #1"}):
         await until(lambda: SWITCHOVER not in annotated(fake))
     said = annotated(fake)[SWITCHOVER_RESULT]
@@ -457,7 +457,7 @@ async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_
         await until(lambda: set(controller._groups.controllers) == {"a", "b"})
 
 
-async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: FakeApi, api: KubeApi) -> None:
     """Its spec is refused, and the token is wrong."""
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
@@ -470,7 +470,7 @@ async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: 
         assert "belongs to another cluster object" in answer
 
 
-async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_incomplete_list_does_not_delay_the_failover(fake: FakeApi, api: KubeApi) -> None:
     unlisted = ["NetworkPolicy"]
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
         await until(lambda: SWITCHOVER not in annotated(fake))
@@ -489,9 +489,7 @@ async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: Fak
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
 
 
-async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_led(
-    fake: FakeApi, api: KubeApi
-) -> None:
+async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_used(fake: FakeApi, api: KubeApi) -> None:
     """Under `reclaim: Delete`, a cluster is deleted and created again at once. Its former pods still answer. A
     record made from their reports would make the new disks wait for the former ones for ever.
     """
@@ -516,7 +514,9 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
         assert not controller._result.problems
 
 
-async def test_what_the_chart_does_not_allow_changes_nothing_that_runs_and_is_told(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_nothing(
+    fake: FakeApi, api: KubeApi
+) -> None:
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", "demo-a"))
         before = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}

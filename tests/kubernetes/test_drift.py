@@ -31,7 +31,7 @@ def as_stored(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("obj", OBJECTS, ids=lambda o: f"{o['kind']}-{o['metadata']['name']}")
-def test_what_was_stored_as_asked_is_left_alone(obj: dict[str, Any]) -> None:
+def test_an_object_that_was_stored_as_requested_is_left_alone(obj: dict[str, Any]) -> None:
     assert outdated(obj, as_stored(obj)) == []
 
 

@@ -81,7 +81,7 @@ async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi,
     assert ["ownerReferences" in (o or {})["metadata"] for o in leases] == [False, True]
 
 
-async def test_an_unknown_outcome_is_told_apart_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_unknown_outcome_differs_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
     registry = LeaseRegistry(api, "demo", "mq")
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     entry = await registry.read("a")
@@ -224,7 +224,7 @@ async def test_a_leader_that_is_not_there_is_not_waited_for(
     assert two.leading
 
 
-async def test_one_that_gets_no_answer_asks_again(
+async def test_a_candidate_without_an_answer_tries_again(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that is lost with a node must not delay the next look until its own timeout."""
@@ -332,7 +332,7 @@ async def test_a_mirror_follows_and_survives_listeners_that_fail(fake: FakeApi, 
     task.cancel()
 
 
-async def test_a_watch_that_expired_is_made_anew_and_misses_nothing(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_expired_watch_is_restarted_and_misses_nothing(fake: FakeApi, api: KubeApi) -> None:
     fake.put(pod("a"))
     heard: list[tuple[str, str]] = []
     found, task = await followed(api, heard)
@@ -395,7 +395,7 @@ async def test_an_api_server_that_is_away_is_waited_for(fake: FakeApi, api: Kube
 # ---- calls
 
 
-async def test_errors_say_what_the_server_said(fake: FakeApi, api: KubeApi) -> None:
+async def test_errors_contain_the_servers_message(fake: FakeApi, api: KubeApi) -> None:
     assert await api.get(POD, "mq", "none") is None
     assert not await api.delete(POD, "mq", "none")
     fake.put(pod("a"))
@@ -458,7 +458,7 @@ async def test_a_second_pass_writes_nothing(fake: FakeApi, api: KubeApi) -> None
     assert len(fake.log) == writes
 
 
-async def test_what_belongs_to_others_is_never_touched(fake: FakeApi, api: KubeApi) -> None:
+async def test_objects_of_others_are_never_touched(fake: FakeApi, api: KubeApi) -> None:
     mine = {"kind": "Service", "metadata": {"name": "demo-a-master", "namespace": "mq"}, "spec": {"ports": []}}
     fake.put(mine)
     done, found = await pass_over(controller(api))
@@ -497,7 +497,7 @@ async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, a
     assert live["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "20Gi"
 
 
-async def test_what_an_earlier_spec_left_is_removed_and_groups_never_are(fake: FakeApi, api: KubeApi) -> None:
+async def test_objects_of_an_earlier_spec_are_removed_and_groups_never_are(fake: FakeApi, api: KubeApi) -> None:
     objects = controller(api)
     many = CLUSTER.model_copy(deep=True)
     many.spec.nameServers.replicas = 3

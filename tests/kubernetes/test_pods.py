@@ -48,7 +48,7 @@ def test_every_way_for_a_pod_to_go_is_a_fact(found: dict[str, Any] | None, leavi
     assert process_state_of(found, None, leaving=leaving) == facts
 
 
-def test_a_pod_without_a_node_whose_claim_was_never_given_a_volume_has_no_disk_to_ask() -> None:
+def test_an_unscheduled_pod_whose_claim_never_had_a_volume_has_no_disk() -> None:
     """Rule 22: an existing volume may hold the lost leadership record, whether its pod runs or not."""
     pending, unbound = pod(ip=None, phase="Pending"), {"spec": {}, "status": {"phase": "Pending"}}
     bound = {"spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"}}
@@ -64,7 +64,7 @@ def ready(value: str, since: timedelta = timedelta()) -> dict[str, Any]:
     return {"type": "Ready", "status": value, "lastTransitionTime": (NOW - since).isoformat()}
 
 
-def test_broken_is_what_kubernetes_cannot_start_not_what_is_slow() -> None:
+def test_a_pod_is_broken_if_kubernetes_cannot_start_it_not_if_it_is_slow() -> None:
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     assert broken_for_good(pod(containerStatuses=[waiting]), NOW)
     assert why_not(pod(containerStatuses=[waiting]), "") == "ImagePullBackOff: no such image"
@@ -145,7 +145,7 @@ def test_a_service_that_comes_back_keeps_its_port() -> None:
     assert ports["demo-a-0-external"] is None
 
 
-def test_wishes() -> None:
+def test_switchover_requests() -> None:
     p = plan(BrokerCluster.make("demo", brokerGroups=[{"name": "a"}, {"name": "b"}]))
     assert parse_switchover("a", p) == ("a", None)
     assert parse_switchover(new_switchover_request("a", "demo-a-2"), p) == ("a", 2)

@@ -56,7 +56,7 @@ async def test_the_mode_is_that_in_which_the_members_run(mode: str) -> None:
     assert spec.failover.automatic
 
 
-async def test_nobody_is_promoted_by_itself_where_that_was_forbidden() -> None:
+async def test_no_automatic_promotion_where_the_spec_forbids_it() -> None:
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
     assert not (await taken(cluster, {"failover": {"automatic": False}})).spec.failover.automatic
     assert not (await taken(cluster, {"failover": {"automatic": "no"}})).spec.failover.automatic

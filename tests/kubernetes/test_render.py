@@ -82,7 +82,7 @@ def by_key(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any
 
 @settings(max_examples=400, deadline=None)
 @given(clusters())
-def test_what_holds_for_every_cluster(cluster: BrokerCluster) -> None:
+def test_invariants_of_every_cluster(cluster: BrokerCluster) -> None:
     objects = rendered(cluster)
     assert max(Counter(key(o) for o in objects).values()) == 1, "two objects of one name"
     assert objects == rendered(cluster), "rendering twice gives the same"
@@ -172,7 +172,7 @@ def check_service(o: dict[str, Any], objects: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(clusters(), st.integers(1, 4))
-def test_growing_restarts_nobody(cluster: BrokerCluster, more: int) -> None:
+def test_growing_restarts_no_member(cluster: BrokerCluster, more: int) -> None:
     """More members and more groups do not change existing pods."""
     grown = cluster.model_copy(deep=True)
     for g in grown.spec.brokerGroups:

@@ -66,7 +66,7 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
 
 
 @pytest.mark.parametrize(("named", "left"), [("demo-a-2", 4), ("demo-a-3", 3)])
-async def test_nobody_is_taken_away_in_the_place_of_the_one_that_is_meant(
+async def test_no_other_member_is_removed_in_place_of_the_planned_one(
     monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi, named: str, left: int
 ) -> None:
     """A StatefulSet removes its highest number."""

@@ -53,7 +53,7 @@ def test_messages_go_in_and_come_out_by_the_command(cluster: Cluster) -> None:
     assert "0 of 1 messages" in again.stderr
 
 
-def test_what_nobody_reads_of_the_output_is_not_consumed(cluster: Cluster) -> None:
+def test_unread_output_is_not_consumed(cluster: Cluster) -> None:
     """`gantry consume ... | head -n 1`: the rest is for the next one."""
     cluster.gantry("produce", "Piped", "--count", "300", "--size", "4000")
     consume = [sys.executable, "-m", "gantry_operator.cli", "consume", "Piped", "--group", "g", "--timeout", "20"]
@@ -120,7 +120,7 @@ async def test_a_frozen_master_is_replaced_and_its_port_is_free(cluster: Cluster
     assert cluster.members()[before["name"]]["pid"] != before["pid"]
 
 
-async def test_a_frozen_slave_holds_nobody_up_for_long(cluster: Cluster) -> None:
+async def test_a_frozen_slave_delays_writes_only_briefly(cluster: Cluster) -> None:
     cluster.until("everybody is in sync", cluster.whole)
     slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
     async with Load.on(cluster, "FreezeSlave", "s") as load:
@@ -155,7 +155,7 @@ async def test_a_switchover_shows_no_error_to_senders(cluster: Cluster) -> None:
     assert (last["from"], last["to"], last["planned"]) == (before["name"], target, True)
 
 
-async def test_a_switchover_to_nobody_in_particular_is_one_change_only(cluster: Cluster) -> None:
+async def test_a_switchover_without_a_target_is_one_change_only(cluster: Cluster) -> None:
     cluster.until("everybody is in sync", cluster.whole)
     before = cluster.master()
     async with Load.on(cluster, "SwitchAny", "y") as load:

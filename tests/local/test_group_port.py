@@ -41,7 +41,7 @@ time.sleep(60)
         child.kill()
 
 
-def test_who_listens_on_a_port(listener: tuple[int, int]) -> None:
+def test_the_listener_on_a_port(listener: tuple[int, int]) -> None:
     pid, port = listener
     assert listens(pid, port)
     assert listens(os.getpid(), port) is False

@@ -41,7 +41,7 @@ def folder_of(base: Path, cluster: BrokerCluster) -> ClusterFolder:
     return folder
 
 
-async def test_a_supervisor_that_starts_knows_who_has_not_left_yet(tmp_path: Path) -> None:
+async def test_a_new_supervisor_knows_the_leaving_members(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, made(5, name_servers=2))
     now = made(3)
     assert leaving_members(folder, plan(now)) == {f"t-a-{n}": MemberPlan(f"t-a-{n}", "a", n) for n in (3, 4)}
@@ -92,7 +92,7 @@ async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_aga
     await supervisor.close()
 
 
-async def test_only_those_who_come_to_a_group_that_is_there_are_waited_for(tmp_path: Path) -> None:
+async def test_only_members_new_in_an_existing_group_are_waited_for(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, made(3))
     assert Supervisor(folder, made(5), show=lambda line: None)._newcomers() == {"t-a-3", "t-a-4"}
     empty = folder_of(tmp_path / "other", made(3))

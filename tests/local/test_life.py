@@ -56,7 +56,7 @@ def test_rule_21_a_group_of_one_leads_again_after_a_crash_in_a_new_epoch(tmp_pat
         take_down(cluster)
 
 
-def test_rule_22_a_lost_registry_is_made_from_what_the_disks_know(tmp_path: Path) -> None:
+def test_rule_22_a_lost_registry_is_recovered_from_the_disks(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
     try:
         cluster.up()
@@ -72,7 +72,7 @@ def test_rule_22_a_lost_registry_is_made_from_what_the_disks_know(tmp_path: Path
         take_down(cluster)
 
 
-def test_manual_mode_promotes_nobody_until_a_person_asks(tmp_path: Path) -> None:
+def test_manual_mode_promotes_no_member_without_a_request(tmp_path: Path) -> None:
     cluster = Cluster(
         tmp_path,
         nameServers={"replicas": 1},

@@ -45,7 +45,7 @@ def test_every_use_has_a_port_of_its_own_and_the_same_at_the_next_start(tmp_path
 
 
 @pytest.mark.parametrize("port", ["x", None, 1.5, [], 70_000, -1])
-def test_what_is_no_port_is_chosen_anew(tmp_path: Path, port: object) -> None:
+def test_an_invalid_port_is_chosen_again(tmp_path: Path, port: object) -> None:
     first = Ports.load(tmp_path / "ports.json")
     first.choose(CLUSTER, frozenset())
     (tmp_path / "ports.json").write_text(json.dumps(first.taken | {"group/a": port}))
@@ -81,7 +81,7 @@ def test_where_there_are_no_more_ports_in_a_row_come_others(tmp_path: Path, monk
     assert set(ports.taken.values()) & set(OTHER_PORTS)
 
 
-def test_a_remembered_port_that_somebody_else_has_taken_is_replaced_and_named(tmp_path: Path) -> None:
+def test_a_remembered_port_in_use_is_replaced_and_named(tmp_path: Path) -> None:
     ports = Ports.load(tmp_path / "ports.json")
     ports.choose(CLUSTER, frozenset())
     with socket.socket() as other:
@@ -94,7 +94,7 @@ def test_a_remembered_port_that_somebody_else_has_taken_is_replaced_and_named(tm
         assert ports.taken == kept
 
 
-def test_a_port_of_another_running_cluster_is_taken_though_nobody_listens_just_now(
+def test_a_port_of_another_running_cluster_is_in_use_without_a_listener(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
     """Between the end of a master and the start of the next the group's port is free."""

@@ -84,14 +84,16 @@ COMMANDS: dict[str, Callable[[LocalTarget], object]] = {
     ("command", "use"),
     [("status", "group/a"), ("produce", "t-namesrv-0"), ("switchover", "t-a-1"), ("analyze", "t-b-0/http")],
 )
-def test_a_port_that_is_missing_is_named_with_what_to_do(folder: ClusterFolder, command: str, use: str) -> None:
+def test_a_missing_port_is_named_with_the_remedy(folder: ClusterFolder, command: str, use: str) -> None:
     folder.ports.write_text(json.dumps({u: p for u, p in read_json(folder.ports).items() if u != use}))
     said = f"{folder.ports} holds no port of {use}: start the cluster with gantry up"
     with pytest.raises(CliError, match=re.escape(said)):
         COMMANDS[command](LocalTarget(folder))
 
 
-async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_be_started_is_reported(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
 
     def no_port(*_: object) -> list[str]:
@@ -169,7 +171,7 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
     await supervisor.close()
 
 
-async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(folder: ClusterFolder) -> None:
+async def test_the_status_shows_changes_in_progress_and_failures(folder: ClusterFolder) -> None:
     """Like Kubernetes."""
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
     loop = supervisor.watch_only("a")

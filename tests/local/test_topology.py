@@ -58,7 +58,7 @@ def unclean(tmp_path: Path) -> Iterator[Cluster]:
         take_down(made)
 
 
-async def test_unclean_gives_up_what_only_the_lost_set_had_and_says_how_much(unclean: Cluster) -> None:
+async def test_unclean_gives_up_records_of_the_lost_set_and_reports_the_amount(unclean: Cluster) -> None:
     unclean.until("everybody is in sync", unclean.whole)
     kept = await promised(unclean, "kept")
     before = unclean.master()

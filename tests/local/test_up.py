@@ -57,7 +57,7 @@ def test_a_folder_of_something_else_is_left_alone(folder: ClusterFolder, tmp_pat
     assert [p.name for p in folder.root.iterdir()] == ["thesis.tex"]
 
 
-def test_nobody_comes_in_between_until_the_supervisor_ends(
+def test_no_other_command_interferes_until_the_supervisor_ends(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`gantry down` would find nothing to stop, and the cluster would start after it. Another `gantry up` would

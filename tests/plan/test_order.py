@@ -49,7 +49,7 @@ def test_a_broken_member_is_replaced_at_once_so_that_a_bad_image_can_be_taken_ba
     assert (next_step(states).kind, next_step(states).member) == ("replace", "demo-a-2")
 
 
-def test_a_broken_master_that_nobody_hears_is_replaced_as_well_but_not_one_that_serves() -> None:
+def test_a_broken_master_is_replaced_unless_it_serves() -> None:
     """A group of one got a bad image: its only member stays the recorded master."""
     alone = member(0, outdated=True, ready=False, in_sync=False, broken=True)
     assert (next_step([alone]).kind, next_step([alone]).member) == ("replace", "demo-a-0")
@@ -57,13 +57,13 @@ def test_a_broken_master_that_nobody_hears_is_replaced_as_well_but_not_one_that_
     assert next_step([serves, member(1, in_sync=False)]).kind == "wait"
 
 
-def test_a_leaving_master_hands_over_and_stays_when_nobody_can_take_over() -> None:
+def test_a_leaving_master_hands_over_and_stays_without_a_candidate() -> None:
     step = next_step([member(0, master=False), member(1, master=True, leaving=True)])
     assert (step.kind, step.to) == ("handover", "demo-a-0")
     assert next_step([member(0, master=True, leaving=True)]).kind == "wait"
 
 
-def test_a_leaving_master_does_not_go_before_somebody_can_take_over() -> None:
+def test_a_leaving_master_waits_for_a_candidate() -> None:
     """Kubernetes removes the highest number first. Here that would be another member than the leaving slave."""
     members = [member(n, master=n == 4, outdated=True, leaving=n > 2) for n in range(5)]
     assert (next_step(members).kind, next_step(members).member) == ("replace", "demo-a-2")

@@ -49,7 +49,7 @@ async def test_a_damaged_file_is_no_missing_leadership_record(tmp_path: Path) ->
         await FileRegistry(tmp_path).read("a")
 
 
-async def test_what_is_on_no_disk_yet_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_that_is_not_on_disk_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a new leader could acknowledge under a record that a power loss reverts, and the old leader would
     follow it.
     """
