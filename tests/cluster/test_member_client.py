@@ -58,14 +58,18 @@ async def test_a_member_that_refused_while_it_stopped_is_assigned_again_once_it_
     async with telling(refuse, lambda: now) as (member_client, woken):
         await asyncio.wait_for(woken.wait(), 5)
         assert member_client.refusal(0, LEADERSHIP) == "it stops"
-        assert member_client.refusal(0, LEADERSHIP.touched()) == "", "another cell was not refused"
+        assert member_client.refusal(0, LEADERSHIP.touched()) == "", "another record was not refused"
         now += REFUSED_FOR_S
         assert member_client.refusal(0, LEADERSHIP) == ""
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [("500 Internal Server Error", "read-only disk here"), ("401 Unauthorized", "another token"), ("422 ?", "a cell?")],
+    [
+        ("500 Internal Server Error", "read-only disk here"),
+        ("401 Unauthorized", "another token"),
+        ("422 ?", "a record?"),
+    ],
 )
 async def test_a_member_that_cannot_carry_out_its_assignment_has_refused_it(status: str, said: str) -> None:
     """Another member must be chosen. Otherwise the group would wait for this one's answer."""
@@ -124,7 +128,7 @@ async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> Non
         assert await refused_again(0) == 0
         assert await refused_again(2.1) == pytest.approx(2.1)
         assert await refused_again(2.1) == pytest.approx(4.2)
-        assert await refused_again(60) == 0, "nobody knows what was between"
+        assert await refused_again(60) == 0, "the time between is not known"
 
 
 async def test_a_refused_assignment_is_sent_again_soon_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -180,7 +180,7 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
 
 async def test_a_leader_that_died_before_it_handed_over_was_not_replaced_as_planned() -> None:
     group = Group()
-    group.told.handover_answer = (False, "the master did not answer the hand-over")
+    group.told.handover_answer = (False, "the master did not answer the handover request")
     await group.look()
     group.led_by(0, epoch=1, not_promotable="its disk is full")
     await group.look()

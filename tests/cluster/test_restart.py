@@ -181,12 +181,12 @@ async def test_a_loop_that_dies_while_the_master_does_too_loses_no_failover(
     async with kept(group):
 
         def broken(*_: object) -> None:
-            raise RuntimeError("nothing can be told")
+            raise RuntimeError("no assignment can be sent")
 
         monkeypatch.setattr(group.controllers[0], "_send_assignment", broken)
         monkeypatch.setattr(group.controllers[0], "_report_problem", broken)
         await _fail_over(group)
-        assert failures(group) == ["RuntimeError: nothing can be told; it is started again"]
+        assert failures(group) == ["RuntimeError: no assignment can be sent; it is started again"]
         assert len(group.controllers) == 2
 
 

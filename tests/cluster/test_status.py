@@ -74,7 +74,9 @@ def test_a_follower_out_of_sync_is_not_ready() -> None:
 
 
 def test_without_a_master_it_says_so() -> None:
-    status = made(observed([member(0)], available={"a": "nobody can take over"}), BrokerClusterStatus(phase="Running"))
+    status = made(
+        observed([member(0)], available={"a": "no member can take over"}), BrokerClusterStatus(phase="Running")
+    )
     assert (status.phase, status.masters) == ("Unavailable", "a: none")
 
 

@@ -234,5 +234,5 @@ async def test_clients_of_a_late_service_are_disconnected_however_late_it_moved(
         while time.monotonic() < moved:
             await send_and_read(client, service.address)
             await asyncio.sleep(0.1)
-        await until("nobody is led to the former master", lambda: service.carries[former] == 0, DRAIN_S)
+        await until("no connection leads to the former master", lambda: service.carries[former] == 0, DRAIN_S)
         assert await send_and_read(client, service.address) is None, pods.story()

@@ -142,11 +142,11 @@ async def test_two_users_each_get_their_own_answer() -> None:
 
 async def test_an_automatic_request_fails_after_a_users_request() -> None:
     async with running(Group()) as group:
-        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        user = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
         await asyncio.sleep(0)
-        with pytest.raises(SwitchoverFailed, match="another hand-over of a is under way"):
+        with pytest.raises(SwitchoverFailed, match="another switchover of a is under way"):
             await group.switchover(2, "a planned restart", force=False, timeout_s=5)
-        assert await person == "m1 leads a in epoch 2"
+        assert await user == "m1 leads a in epoch 2"
 
 
 async def test_a_users_request_does_not_wait_for_one_without_progress() -> None:
@@ -155,11 +155,11 @@ async def test_a_users_request_does_not_wait_for_one_without_progress() -> None:
         planned = asyncio.create_task(group.switchover(2, "a planned restart", force=False, timeout_s=30))
         await asyncio.sleep(0.1)
         assert group.told.handovers == [2]
-        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
-        with pytest.raises(SwitchoverFailed, match="a person has asked"):
+        user = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        with pytest.raises(SwitchoverFailed, match="a user has requested another switchover of a"):
             await planned
         group.told.answer = (True, "")
-        assert await person == "m1 leads a in epoch 2"
+        assert await user == "m1 leads a in epoch 2"
 
 
 async def test_a_failover_in_between_does_not_answer_a_request_for_another_member() -> None:

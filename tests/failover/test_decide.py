@@ -217,7 +217,7 @@ def test_a_changed_unclean_is_sent_to_followers_that_have_the_leadership_record(
     assert decide(group(c=knows, **allowed)) == []
     [told] = decide(group(c=knows, leadership=leadership))
     assert isinstance(told, SendAssignment), told
-    assert (told.member, told.assignment.unclean) == (2, False), "what is allowed no more is told as well"
+    assert (told.member, told.assignment.unclean) == (2, False), "a withdrawn permission is sent as well"
 
 
 def test_unclean_is_sent_again_by_a_new_operator() -> None:
@@ -284,7 +284,7 @@ def test_rule_18_a_refusal_moves_the_version() -> None:
     assert isinstance(d, RejectProposal)
     assert d.leadership == leadership.touched()
     [d] = decide(group(a=member(0, proposal=InSyncSetProposal(7, frozenset({A, B})))))
-    assert isinstance(d, RejectProposal), "the master removes nobody"
+    assert isinstance(d, RejectProposal), "the leader removes no member"
     another = member(1, id=MemberId(1, "z"))
     [d] = decide(group(a=asking, b=another, leadership=leadership))
     assert isinstance(d, RejectProposal), "the disk that was proposed is not there any more"
@@ -305,7 +305,7 @@ def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_
         followers=(FollowerView(B, 1_000, 900), FollowerView(C, 1_000, 0)),
     )
     [d] = decide(group(a=idle, b=unheard(1, "refused"), leadership=leadership))
-    assert isinstance(d, RejectProposal), "nobody is there, and its master has heard nothing for a second"
+    assert isinstance(d, RejectProposal), "no member answers, and its leader has heard nothing for a second"
 
 
 def test_rule_17_the_operator_removes_lost_followers_but_never_the_leader() -> None:
@@ -442,7 +442,7 @@ def test_rule_23_swap_only_on_the_leadership_record_of_the_handover_request() ->
     assert isinstance(d, CancelHandover)
     assert d.leadership == LEADERSHIP.touched()
     [d] = decide(group(a=writes_paused))
-    assert isinstance(d, CancelHandover), "a hand-over that nobody follows is ended by a new version"
+    assert isinstance(d, CancelHandover), "an abandoned handover is ended by a new version"
     assert wait(group(a=writes_paused, handover_requested=True)).code == "handover"
 
 
@@ -462,11 +462,11 @@ def test_a_request_that_cannot_be_fulfilled_delays_no_other() -> None:
     assert isinstance(asked, RequestHandover), asked
     assert (asked.target, asked.reason, asked.request) == (B, "demo-a-0 should not lead: its disk is full", None)
     assert isinstance(waits, Wait)
-    assert waits.reason == "demo-a-2 is not in sync with demo-a-0 yet", "which is told to whoever wished"
+    assert waits.reason == "demo-a-2 is not in sync with demo-a-0 yet", "the user gets the reason"
     dead = unheard(0, gone=True)
     assert promotion(group(a=dead, leadership=only_b, switchover=request)).new == B
     manual = group(a=dead, leadership=only_b, switchover=request, settings={"automatic": False})
-    assert wait(manual).code == "switchover-target-not-ready", "there a person decides, and decided otherwise"
+    assert wait(manual).code == "switchover-target-not-ready", "a user has chosen another target"
 
 
 def test_a_leader_cut_off_from_its_followers_is_replaced_when_writes_need_them() -> None:
@@ -518,7 +518,7 @@ def test_a_leader_that_cannot_store_a_version_is_replaced(not_promotable: str) -
         {"a": a, "b": replace(member(1), deleting=True)},
     ):
         decisions = decide(group(**goes_on, c=unheard(2), leadership=shrunk))
-        assert not [d for d in decisions if isinstance(d, Promote)], "a moment's refusal, or an heir that leaves"
+        assert not [d for d in decisions if isinstance(d, Promote)], "a short refusal, or a candidate that leaves"
 
 
 @pytest.mark.parametrize("settings", [{}, {"unclean": True}])
@@ -534,7 +534,7 @@ def test_a_leader_that_cannot_write_stays_without_a_better_candidate(
         decisions = decide(group(a=full, **others, leadership=LEADERSHIP.with_set({A, B}), settings=settings))
         assert not [d for d in decisions if isinstance(d, Promote | Demote)], decisions
     [told] = decide(group(a=full, leadership=LEADERSHIP.touched(), settings={"automatic": False}))
-    assert isinstance(told, SendAssignment), "a person decides"
+    assert isinstance(told, SendAssignment), "a user decides"
 
 
 def test_followers_are_assigned_though_the_leader_refuses_a_version_of_its_epoch() -> None:

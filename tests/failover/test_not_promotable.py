@@ -88,7 +88,7 @@ def test_a_promotable_member_follows_a_dead_leader() -> None:
     assert first.new == C
 
 
-@pytest.mark.parametrize("why", ["deleting", "not_promotable", "person"])
+@pytest.mark.parametrize("why", ["deleting", "not_promotable", "user"])
 def test_a_follower_that_refuses_its_assignment_delays_no_handover(why: str) -> None:
     """Its disk may be full, or its token wrong, for hours. It still gets assignments, but it is no candidate."""
     refusing = member(2, refused="500", refused_ms=60_000)
@@ -96,7 +96,7 @@ def test_a_follower_that_refuses_its_assignment_delays_no_handover(why: str) -> 
     refusing = replace(refusing, report=replace(refusing.report, version=6))
     master = member(0, FULL if why == "not_promotable" else "", deleting=why == "deleting")
     obs = replace(observed(master, member(1), refusing), leadership=replace(LEADERSHIP, in_sync=frozenset({A, B})))
-    if why == "person":
+    if why == "user":
         obs = replace(obs, switchover=Switchover())
     asked, told = decide(obs)
     assert isinstance(asked, RequestHandover)

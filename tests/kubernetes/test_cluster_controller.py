@@ -284,7 +284,7 @@ def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlav
 
 
 @pytest.fixture
-def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def after_a_handover(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 0 led, and its label will be removed in a moment."""
     monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
     put_two_masters(fake)
@@ -302,7 +302,7 @@ def roles(fake: FakeApi) -> list[str]:
     return [pod["metadata"]["labels"][names.ROLE_LABEL] for pod in pods if pod is not None]
 
 
-@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.usefixtures("after_a_handover")
 @pytest.mark.parametrize("refused", ["the spec", "an object"])
 async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_refused(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, refused: str
@@ -326,7 +326,7 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
         await until(lambda: roles(fake) == ["slave", "master"])
 
 
-@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.usefixtures("after_a_handover")
 async def test_no_label_is_changed_before_the_new_master_is_announced(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +346,7 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
         await until(lambda: roles(fake) == ["slave", "master"])
 
 
-@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.usefixtures("after_a_handover")
 async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,7 +483,7 @@ async def test_an_incomplete_list_does_not_delay_the_failover(fake: FakeApi, api
         assert controller._look() is None, "its addresses are not known"
         controller._begun -= module.WARM_UP_S
         looked = controller._look()
-        assert looked is not None, "it may never be listed, and somebody has to see why"
+        assert looked is not None, "it may never be listed, and users need the reason"
         assert "no object is created or deleted until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))

@@ -406,9 +406,9 @@ async def test_errors_contain_the_servers_message(fake: FakeApi, api: KubeApi) -
         await api.delete(POD, "mq", "a", uid="other")
     unreachable = FakeApi()
     unreachable.url = "http://127.0.0.1:1"
-    async with unreachable.client() as nobody:
+    async with unreachable.client() as client:
         with pytest.raises(ApiUnavailable):
-            await nobody.get(POD, "mq", "a")
+            await client.get(POD, "mq", "a")
 
 
 # ---- events
@@ -426,7 +426,7 @@ async def test_events_that_repeat_count_up_and_a_flood_is_cut(fake: FakeApi, api
     await recorder.close()
     assert len([k for k in fake.objects if k[0] == "Event"]) < 40
     fake.down = True
-    recorder.record("Normal", "Lost", "nobody hears this, and nothing breaks")
+    recorder.record("Normal", "Lost", "this event is lost, and nothing breaks")
     await recorder.close()
 
 

@@ -64,7 +64,7 @@ class Resource:
             if self.leadership is not None:
                 return self.leadership
             await asyncio.sleep(0.01)
-        raise SwitchoverFailed("nobody knows")
+        raise SwitchoverFailed("no reason is known")
 
     async def switchover(self, to: int | None, reason: str) -> str:
         self.asked.append(to)
@@ -136,7 +136,7 @@ async def test_an_operator_that_ends_before_it_has_answered_is_followed_by_one_t
     resource = Resource("a #1")
     resource.dies = True
     await resource.look()
-    assert resource.annotations[SWITCHOVER] == "a #1", "nobody has answered it"
+    assert resource.annotations[SWITCHOVER] == "a #1", "it has no answer"
     resource.operator()
     await resource.look()
     assert resource.asked == [None]

@@ -107,7 +107,7 @@ def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
     fewer = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]}
     try:
         cluster.up()
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
         cluster.gantry("switchover", "a", "--to", "t-a-2")
         leaving = cluster.members()["t-a-2"]["pid"]

@@ -61,7 +61,7 @@ def test_rule_22_a_lost_registry_is_recovered_from_the_disks(tmp_path: Path) -> 
     try:
         cluster.up()
         cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         cluster.gantry("down")
         (cluster.folder.registry / "a.json").unlink()
         cluster.up()
@@ -82,7 +82,7 @@ def test_manual_mode_promotes_no_member_without_a_request(tmp_path: Path) -> Non
     try:
         cluster.up()
         cluster.gantry("produce", "ManualFailoverRequired", "--count", "20", "--size", "30")
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         before = cluster.master()
         other = next(m for m in cluster.members().values() if m["role"] == "Slave")
         kill(before["pid"], signal.SIGSTOP)
@@ -100,7 +100,7 @@ def test_without_a_supervisor_a_frozen_master_gives_the_address_up_as_well(tmp_p
     cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
     try:
         cluster.up()
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         before = cluster.master()
         kill(cluster.supervisor_pid(), signal.SIGKILL)
         kill(before["pid"], signal.SIGSTOP)

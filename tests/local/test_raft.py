@@ -103,7 +103,7 @@ async def test_members_come_and_go_one_at_a_time_without_a_stop(raft: Cluster) -
             assert await asyncio.to_thread(votes) == wanted, "`gantry up` returns once they vote"
             await load.more(100)
     assert load.errors == []
-    assert {name: m["pid"] for name, m in raft.members().items()} == before, "nobody was restarted"
+    assert {name: m["pid"] for name, m in raft.members().items()} == before, "no member was restarted"
     await check_account(raft, load)
     removed = [e["message"] for e in raft.events("MemberRemoved")]
     assert removed == ["member 4 has left the group", "member 3 has left the group"]

@@ -59,7 +59,7 @@ def unclean(tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def test_unclean_gives_up_records_of_the_lost_set_and_reports_the_amount(unclean: Cluster) -> None:
-    unclean.until("everybody is in sync", unclean.whole)
+    unclean.until("all members are in sync", unclean.whole)
     kept = await promised(unclean, "kept")
     before = unclean.master()
     other = next(m for m in unclean.members().values() if m["role"] == "Slave")
@@ -91,7 +91,7 @@ async def test_a_slave_that_dies_is_not_noticed_by_senders_and_readers(tmp_path:
     cluster = Cluster(tmp_path, nameServers={"replicas": 1})
     try:
         cluster.up()
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
         async with Load.on(cluster, "SlaveDies", "s") as load:
             await load.more(100)

@@ -32,10 +32,10 @@ def test_slaves_go_first_and_the_master_hands_over_to_a_new_one() -> None:
 
 def test_the_master_hands_over_to_one_that_can_lead() -> None:
     """A member in sync may have a full disk, or no NameServer: the handover to it would be requested for ever."""
-    last = [member(0, outdated=True), member(1, fit=False), member(2)]
+    last = [member(0, outdated=True), member(1, promotable=False), member(2)]
     assert (next_step(last).kind, next_step(last).to) == ("handover", "demo-a-2")
-    nobody = [last[0], last[1], member(2, fit=False)]
-    assert next_step(nobody).to == "demo-a-1", "what ails everybody keeps nobody from leading"
+    none = [last[0], last[1], member(2, promotable=False)]
+    assert next_step(none).to == "demo-a-1", "a problem of all members prevents none from leading"
 
 
 def test_waits_for_a_member_that_catches_up() -> None:
@@ -114,14 +114,14 @@ def test_rolled_to_the_end_without_ever_stopping_the_master_of_a_larger_group(st
         step = next_step(states)
         if step.kind == "done":
             break
-        assert step.kind != "wait", "everybody works and is in sync: something can always be done"
+        assert step.kind != "wait", "all members work and are in sync: a step is always possible"
         target = next(m for m in states if m.name == step.member)
         if step.kind == "handover":
-            heir = next(m for m in states if m.name == step.to)
-            assert heir.in_sync
-            assert heir.ready
-            assert not heir.leaving
-            assert not heir.outdated
+            candidate = next(m for m in states if m.name == step.to)
+            assert candidate.in_sync
+            assert candidate.ready
+            assert not candidate.leaving
+            assert not candidate.outdated
             states = [replace(m, master=m.name == step.to) for m in states]
         elif target.leaving:
             assert not target.master

@@ -35,7 +35,7 @@ async def test_rule_13_the_whole_leadership_record_is_compared(tmp_path: Path) -
     shrunk = LEADERSHIP.with_set({A})
     assert await registry.swap("a", read, shrunk)
     assert not await registry.swap("a", read, LEADERSHIP.promoted(A, {A})), (
-        "same epoch, other set: somebody was removed"
+        "same epoch, other set: a member was removed"
     )
     now = await registry.read("a")
     assert now is not None

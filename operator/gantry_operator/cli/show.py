@@ -52,7 +52,7 @@ def show_resource(resource: dict[str, Any]) -> None:
     ]  # fmt: skip
     last = status.get("lastFailover")
     if last:
-        kind = "hand-over" if last.get("planned") else "failover"
+        kind = "switchover" if last.get("planned") else "failover"
         facts.append(
             ("Last change", f"{last['time']}  {kind} from {last.get('from') or '-'} to {last['to']} "
                             f"in {last.get('durationMs', 0)} ms: {last['reason']}")

@@ -116,24 +116,24 @@ class MemberClient:
         return refused is not None and refused.token
 
     def refusing_s(self, member: int) -> float:
-        """Start of the present series of refusals without an acceptance between them; 0: none."""
+        """Seconds since the first refusal of the present series, without an acceptance since; 0: none."""
         return self._now() - self._refusing_since.get(member, self._now())
 
-    def _refused(self, member: int, url: str, told: LeadershipRecord, why: str, *, status: int = 200) -> None:
+    def _refused(self, member: int, url: str, record: LeadershipRecord, why: str, *, status: int = 200) -> None:
         now, last = self._now(), self._refusals.get(member)
         if last is None or now - last.at >= REFUSING_S:
             self._refusing_since[member] = now
         # A member that cannot act refuses the next epoch, too. If all members do, epochs would follow each other
-        # without a
-        self._refusals[member] = _Refusal(told if status == 200 else None, why, now, status in _TOKEN)
+        # without a pause.
+        self._refusals[member] = _Refusal(record if status == 200 else None, why, now, status in _TOKEN)
         if last is None or last.why != why:
-            log.warning("%s refuses epoch %s version %s: %s", url, told.epoch, told.version, why)
+            log.warning("%s refuses epoch %s version %s: %s", url, record.epoch, record.version, why)
 
     def any_underway(self) -> bool:
         return bool(self._underway)
 
     def busy_for_s(self) -> float:
-        """Start of the oldest request that is under way."""
+        """Seconds since the start of the oldest request under way; 0: none."""
         return max((self._now() - since for _, _, since in self._underway.values()), default=0.0)
 
     async def handover(

@@ -144,7 +144,7 @@ class RaftController(GroupController):
         if former is None or former.epoch != leader.epoch:
             self._leads(leader, former, noticed_at)
         self._announce_if_due(endpoints, leader)
-        self._hand_over(heard, leader)
+        self._start_handover(heard, leader)
         self._remove_former(endpoints, leader)
         return False
 
@@ -202,7 +202,7 @@ class RaftController(GroupController):
         master = next(e for e in endpoints if e.member == leader.id.member)
         self._spawn(self._announce(master, leader.epoch))
 
-    def _hand_over(self, heard: list[MemberWatch], leader: Report) -> None:
+    def _start_handover(self, heard: list[MemberWatch], leader: Report) -> None:
         if self._asked or time.monotonic() < self._not_before or leader.epoch == self._handed_over:
             return
         able = transfer_candidates(

@@ -42,7 +42,7 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
                 and leadership.master.member == d.number,
                 leaving=d.leaving,
                 broken=d.broken and not serves,
-                fit=report is None or not report.not_promotable,
+                promotable=report is None or not report.not_promotable,
             )
         )
     return out

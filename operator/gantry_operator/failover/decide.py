@@ -218,9 +218,11 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberV
     first.
     """
     assert leader.report is not None
-    told = leader.accepted_order == leadership.order or (leader.report.order == leadership.order and not leader.pending)
+    assigned = leader.accepted_order == leadership.order or (
+        leader.report.order == leadership.order and not leader.pending
+    )
     # A follower needs the epoch. The version concerns the leader, which may refuse it when its disk is full.
-    leads = told or (leader.report.role == "Master" and leader.report.epoch == leadership.epoch)
+    leads = assigned or (leader.report.role == "Master" and leader.report.epoch == leadership.epoch)
     found: list[Decision] = []
     for m in obs.members:
         # A pending assignment delays only its own member: a newer record is sent at once.
@@ -237,9 +239,11 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberV
                     ),
                 )
         elif r.role == "Master":
-            if told or not r.writes_paused:
+            if assigned or not r.writes_paused:
                 found.append(Demote(m.number, to, f"{m.name} is not master any more"))
-        elif (told and r.order < leadership.order) or (leads and (r.epoch < leadership.epoch or r.role == "Waiting")):
+        elif (assigned and r.order < leadership.order) or (
+            leads and (r.epoch < leadership.epoch or r.role == "Waiting")
+        ):
             found.append(SendAssignment(m.number, to, f"{m.name} follows {leader.name} in epoch {leadership.epoch}"))
     return found
 
@@ -265,8 +269,8 @@ def _demotions(obs: Observation, leadership: LeadershipRecord) -> list[Decision]
     found: list[Decision] = []
     for m in obs.members:
         r = m.report
-        told = m.pending and m.assigned_order >= leadership.order
-        if m.heard and not told and r is not None and r.role == "Master" and r.order < leadership.order:
+        assigned = m.pending and m.assigned_order >= leadership.order
+        if m.heard and not assigned and r is not None and r.role == "Master" and r.order < leadership.order:
             found.append(Demote(m.number, _assignment(obs, leadership, m), f"{m.name} is not master any more"))
     return found
 

@@ -54,7 +54,7 @@ def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, lea
         return LeaderState("dead", f"the disk of {view.name} is not the one that was promoted")
     leads = report.role == "Master" and report.epoch == leadership.epoch
     # A leader refuses another version of its epoch while it waits for the former set. A new epoch gives it no token
-    # that
+    # that it lacks, and helps only if another candidate is better off.
     may_move = obs.settings.automatic or (obs.switchover is not None and obs.switchover.force)
     lasts = view.refused_ms >= obs.settings.detection_ms and not view.lacks_token
     if view.refused and (not leads or (may_move and lasts and has_healthy_candidate(obs, leadership))):
@@ -69,7 +69,8 @@ def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, lea
             return LeaderState("outranked", reason)
         return LeaderState("leading", f"{view.name} leads epoch {leadership.epoch}")
     if report.epoch == leadership.epoch:
-        # Rule 21: it holds the assignment of this epoch and does not lead it. It has restarted or has given up
+        # Rule 21: it holds the assignment of this epoch and does not lead it. It has restarted, or has
+        # given up the role.
         if report.not_promotable:
             return LeaderState(
                 "restarted", f"{view.name} does not lead epoch {leadership.epoch} any more ({report.not_promotable})"

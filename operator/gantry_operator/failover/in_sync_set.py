@@ -62,7 +62,7 @@ def review_proposal(
         return RejectProposal(leadership.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
     if unsure:
         return None
-    who = names(obs, added) or "nobody new"
+    who = names(obs, added) or "no new member"
     return ExpandInSyncSet(
         leadership.with_set(proposal.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
     )

@@ -152,7 +152,7 @@ class HandoverReady:
 
     order: tuple[int, int]
     target: MemberId
-    reason: str = "hand-over"
+    reason: str = "handover"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Observation:
 
 
 # Decisions. Those with `leadership` are writes: each is a compare-and-swap against `Observation.leadership` as a whole
-# (rule 13).
+# (rule 13). Assignments follow only after the swap has succeeded. There is at most one write per observation.
 
 
 @dataclass(frozen=True, slots=True)

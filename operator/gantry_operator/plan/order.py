@@ -28,7 +28,7 @@ class MemberState:
     """The plan does not contain it: it is removed as soon as possible."""
     broken: bool = False
     """It does not work and will not recover: it may be replaced at any time."""
-    fit: bool = True
+    promotable: bool = True
     """No health check speaks against it as master."""
 
 
@@ -93,5 +93,5 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
 
 
 def _handover(master: MemberState, candidates: Sequence[MemberState], why: str) -> Step:
-    candidate = min(candidates, key=lambda m: (not m.fit, m.number))
+    candidate = min(candidates, key=lambda m: (not m.promotable, m.number))
     return Step("handover", f"{master.name} {why}, so it hands over first", master.name, candidate.name)

@@ -43,7 +43,7 @@ def network_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str,
     """Allow clients to reach the remoting ports, and members to reach each other's ports. HTTP is open to the
     cluster itself, the operator, and labelled pods and namespaces.
     """
-    everybody = [
+    anywhere = [
         {"protocol": "TCP", "port": p}
         for p in (names.NAME_SERVER_PORT, names.NAME_SERVER_EXTERNAL_PORT, names.BROKER_PORT)
     ]
@@ -61,7 +61,7 @@ def network_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str,
             "podSelector": {"matchLabels": {names.CLUSTER_LABEL: cluster.name}},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"ports": everybody},
+                {"ports": anywhere},
                 {"ports": between, "from": [brokers]},
                 {
                     "ports": http,

@@ -333,7 +333,7 @@ class ClusterController:
         wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
         for text in texts:
             # Read only the needed fields: an operator of another version may have written more, and a damaged field may
-            # not
+            # not be needed.
             with suppress(ValueError):
                 config = json.loads(text)
                 if isinstance(config, dict) and config.get("mode") in MODES:

@@ -17,7 +17,7 @@ RECONCILE_SECONDS = Histogram(
 WRITES = Counter("gantry_operator_objects_applied_total", "Objects applied, by kind.", ["kind"], registry=REGISTRY)
 FAILOVERS = Counter(
     "gantry_operator_failovers_total",
-    "Changes of a master; planned ones are hand-overs.",
+    "Changes of a master. A planned change is a switchover.",
     ["namespace", "cluster", "planned"],
     registry=REGISTRY,
 )

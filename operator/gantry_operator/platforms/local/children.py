@@ -224,7 +224,7 @@ class Children:
             save_record(self._folder.process(name), child.record)
         except OSError as error:
             if not again:
-                said = f"{name} runs as process {child.record.pid}, which cannot be written down: {error}"
+                said = f"{name} runs as process {child.record.pid}, but its record cannot be written: {error}"
                 self._event("Warning", "ProcessRecordNotWritten", said, name)
             child.unwritten = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._write_down, child)
 

@@ -37,7 +37,7 @@ What to try next:
   gantry produce Orders --count 10000
   gantry consume Orders --group billing
   gantry status                                  and kill -9 one of the pids that it shows
-  gantry switchover a                            another master, without an error for anybody
+  gantry switchover a                            another master, without an error for any client
   gantry down
 RocketMQ's own clients, mqadmin and dashboards work with the same NameServer address.
 """
