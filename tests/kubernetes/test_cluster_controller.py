@@ -467,7 +467,7 @@ async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: 
         await until(lambda: SWITCHOVER_RESULT in annotated(fake))
         answer = annotated(fake)[SWITCHOVER_RESULT]
         assert "failed: the failover of group a has not started: " in answer
-        assert "belongs to another cluster object" in answer
+        assert "belongs to a former cluster object" in answer
 
 
 async def test_an_incomplete_list_does_not_delay_the_failover(fake: FakeApi, api: KubeApi) -> None:

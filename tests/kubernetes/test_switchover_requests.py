@@ -201,7 +201,7 @@ async def test_a_request_starts_only_after_its_record_and_with_a_known_leader() 
     await resource.look()
     assert resource.asked == []
     leadership, resource.leadership = resource.leadership, None
-    asyncio.get_running_loop().call_later(0.1, setattr, resource, "cell", leadership)
+    asyncio.get_running_loop().call_later(0.1, setattr, resource, "leadership", leadership)
     await resource.look()
     assert resource.asked == [None]
     assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
