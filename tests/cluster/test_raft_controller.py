@@ -364,5 +364,5 @@ async def test_a_handover_does_not_fail_before_its_target_is_heard(
         if elected:
             assert await asked == "m1 leads a in epoch 2"
             return
-        with pytest.raises(SwitchoverFailed, match="no new leader came about in time"):
+        with pytest.raises(SwitchoverFailed, match="no new leader took over in time"):
             await asyncio.wait_for(asked, 1)

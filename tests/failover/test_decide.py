@@ -287,7 +287,7 @@ def test_rule_18_a_refusal_moves_the_version() -> None:
     assert isinstance(d, RejectProposal), "the leader removes no member"
     another = member(1, id=MemberId(1, "z"))
     [d] = decide(group(a=asking, b=another, leadership=leadership))
-    assert isinstance(d, RejectProposal), "the disk that was proposed is not there any more"
+    assert isinstance(d, RejectProposal), "the disk that was proposed does not run any more"
 
 
 def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_read() -> None:

@@ -55,9 +55,7 @@ async def test_a_switchover_of_an_unknown_group_is_not_requested(fake: FakeApi, 
 
 async def test_a_switchover_without_an_answer_is_withdrawn(fake: FakeApi, api: KubeApi) -> None:
     """Otherwise it would be carried out after the command has reported no answer."""
-    with pytest.raises(
-        TargetError, match=r"did not answer within 0 s: is it running\? The request is withdrawn"
-    ):
+    with pytest.raises(TargetError, match=r"did not answer within 0 s: is it running\? The request is withdrawn"):
         await opened(fake, api, {}).switchover("a", "demo-a-1", 0.3)
     assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
 

@@ -176,8 +176,8 @@ async def test_the_status_shows_changes_in_progress_and_failures(folder: Cluster
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
     loop = supervisor.watch_only("a")
     loop._report_problem("pass", "the role registry does not answer")
-    loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk is asked first", available=False))
-    supervisor._rolling.start("t-a-1 is a slave, and everyone is in sync")
+    loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk must report first", available=False))
+    supervisor._rolling.start("t-a-1 is a slave, and all members are in sync")
     server = await control.serve(folder, supervisor._handle)
     conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
     assert (conditions["Progressing"].status, conditions["Progressing"].message) == ("True", supervisor._rolling.reason)
@@ -185,8 +185,8 @@ async def test_the_status_shows_changes_in_progress_and_failures(folder: Cluster
         "True",
         "group a: the role registry does not answer",
     )
-    assert "group a: waiting for t-a-1: every disk is asked first" in conditions["Available"].message
-    assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk is asked first"
+    assert "group a: waiting for t-a-1: every disk must report first" in conditions["Available"].message
+    assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk must report first"
     server.close()
     await supervisor.close()
 

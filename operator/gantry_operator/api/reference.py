@@ -101,7 +101,7 @@ def render() -> str:
     root = schema()
     head = ["| field | type | default | meaning |", "|---|---|---|---|"]
     spec, status = root["properties"]["spec"], root["properties"]["status"]
-    lines = [INTRO, "## spec", "", *head, *_rows(spec, ""), "", "## What is refused, besides types and limits", ""]
+    lines = [INTRO, "## spec", "", *head, *_rows(spec, ""), "", "## Rules besides types and limits", ""]
     lines += [*dict.fromkeys(_rules(root, "")), "", "## status", "", *head, *_rows(status, ""), ""]
     return "\n".join(lines)
 

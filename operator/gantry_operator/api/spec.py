@@ -222,7 +222,7 @@ class BrokerClusterSpec(Model):
         "must allow any other image (image.allowed).", min_length=1, max_length=512,
     )  # fmt: skip
     imagePullPolicy: Literal["IfNotPresent", "Always", "Never"] = Field(
-        "IfNotPresent", description="When nodes pull the image."
+        "IfNotPresent", description="Condition for nodes to pull the image."
     )
     imagePullSecrets: list[str] = Field(
         default_factory=list, description="Names of Secrets with registry credentials.", max_length=16
@@ -243,7 +243,7 @@ class BrokerClusterSpec(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.mode != 'Raft' || self.brokerGroups.all(g, g.members >= 3)",
-            "brokerGroups has a group that is too small for mode Raft, where no member of it may fail: "
+            "brokerGroups has a group that is too small for mode Raft, which needs a majority after a failure: "
             "write members: 3 or more, or mode: MasterSlave",
             lambda s: s.mode != "Raft" or all(g.members >= 3 for g in s.brokerGroups),
             "brokerGroups",
@@ -257,7 +257,7 @@ class BrokerClusterSpec(Model):
         ),
         Rule(
             "self.brokerGroups.all(g, self.brokerGroups.exists_one(h, h.name == g.name))",
-            "brokerGroups has the same name twice: give each group a name of its own",
+            "brokerGroups has the same name twice: give each group its own name",
             _unique_names,
             "brokerGroups",
         ),

@@ -19,10 +19,10 @@ class Condition(_Status):
     """One aspect of the state, as in every Kubernetes object."""
 
     type: Literal["Available", "Progressing", "Degraded"] = Field(description="The aspect.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
     message: str = Field("", description="The state and the remedy, in words for users.")
-    lastTransitionTime: str = Field(description="When status last changed.")
+    lastTransitionTime: str = Field(description="Time of the last change of status.")
     observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
 
 
@@ -41,7 +41,7 @@ class MemberRow(_Status):
     address: str = Field("", description="Its own address.")
     node: str | None = Field(None, description="Node of its pod.")
     pid: int | None = Field(None, description="Process id (local mode).")
-    reason: str = Field("", description="Why it is not ready, in words.")
+    reason: str = Field("", description="Reason why it is not ready.")
 
 
 class NameServerRow(_Status):
@@ -87,15 +87,15 @@ class TopicSaving(_Status):
 class AnalyticsStatus(_Status):
     """The last runs of the report."""
 
-    lastRun: str | None = Field(None, description="When the last run started.")
+    lastRun: str | None = Field(None, description="Start of the last run.")
     lastResult: str | None = Field(None, description="Succeeded, Failed or Running.")
     message: str = Field("", description="Reason of the failure, or a summary of the findings.")
-    lastSuccess: str | None = Field(None, description="When the last good run ended.")
-    durationSeconds: float | None = Field(None, description="How long the last good run took.")
+    lastSuccess: str | None = Field(None, description="End of the last good run.")
+    durationSeconds: float | None = Field(None, description="Duration of the last good run.")
     scannedBytes: int | None = Field(None, description="Bytes of log that the last good run read.")
     report: str | None = Field(None, description="Location of the last good report.")
     topSavings: list[TopicSaving] = Field(default_factory=list, description="Topics with the largest savings.")
-    nextRun: str | None = Field(None, description="When it runs next.")
+    nextRun: str | None = Field(None, description="Time of the next run.")
 
 
 class BrokerClusterStatus(_Status):

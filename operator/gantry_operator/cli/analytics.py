@@ -161,13 +161,14 @@ def _memory(text: str) -> str:
 def analyze(
     source: SourceArgument = None,
     topics: Annotated[
-        list[str] | None, typer.Option(help="Only these, * and ? allowed; again or with commas for more.")
+        list[str] | None,
+        typer.Option(help="Only these topics, with * and ? as wildcards. Repeat it, or separate by commas."),
     ] = None,
     since: Annotated[str | None, typer.Option(help="Only records of the last 12h, 7d, ...")] = None,
     out: Annotated[
-        str | None, typer.Option(help="Where reports and state are kept; any path that Hadoop knows.")
+        str | None, typer.Option(help="Folder for reports and state: any path that Hadoop supports.")
     ] = None,
-    tombstones: Annotated[str, typer.Option(help="How long compaction would keep tombstones.")] = "24h",
+    tombstones: Annotated[str, typer.Option(help="Retention of tombstones for compaction.")] = "24h",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Hot keys of each topic.")] = 20,
     rate: Annotated[int, typer.Option(min=0, help="Bytes a second read from brokers; 0: no limit.")] = 0,
     token_file: TokenOption = None,
@@ -275,9 +276,9 @@ def _damage(found: dict[str, Any]) -> str:
 def compact(
     topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
     source: SourceArgument = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would save.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the compacted log there, as a new store directory.")] = None,
-    tombstones: Annotated[str, typer.Option(help="How long tombstones are kept.")] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report the savings.")] = False,
+    out: Annotated[Path | None, typer.Option(help="New store directory for the compacted log.")] = None,
+    tombstones: Annotated[str, typer.Option(help="Retention of tombstones.")] = "24h",
     as_of: Annotated[
         str | None,
         typer.Option(help="The time from which tombstones' age is counted, as a report's asOf. Default: now."),
@@ -333,7 +334,7 @@ def _as_of(text: str) -> int:
 
 def report(
     source: SourceArgument = None,
-    out: Annotated[str | None, typer.Option(help="Where `analyze --out` put it.")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder of `analyze --out`.")] = None,
     copy: Annotated[Path | None, typer.Option("--save", help="Copy the page there.")] = None,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
     directory: DirOption = None,

@@ -33,11 +33,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EPILOG,
-    help="RocketMQ-protocol broker clusters that keep their promises, on this machine or on Kubernetes.\n\n"
+    help="RocketMQ-protocol broker clusters on this machine or on Kubernetes.\n\n"
     "Begin with: [bold]gantry up examples/quickstart.yaml --detach[/bold]",
     rich_markup_mode="rich",
 )
-topic_app = typer.Typer(no_args_is_help=True, help="Make and list topics.", rich_markup_mode="rich")
+topic_app = typer.Typer(no_args_is_help=True, help="Create and list topics.", rich_markup_mode="rich")
 app.add_typer(topic_app, name="topic")
 dlq_app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +53,7 @@ app.add_typer(dlq_app, name="dlq")
 def up(
     file: Annotated[Path, typer.Argument(help="A BrokerCluster manifest, as for kubectl apply.", show_default=False)],
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Keep everything of the cluster here, not under your state folder.")
+        Path | None, typer.Option("--dir", help="Folder for all files of the cluster. Default: your state folder.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it with --detach.")] = 60.0,
@@ -86,7 +86,7 @@ def status(
 @app.command(epilog=EPILOG)
 def switchover(
     group: Annotated[str, typer.Argument(help="The broker group, as in spec.brokerGroups.", show_default=False)],
-    to: Annotated[str | None, typer.Option(help="Who shall lead, like demo-a-1. Default: the best.")] = None,
+    to: Annotated[str | None, typer.Option(help="The next leader, like demo-a-1. Default: the best candidate.")] = None,
     directory: DirOption = None,
     name: NameOption = None,
     context: ContextOption = None,
@@ -109,7 +109,7 @@ def down(
     directory: DirOption = None,
     name: NameOption = None,
     delete_data: Annotated[
-        bool, typer.Option("--delete-data", help="Delete the messages and everything else of the cluster, too.")
+        bool, typer.Option("--delete-data", help="Also delete the messages and all other files of the cluster.")
     ] = False,
 ) -> None:
     """Stop a local cluster cleanly. Its messages are kept for the next `gantry up`."""
@@ -155,22 +155,24 @@ def topic_list(
 def produce(
     topic: Annotated[
         str,
-        typer.Argument(help="Where to send. Made when it is not there, if the cluster makes any.", show_default=False),
+        typer.Argument(
+            help="The topic. The cluster creates a missing topic if it is configured to.", show_default=False
+        ),
     ],
     lines: Annotated[
         str | None, typer.Argument(metavar="[-]", help="'-': a message for each line of stdin.", show_default=False)
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Send so many messages of --size bytes.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Send this many messages of --size bytes.")] = None,
     size: Annotated[int, typer.Option(min=1, max=4_194_304, help="Bytes of each, with --count.")] = 100,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A message for each line of this file.")] = None,
     tags: Annotated[str, typer.Option(help="Tag of every message.")] = "",
     keys: Annotated[str, typer.Option(help="Key of every message; '{n}' is its number.")] = "",
-    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Sends that wait for their answer at once.")] = 32,
+    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Maximum of sends without an answer.")] = 32,
     patience: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Seconds for which a send that was not acknowledged is repeated; once one was given up, "
+            help="Seconds for which a send without acknowledgement is repeated. After one was given up, "
             "the others are tried once, until something is acknowledged.",
         ),
     ] = 30.0,
@@ -197,12 +199,12 @@ def produce(
 
 @app.command(epilog=EPILOG)
 def consume(
-    topic: Annotated[str, typer.Argument(help="What to read.", show_default=False)],
-    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group: it remembers how far you are.")],
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
-    timeout: Annotated[float | None, typer.Option(min=0, help="End when nothing came for so many seconds.")] = None,
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group. The cluster stores its position.")],
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without a message.")] = None,
     tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "*",
-    from_last: Annotated[bool, typer.Option("--from-last", help="A new group begins with what comes next.")] = False,
+    from_last: Annotated[bool, typer.Option("--from-last", help="A new group begins with the next message.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only count.")] = False,
     directory: DirOption = None,
     name: NameOption = None,
@@ -225,9 +227,7 @@ DeadGroupArgument = Annotated[str, typer.Argument(help="The consumer group.", sh
 IdOption = Annotated[
     list[str] | None, typer.Option("--id", help="Only the letter with this id, as read shows it; may be repeated.")
 ]
-OriginOption = Annotated[
-    str | None, typer.Option("--topic", help="Only letters that were sent to this topic at first.")
-]
+OriginOption = Annotated[str | None, typer.Option("--topic", help="Only letters whose original topic is this one.")]
 
 
 @dlq_app.command("list", epilog=EPILOG)
@@ -250,7 +250,7 @@ def dlq_read(
     group: DeadGroupArgument,
     ids: IdOption = None,
     topic: OriginOption = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
     waiting: Annotated[bool, typer.Option("--waiting", help="Only letters that were not sent again yet.")] = False,
     directory: DirOption = None,
     name: NameOption = None,
@@ -274,13 +274,13 @@ def dlq_resend(
     group: DeadGroupArgument,
     ids: IdOption = None,
     topic: OriginOption = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Also letters that were sent again before.")] = False,
     to: Annotated[
         str | None,
         typer.Option("--to", help="Send to this topic instead of the group: all groups of the topic get it."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report their number.")] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds for which a send is repeated.")] = 30.0,
     directory: DirOption = None,
     name: NameOption = None,

@@ -23,12 +23,12 @@ class Output(StrEnum):
 
 DirOption = Annotated[
     Path | None,
-    typer.Option("--dir", help="Folder of a local cluster. Without it: the one that you started.",
+    typer.Option("--dir", help="Folder of a local cluster. Default: the cluster that you started.",
                  rich_help_panel=CLUSTER),
 ]  # fmt: skip
 NameOption = Annotated[
     str | None,
-    typer.Option("--cluster", "-c", help="Name of the cluster, when there are several.", rich_help_panel=CLUSTER),
+    typer.Option("--cluster", "-c", help="Name of the cluster, if there are several.", rich_help_panel=CLUSTER),
 ]
 ContextOption = Annotated[
     str | None,

@@ -151,11 +151,9 @@ def _wait_ready(folder: ClusterFolder, timeout: float, child: subprocess.Popen[b
                 return
             missing = info["notReady"] or info["rolling"]
         time.sleep(POLL_S)
-    raise CliError(
-        f"not ready after {timeout:g} s: {missing}. It goes on trying: see `gantry status`", Exit.NOT_IN_TIME
-    )
+    raise CliError(f"not ready after {timeout:g} s: {missing}. It keeps trying: see `gantry status`", Exit.NOT_IN_TIME)
 
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

@@ -122,7 +122,7 @@ class GroupController(ABC):
         why = self.problem or (
             self.waits.reason if self.waits is not None else "the registry or the members have not answered yet"
         )
-        raise SwitchoverFailed(f"it is not known who leads {self.group}: {why}")
+        raise SwitchoverFailed(f"the leader of {self.group} is not known: {why}")
 
     @property
     def announced(self) -> bool:

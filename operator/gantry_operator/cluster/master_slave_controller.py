@@ -125,7 +125,7 @@ class MasterSlaveController(GroupController):
         # The reason of the last pass is outdated if no pass is possible now.
         failed = self._handover_problem or self._problems.get("pass", "")
         said = failed or (self._waited_for.reason if self._waited_for is not None else "") or self.problem
-        raise SwitchoverFailed(said or "no new master came about in time")
+        raise SwitchoverFailed(said or "no new master took over in time")
 
     def _under_way(self) -> bool:
         """A handover was requested, is ready, is being recorded, or was recorded just now."""

@@ -122,7 +122,7 @@ class RaftController(GroupController):
                     return f"{self.watches[now.master.member].name} leads {self.group} in epoch {now.epoch}"
         finally:
             self._request = None
-        raise SwitchoverFailed(self._refused or "no new leader came about in time")
+        raise SwitchoverFailed(self._refused or "no new leader took over in time")
 
     def _patience_s(self) -> float:
         return START_S if self._leadership is None else EVENT_AFTER_S

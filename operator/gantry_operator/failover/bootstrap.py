@@ -22,7 +22,7 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
         return recover(obs, "the registry has no record of this group, but its disks have")
     if blocking or not heard:
         names = _names(blocking or unheard)
-        return Wait("waiting-for-members", f"waiting for {names}: every disk is asked first", False)
+        return Wait("waiting-for-members", f"waiting for {names}: every disk must report first", False)
     full = [r for r in heard if not r.empty]
     if len(full) > 1:
         reason = (
@@ -55,19 +55,19 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     # The report is older than the last assignment, so the disk may hold a newer record.
     missing = [m for m in obs.members if not m.heard or m.pending]
     if missing and not (unclean and heard and min(m.reach_ms for m in missing) >= obs.settings.unclean_after_ms):
-        return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk is asked first", False)
+        return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk must report first", False)
     new_disks = [r for r in heard if r.empty]
     if new_disks and not unclean:
         reason = (
             f"{why}; the disk of member {', '.join(str(r.id.member) for r in new_disks)} is new, so its former state "
-            "is lost: bring it back, or set failover.unclean: true to go on with what is there"
+            "is lost: bring it back, or set failover.unclean: true to continue with the records on the other disks"
         )
         return Wait("recovery-blocked", reason, False)
     newest = max((r for r in heard if r.in_sync), key=lambda r: r.order, default=None)
     able = [] if newest is None else [r for r in heard if r.id in newest.in_sync]
     lost = newest is None or len(able) < len(newest.in_sync)
     if lost and not unclean:
-        return Wait("recovery-blocked", f"{why}; not every disk of the last in-sync set is there", False)
+        return Wait("recovery-blocked", f"{why}; a disk of the last in-sync set is missing", False)
     best: Report = max(able or heard, key=lambda r: (r.rank, -r.id.member))
     epoch = max(
         max(r.epoch for r in heard), max(r.highest_seen_epoch for r in heard), 0 if known is None else known.epoch
@@ -76,7 +76,7 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     said = [max(r.epoch, r.highest_seen_epoch) for r in heard if not r.empty]
     lowest = min(said, default=epoch) if known is None else known.epoch
     if jump := plausible.jump_refusal(lowest, epoch) or plausible.jump_refusal(epoch, epoch + LEAP):
-        return Wait("recover", f"{why}; what the members report cannot be of one group: {jump}", False)
+        return Wait("recover", f"{why}; the members' reports cannot belong to one group: {jump}", False)
     version = max(max(r.version for r in heard), 0 if known is None else known.version)
     in_sync = frozenset(r.id for r in able) | {best.id}
     return Recover(

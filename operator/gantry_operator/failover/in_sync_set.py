@@ -53,7 +53,7 @@ def review_proposal(
         if view is None:
             why_not = f"member {id.member} is not part of the group"
         elif view.gone or view.deleting or _refuses(view, fetched.get(id), leader_age_ms, STARTING_MS):
-            why_not = f"{view.name} is not there any more"
+            why_not = f"{view.name} does not run any more"
         elif view.reach == "refused":
             unsure = True
         elif view.report is not None and view.heard and view.report.id != id:
@@ -64,7 +64,9 @@ def review_proposal(
         return None
     who = names(obs, added) or "no new member"
     return ExpandInSyncSet(
-        leadership.with_set(proposal.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
+        leadership.with_set(proposal.in_sync),
+        added,
+        f"{who} {'have' if len(added) > 1 else 'has'} every acknowledged record",
     )
 
 
@@ -132,7 +134,7 @@ def _must_leave(
     if fetch_ms is not None and fetch_ms >= detection_ms:
         return f"has not fetched for {fetch_ms / 1000:.1f} s"
     if fetch_ms is None and view.reach == "silent" and view.silence_ms >= detection_ms:
-        return f"was not heard of for {view.silence_ms / 1000:.1f} s"
+        return f"was not heard for {view.silence_ms / 1000:.1f} s"
     report = view.report
     # A follower that refuses only a version still fetches, at long intervals if there are no new records.
     follows = report is not None and report.role == "Slave" and report.epoch == leadership.epoch
@@ -142,5 +144,5 @@ def _must_leave(
     full = report is not None and report.disk_full
     if view.stalled_ms >= (detection_ms if full else settings.stalled_ms):
         why = ": its disk is full" if full else ""
-        return f"has not acknowledged for {view.stalled_ms / 1000:.1f} s what its master had then{why}"
+        return f"has not acknowledged for {view.stalled_ms / 1000:.1f} s the records that its master had then{why}"
     return ""

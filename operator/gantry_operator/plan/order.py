@@ -66,14 +66,16 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
         return Step("replace", f"{worst.name} does not work, so it is replaced at once", worst.name)
     if still_counted:
         gone = ", ".join(map(str, still_counted))
-        return Step("wait", f"member {gone} has gone and has not left the group yet; the next one is replaced then")
+        return Step(
+            "wait", f"member {gone} has ended and is still counted by the group; the next one is replaced afterwards"
+        )
     if master is None:
         return Step("wait", "the group has no master; a member is replaced only while one serves")
     staying = [m for m in members if not m.leaving]
     away = [m for m in staying if not (m.ready and m.in_sync)]
     if away:
         names = ", ".join(m.name for m in away)
-        return Step("wait", f"{names} is not in sync; the next member is replaced once everyone is")
+        return Step("wait", f"{names} is not in sync; the next member is replaced once all are")
     candidates = [m for m in staying if not m.outdated and not m.master]
     if master.leaving and candidates:
         # First of all: members leave from the highest number down, and the master is never removed.
@@ -84,12 +86,12 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
         slaves = [m for m in slaves if not m.leaving] or slaves
     if slaves:
         slave = max(slaves, key=lambda m: (m.leaving, m.number))
-        return Step("replace", f"{slave.name} is a slave, and everyone is in sync", slave.name)
+        return Step("replace", f"{slave.name} is a slave, and all members are in sync", slave.name)
     if candidates:
         return _handover(master, candidates, "is the last to be replaced")
     if master.leaving:
         return Step("wait", f"{master.name} is master and no other member can take over, so it stays")
-    return Step("replace", f"{master.name} is the only member: the group is away while it restarts", master.name)
+    return Step("replace", f"{master.name} is the only member: the group is unavailable while it restarts", master.name)
 
 
 def _handover(master: MemberState, candidates: Sequence[MemberState], why: str) -> Step:

@@ -82,7 +82,7 @@ class AnalyticsReconciler:
             return None
         cron_job = self._objects.live("CronJob", manifests.name_of(cluster.name))
         if cron_job is None:
-            self._problem = self._problem or "a run was asked for, but there is no spec.analytics: write it first"
+            self._problem = self._problem or "a run was requested, but there is no spec.analytics: write it first"
         else:
             await self._start(cluster, cron_job)
         patch = {"metadata": {"annotations": {manifests.ANALYZE_ANNOTATION: None}}}
@@ -96,7 +96,7 @@ class AnalyticsReconciler:
         there, _ = await self._api.list(JOB, cluster.namespace, label)
         running = jobs.at_work(there)
         if running is not None:
-            message = f"asked for a report, but {running} is at work on it already"
+            message = f"a report was requested, but {running} is running already"
             self._events.record("Normal", "AnalysisAlreadyRunning", message)
             return
         stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
