@@ -99,7 +99,7 @@ async def test_a_requested_run_suspends_the_schedule_until_it_ends(rig: Rig) -> 
     assert len(rig.jobs) == 1, "never two at once"
     await rig.events.close()
     said = [o["message"] for (kind, _, _), o in rig.fake.objects.items() if kind == "Event"]
-    assert any("is at work on it already" in text for text in said)
+    assert any("is running already" in text for text in said)
 
     conditions = [{"type": "Complete", "status": "True"}]
     rig.fake.put(rig.jobs[0] | {"status": {"conditions": conditions}})

@@ -151,7 +151,7 @@ async def test_ports_of_running_members_are_forwarded_though_the_spec_is_refused
 
 
 async def test_an_unknown_plan_is_reported(fake: FakeApi, api: KubeApi) -> None:
-    with pytest.raises(TargetError, match=r"refused, and the status does not say what runs: spec\.mode is 7"):
+    with pytest.raises(TargetError, match=r"refused, and the status names no running groups: spec\.mode is 7"):
         await opened(fake, api, {}, mode=7).name_servers()
 
 

@@ -72,7 +72,7 @@ def test_unread_output_is_not_consumed(cluster: Cluster) -> None:
         )
     assert (refused.returncode, refused.stderr) == (
         1,
-        "error: what was received cannot be written: No space left on device\n",
+        "error: received messages cannot be written to stdout: No space left on device\n",
     )
     rest = cluster.gantry("consume", "Piped", "--group", "g", "--timeout", "2")
     left = len(rest.stdout.splitlines())

@@ -195,6 +195,6 @@ async def test_another_command_at_work_is_not_called_a_supervisor(folder: Cluste
     """`gantry down` holds the lock as well, and so does `gantry switchover`."""
     with (
         take_lock(folder),
-        pytest.raises(ControlError, match="another command is at work here, or `gantry up` is just starting"),
+        pytest.raises(ControlError, match="another command uses this cluster, or `gantry up` is just starting"),
     ):
         await switchover_once(folder, "a", None)

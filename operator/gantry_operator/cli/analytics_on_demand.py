@@ -87,7 +87,7 @@ async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) ->
             return now
         if failed and now.get("message") != before.get("message"):
             raise CliError(str(now.get("message", "")))
-    raise CliError(f"no run ended within {timeout_s:.0f} s; gantry status shows what became of it", Exit.NOT_IN_TIME)
+    raise CliError(f"no run ended within {timeout_s:.0f} s; see gantry status for its result", Exit.NOT_IN_TIME)
 
 
 async def fetch(context: str | None, namespace: str | None, name: str | None, file: str) -> tuple[str, bytes]:

@@ -93,7 +93,7 @@ def run_resend(target: Target, choice: Choice, to: str | None, patience: float, 
             note("all were sent again before; --all sends them once more")
     if result["problem"]:
         raise CliError(
-            f"stopped after {result['sent']} letters: {result['problem']}. Run it again: it goes on from there"
+            f"stopped after {result['sent']} letters: {result['problem']}. Run it again: it continues from there"
         )
 
 

@@ -205,7 +205,7 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
     for error in unwritten:
         if isinstance(error, BrokenPipeError):
             raise error
-        raise CliError(f"what was received cannot be written: {error.strerror}")
+        raise CliError(f"received messages cannot be written to stdout: {error.strerror}")
     if options.quiet and as_json:
         print_json({"topic": options.topic, "group": options.group, "messages": seen})
     else:

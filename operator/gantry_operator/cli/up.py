@@ -97,7 +97,7 @@ def _claim(folder: ClusterFolder) -> IO[str]:
         return take_lock(folder)
     except AlreadySupervised:
         raise CliError(
-            "another command is at work on this cluster, or another `gantry up` is just starting: try again"
+            "another command uses this cluster, or another `gantry up` is just starting: try again"
         ) from None
     except OSError as error:
         raise CliError(f"{folder.root} cannot be used: {error}") from None
@@ -119,7 +119,7 @@ def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
     except ValidationError as error:
         fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors())
         raise CliError(
-            f"{folder.manifest} was written by another version of gantry ({fields} cannot be read): go on with that "
+            f"{folder.manifest} was written by another version of gantry ({fields} cannot be read): use that "
             "version, or use another --dir"
         ) from None
     except OSError as error:

@@ -49,7 +49,7 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
 
 
 class RollingChange:
-    """Of one cluster. `on_event` receives events; `on_news` is called when `progress` changes."""
+    """The rolling changes of one cluster. `on_event` receives events; `on_news` is called when `progress` changes."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ def _refused(
     old: BrokerClusterStatus, observed: ObservedState, rows: list[MemberRow], now: str, generation: int
 ) -> BrokerClusterStatus:
     """The status under a refused spec: the last valid spec still applies. It shows leaders, members and the refusal."""
-    message = f"the spec is refused and changes nothing that runs: {observed.refused}"
+    message = f"the spec is refused and the running cluster is unchanged: {observed.refused}"
     changed = {
         "Progressing": _condition(old, "Progressing", "False", "InvalidSpec", message, now, generation),
     }
@@ -166,10 +166,10 @@ def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answe
 
 def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, str]:
     if paused:
-        return "False", "Paused", "the annotation gantry.dev/paused holds changes back; failover goes on"
+        return "False", "Paused", "the annotation gantry.dev/paused stops changes; failover continues"
     if observed.progress:
         return "True", "Reconciling", "; ".join(observed.progress)
-    return "False", "Reconciled", "everything is as the spec says"
+    return "False", "Reconciled", "the cluster matches the spec"
 
 
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:

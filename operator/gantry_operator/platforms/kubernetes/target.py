@@ -182,7 +182,7 @@ class KubeTarget:
             try:
                 self._forwarded = await ForwardedCluster.open(self.api, resource)
             except ManifestError as error:
-                raise TargetError(f"the spec is refused, and the status does not say what runs: {error}") from None
+                raise TargetError(f"the spec is refused, and the status names no running groups: {error}") from None
         return self._forwarded
 
     async def token(self) -> str:

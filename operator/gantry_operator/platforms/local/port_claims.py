@@ -81,7 +81,7 @@ def _locked(path: Path) -> IO[str]:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 lock.close()
-                raise TimeoutError(f"another `gantry up` holds {path} and does not go on") from None
+                raise TimeoutError(f"another `gantry up` holds {path} for too long") from None
         except OSError:
             lock.close()
             raise

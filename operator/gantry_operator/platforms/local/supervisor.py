@@ -329,7 +329,7 @@ class Supervisor:
         except KeyError as error:
             raise control.ControlError(str(error.args[0])) from None
         try:
-            done = await self.controllers[group].switchover(number, "asked for by gantry switchover")
+            done = await self.controllers[group].switchover(number, "requested by gantry switchover")
         except SwitchoverFailed as error:
             raise control.ControlError(str(error)) from None
         return {"done": done}

@@ -21,7 +21,7 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
     try:
         lock = take_lock(folder)
     except AlreadySupervised:
-        raise ControlError("another command is at work here, or `gantry up` is just starting: try again") from None
+        raise ControlError("another command uses this cluster, or `gantry up` is just starting: try again") from None
     with lock:
         supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
         task: asyncio.Task[None] | None = None
@@ -29,7 +29,7 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
             controller = supervisor.watch_only(group)
             number = None if to is None else supervisor.plan.member_of(group, to).number
             task = asyncio.create_task(controller.run())
-            done = await controller.switchover(number, "asked for by gantry switchover")
+            done = await controller.switchover(number, "requested by gantry switchover")
             await _announced(
                 controller, done, ANNOUNCED_S + failover_settings(supervisor.cluster.spec).detection_ms / 1000
             )

@@ -101,7 +101,7 @@ class AnalyticsReconciler:
             return
         stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
         self._started = await self._api.create(jobs.job_now(cron_job, stamp))
-        self._events.record("Normal", "AnalysisStarted", f"{self._started['metadata']['name']}: asked for")
+        self._events.record("Normal", "AnalysisStarted", f"{self._started['metadata']['name']}: requested")
 
     def _by_hand_at_work(self, cluster: BrokerCluster) -> bool:
         """Whether a run outside the schedule is active. Its Job may not be in the cache yet."""
