@@ -76,7 +76,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_help_of_dead_letters_says_what_comes_of_it(tmp_path: Path) -> None:
     said = " ".join(gantry(tmp_path, "dlq", "resend", "--help").stdout.replace("│", " ").split())
     assert "to this group alone, with all its tries" in said
-    assert "The cluster remembers how far it came" in said
+    assert "The cluster stores the progress" in said
     assert "gantry dlq read billing" in " ".join(gantry(tmp_path, "dlq", "--help").stdout.split())
 
 

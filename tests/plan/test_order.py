@@ -93,7 +93,7 @@ def test_without_a_master_only_broken_members_are_touched() -> None:
 def test_a_single_member_is_replaced_and_the_reason_says_what_that_means() -> None:
     step = next_step([member(0, outdated=True)])
     assert (step.kind, step.member) == ("replace", "demo-a-0")
-    assert "away" in step.reason
+    assert "unavailable" in step.reason
 
 
 @st.composite
