@@ -1,4 +1,4 @@
-"""The CRD is what the models say, and has the form that Kubernetes asks for."""
+"""The CRD matches the models and has Kubernetes' required form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused, and in which words: the path of the field, its value, what to write instead."""
+"""Refused manifests and their messages: the path of the field, its value, and the value to write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (manifest(brokerGroups=[]), "spec.brokerGroups", "at least 1"),
     (manifest(brokerGroups=[{"name": "A"}]), "spec.brokerGroups[0].name", "lower-case letters"),
     (manifest(brokerGroups=[{"name": "master"}]), "spec.brokerGroups[0].name", "reserved"),
-    (manifest(brokerGroups=[{"name": "a"}, {"name": "a"}]), "spec.brokerGroups", "a name of its own"),
+    (manifest(brokerGroups=[{"name": "a"}, {"name": "a"}]), "spec.brokerGroups", "its own name"),
     (manifest(brokerGroups=[{"name": "a", "members": 0}]), "spec.brokerGroups[0].members", "1 or more"),
     (manifest(brokerGroups=[{"members": 3}]), "spec.brokerGroups[0].name", "is missing"),
     (manifest(brokerGroups=[{"name": "a", "member": 3}]), "spec.brokerGroups[0].member", "did you mean members?"),
@@ -75,7 +75,7 @@ def test_bad_input_is_explained(document: dict[str, Any], path: str, words: str)
     assert str(caught.value).startswith("demo.yaml: ")
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ManifestError) as caught:
         parse_manifest(manifest(replicaton="Sync", flush="Never", minInSyncReplicas=0))
     assert {p.path for p in caught.value.problems} == {"spec.replicaton", "spec.flush", "spec.minInSyncReplicas"}
@@ -103,7 +103,7 @@ def test_other_documents_are_passed_over(tmp_path: Path) -> None:
     assert load_manifest(file).name == "demo"
 
 
-def test_what_the_api_server_adds_is_taken(tmp_path: Path) -> None:
+def test_additions_of_the_api_server_are_accepted(tmp_path: Path) -> None:
     """A stored object has defaults, managed fields and a status."""
     cluster = parse_manifest(manifest())
     stored = cluster.model_dump(mode="json", by_alias=True, exclude_none=True)

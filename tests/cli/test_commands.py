@@ -1,4 +1,4 @@
-"""What the commands say when something is wrong, and how they look up clusters."""
+"""Error messages of the commands, and the lookup of clusters."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_help_of_dead_letters_says_what_comes_of_it(tmp_path: Path) -> None:
     said = " ".join(gantry(tmp_path, "dlq", "resend", "--help").stdout.replace("│", " ").split())
     assert "to this group alone, with all its tries" in said
-    assert "The cluster remembers how far it came" in said
+    assert "The cluster stores the progress" in said
     assert "gantry dlq read billing" in " ".join(gantry(tmp_path, "dlq", "--help").stdout.split())
 
 
-def test_produce_wants_to_know_what(tmp_path: Path) -> None:
+def test_produce_requires_a_source(tmp_path: Path) -> None:
     done = gantry(tmp_path, "produce", "T")
     assert done.returncode == 2
     assert "--count N" in done.stderr

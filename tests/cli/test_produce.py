@@ -1,4 +1,4 @@
-"""`gantry produce` where nothing is acknowledged: its patience is for a failover, not for each message anew."""
+"""`gantry produce` without acknowledgements: its patience covers one failover, not each message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_FLIGHT = 2
 
 
 class Servers:
-    """In place of a cluster."""
+    """Replaces a cluster."""
 
     @asynccontextmanager
     async def name_servers(self) -> AsyncIterator[str]:
@@ -49,10 +49,10 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     return tries
 
 
-def test_one_that_was_given_up_is_the_end_of_patience_for_all(tried: Counter[bytes]) -> None:
+def test_one_send_given_up_ends_the_patience_for_all(tried: Counter[bytes]) -> None:
     options = ProduceOptions("T", 500, 10, None, "", "", IN_FLIGHT, 0.1)
     with pytest.raises(CliError, match="499 messages were not acknowledged; the first: no broker takes"):
         run_produce(Servers(), options, as_json=False)  # type: ignore[arg-type]
     assert len(tried) == 500
-    # Those that were under way at first, and those that began after something was acknowledged.
+    # Those in flight at first, and those that began after the acknowledgement.
     assert sum(times > 1 for times in tried.values()) <= 2 * IN_FLIGHT

@@ -1,4 +1,4 @@
-"""The project's own files: locks that fit, and nothing in them that names an index or a machine."""
+"""The project's own files: lock files are current, and no file names an index or a machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A stand-in for a Kubernetes Service over a broker group: one address, whose new connections go to labelled members.
+"""A stand-in for a Kubernetes Service over a broker group: one address that leads to labelled members.
 
-As kube-proxy does it: a changed label counts for new connections some hundred milliseconds later, and connections that
-exist stay where they are.
+Like kube-proxy, it applies a changed label to new connections some hundred milliseconds later, and keeps existing
+connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Service:
         self.address = ""
         self.lag_s = lag_s
         self.carries: Counter[int] = Counter()
-        """How many connections lead to each member's port now."""
+        """Number of connections to each member's port now."""
         self._labelled: frozenset[int] = frozenset()
         self._leads_to: list[int] = []
         self._random = random.Random(seed)
@@ -44,7 +44,7 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def label(self, ports: Iterable[int]) -> None:
-        """Members, by their ports, that have the label from now on."""
+        """Set the members, by their ports, that have the label from now on."""
         self._labelled = frozenset(ports)
         asyncio.get_running_loop().call_later(self.lag_s, self._follow, sorted(self._labelled))
 

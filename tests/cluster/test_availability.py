@@ -1,4 +1,4 @@
-"""`Available` is what a client finds, and is asked again as soon as that may have changed."""
+"""`Available` is the result of a client's send and read, and is checked again after each relevant change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVERS = ["10.0.0.9:9876"]
 
 
 class Group:
-    """`said`: what a client finds now."""
+    """`said`: the result of a client's check now."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: str | None = None
@@ -59,10 +59,10 @@ async def available(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
     ],
     ids=["a member is away", "the master has no room", "the NameServer is away"],
 )
-async def test_under_the_same_master_a_group_is_asked_again_when_something_is_not_as_it_was(
+async def test_a_group_is_checked_again_after_a_change_under_the_same_master(
     monkeypatch: pytest.MonkeyPatch, answering: object, servers: list[str]
 ) -> None:
-    """Too few members for `minInSyncReplicas`, for example: it was called available for a minute more."""
+    """Too few members for `minInSyncReplicas`, for example."""
     async with available(monkeypatch) as group:
         group.said = "a message was not acknowledged"
         group.watch(answering, servers)

@@ -1,4 +1,4 @@
-"""Which leader is asked to hand over though nothing is wrong with it."""
+"""Handovers for leader preference and balance, without a failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_leaders_on_one_node_are_spread() -> None:
     assert next_move(groups) is None
 
 
-def test_without_nodes_or_without_the_wish_nothing_is_spread() -> None:
+def test_without_nodes_or_without_the_preference_no_leader_moves() -> None:
     nowhere = dict.fromkeys(NODES, "")
     assert next_move([Standing(name, 0, nowhere, spread=True) for name in "abc"]) is None
     assert next_move([Standing(name, 0, NODES) for name in "abc"]) is None

@@ -1,4 +1,4 @@
-"""A new master whose answer to its assignment was lost: its status line says that it leads."""
+"""A new leader whose answer to its assignment was lost: its status line says that it leads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEADERSHIP = LeadershipRecord(7, 3, NEW, frozenset({OLD, NEW}))
 @pytest.mark.parametrize(
     ("role", "epoch", "told"), [("Master", 7, 1), ("Waiting", 7, 0), ("Slave", 6, 0), ("Master", 6, 0)]
 )
-def test_the_change_is_told_once_the_master_says_that_it_leads(
+def test_the_change_is_reported_once_the_leader_says_that_it_leads(
     monkeypatch: pytest.MonkeyPatch, role: str, epoch: int, told: int
 ) -> None:
     loop = MasterSlaveController.__new__(MasterSlaveController)

@@ -1,4 +1,4 @@
-"""What members are told: a refusal counts for a moment, not for ever."""
+"""Assignments to members: a refusal counts for a moment, not for ever."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ConsumerAdmin = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable
 async def telling(
     answering: ConsumerAdmin, now: Callable[[], float]
 ) -> AsyncIterator[tuple[MemberClient, asyncio.Event]]:
-    """A member_client that is telling `CELL` to a member, and what is set once it has answered."""
+    """A member client that is sending `CELL` to a member, and an event that is set after the answer."""
     woken = asyncio.Event()
     server = await asyncio.start_server(answering, "127.0.0.1", 0)
     url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
@@ -52,23 +52,27 @@ async def telling(
     server.close()
 
 
-async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs() -> None:
-    """A group of one: nobody else can be promoted, so its last refusal would hold it back for ever."""
+async def test_a_member_that_refused_while_it_stopped_is_assigned_again_once_it_runs() -> None:
+    """A group of one: no other member can be promoted, so its last refusal would delay it for ever."""
     now = 100.0
     async with telling(refuse, lambda: now) as (member_client, woken):
         await asyncio.wait_for(woken.wait(), 5)
         assert member_client.refusal(0, LEADERSHIP) == "it stops"
-        assert member_client.refusal(0, LEADERSHIP.touched()) == "", "another cell was not refused"
+        assert member_client.refusal(0, LEADERSHIP.touched()) == "", "another record was not refused"
         now += REFUSED_FOR_S
         assert member_client.refusal(0, LEADERSHIP) == ""
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [("500 Internal Server Error", "read-only disk here"), ("401 Unauthorized", "another token"), ("422 ?", "a cell?")],
+    [
+        ("500 Internal Server Error", "read-only disk here"),
+        ("401 Unauthorized", "another token"),
+        ("422 ?", "a record?"),
+    ],
 )
-async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it(status: str, said: str) -> None:
-    """Another one must be asked: it would be waited for as one that was not told yet."""
+async def test_a_member_that_cannot_carry_out_its_assignment_has_refused_it(status: str, said: str) -> None:
+    """Another member must be chosen. Otherwise the group would wait for this one's answer."""
 
     async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -86,8 +90,8 @@ async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it(sta
         assert member_client.lacks_token(0) == status.startswith("401")
 
 
-async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_answer() -> None:
-    """The next line may come a second later: nobody would be taken out of the set until then."""
+async def test_a_line_with_the_assignment_counts_though_it_came_before_the_answer() -> None:
+    """The next line may come a second later. Until then no member could be removed from the set."""
     async with telling(accept, lambda: 100.0) as (member_client, woken):
         assert member_client.pending(0, 99.0, (2, 1))
         assert not member_client.pending(0, 99.0, LEADERSHIP.order), "the line came while the question was under way"
@@ -97,7 +101,7 @@ async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_an
         assert not member_client.pending(0, 101.0, (2, 1)), "a newer line counts whatever it says"
 
 
-async def test_what_a_member_accepted_of_unclean_is_remembered() -> None:
+async def test_an_accepted_unclean_flag_is_remembered() -> None:
     async with telling(accept, lambda: 100.0) as (member_client, woken):
         assert member_client.assigned_unclean(0) is None, "it has not answered"
         await asyncio.wait_for(woken.wait(), 5)
@@ -124,10 +128,10 @@ async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> Non
         assert await refused_again(0) == 0
         assert await refused_again(2.1) == pytest.approx(2.1)
         assert await refused_again(2.1) == pytest.approx(4.2)
-        assert await refused_again(60) == 0, "nobody knows what was between"
+        assert await refused_again(60) == 0, "the time between is not known"
 
 
-async def test_what_is_refused_is_told_again_soon_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_assignment_is_sent_again_soon_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A member whose disk is full may refuse for hours."""
     now, asked = 100.0, 0
 

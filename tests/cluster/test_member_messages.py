@@ -1,4 +1,4 @@
-"""The quick reading of a status line gives what the model gives."""
+"""The fast parser of a status line returns the same as the model."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_a_line_as_the_model_writes_it() -> None:
 
 
 @pytest.mark.parametrize("line", [{}, {"member": 3}, {"member": {"member": 0, "incarnation": "x"}, "role": "Slave"}])
-def test_what_is_no_status_is_said_to_be_none(line: dict[str, object]) -> None:
+def test_an_invalid_status_is_reported(line: dict[str, object]) -> None:
     with pytest.raises(BadStatus, match="not a member's status"):
         report_from(line)

@@ -40,7 +40,7 @@ def test_lines_of_a_calm_group_are_no_news() -> None:
         {"followers": ()},
     ],
 )
-def test_what_may_have_to_be_decided_on_is_news(changes: dict[str, Any]) -> None:
+def test_a_line_that_needs_a_decision_is_news(changes: dict[str, Any]) -> None:
     assert not says_nothing_new(CALM, replace(CALM, **changes))
 
 
@@ -53,7 +53,7 @@ def line(name: str) -> bytes:
 
 
 async def follow(name: str) -> MemberWatch:
-    """Of a member called demo-a-0, at an address where a process called `name` answers."""
+    """A watch of a member called demo-a-0, at an address of a process called `name`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -75,7 +75,7 @@ async def follow(name: str) -> MemberWatch:
     return watch
 
 
-async def test_what_a_member_says_is_taken() -> None:
+async def test_the_report_of_a_member_is_stored() -> None:
     watch = await follow("demo-a-0")
     assert watch.report is not None
     assert watch.report.epoch == 3

@@ -1,4 +1,4 @@
-"""What the loop over a group in mode Raft tells of a change of the leader, and of members that leave."""
+"""Events of the controller of a Raft group: changes of the leader, and members that leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 0.06
 
 
 class Place:
-    """Members that say what the test lets them say."""
+    """Members whose reports the test sets."""
 
     def __init__(self, count: int) -> None:
         self.planned = count
@@ -43,7 +43,7 @@ class Place:
         return self.known.get(name, ProcessState())
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """Nobody asks."""
+        """Sends no request."""
 
     def event(self, event: Event) -> None:
         self.events.append(event)
@@ -53,7 +53,7 @@ class Place:
 
 
 class Told(MemberClient):
-    """Answers as the test says."""
+    """Answers as the test sets it."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         super().__init__(HTTP, wake, time.monotonic)
@@ -74,7 +74,7 @@ class Told(MemberClient):
 
 
 class Group(RaftController):
-    """The loop without connections; `look` is one pass, and what it began."""
+    """A controller without connections. `look` is one pass and its requests."""
 
     def __init__(self, count: int = 3) -> None:
         self.place = Place(count)
@@ -89,7 +89,7 @@ class Group(RaftController):
         self.led_by(0, epoch=1)
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        """The test speaks for the members."""
+        """The test sets the members' reports."""
 
     def led_by(self, leader: int, epoch: int, version: int = 1, **says: Any) -> None:
         for member in self.ids[: self.place.planned]:
@@ -101,7 +101,7 @@ class Group(RaftController):
                 watch.report = replace(watch.report, followers=silent, **says)
 
     async def look(self, *, guarded: bool = False) -> None:
-        """`guarded`: as the loop looks, so that what the last pass found out does not hide what has not succeeded."""
+        """`guarded`: like the loop, so that the pass's result does not hide an earlier failure."""
         for watch in self.watches.values():
             watch.line_at = self._clock.now()
         await (self._guarded_pass() if guarded else self._pass())
@@ -151,7 +151,7 @@ async def test_how_long_a_group_was_without_a_leader() -> None:
     assert change.duration_ms >= WAIT_S * 1000
     assert (change.old, change.new, change.planned, change.reason) == ("m0", "m1", False, "elected by the group")
     assert [e.kind for e in group.place.events if e.reason == "LeaderElected"] == ["Warning"]
-    group.led_by(2, epoch=3)  # Nobody was away: nothing was waited for.
+    group.led_by(2, epoch=3)  # No member was away, so there was no wait.
     await group.look()
     assert group.place.changes[1].duration_ms < WAIT_S * 1000
 
@@ -165,7 +165,7 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
     else:
         group.led_by(0, epoch=1, not_promotable="its disk is full")
     for _ in range(3):
-        await group.look()  # The last line of who has handed over may still say that it leads.
+        await group.look()  # The last line of the former leader may still say that it leads.
     [target] = group.told.handovers
     await asyncio.sleep(WAIT_S)
     group.led_by(target.member, epoch=2)
@@ -180,7 +180,7 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
 
 async def test_a_leader_that_died_before_it_handed_over_was_not_replaced_as_planned() -> None:
     group = Group()
-    group.told.handover_answer = (False, "the master did not answer the hand-over")
+    group.told.handover_answer = (False, "the master did not answer the handover request")
     await group.look()
     group.led_by(0, epoch=1, not_promotable="its disk is full")
     await group.look()
@@ -226,7 +226,7 @@ async def test_a_member_is_removed_once_though_the_old_status_line_still_has_it(
     assert group.told_of("GroupControllerFailed") == []
 
 
-async def test_a_removal_that_was_undone_is_asked_for_again() -> None:
+async def test_a_removal_that_was_undone_is_requested_again() -> None:
     group = with_two_gone()
     await group.look()
     group.led_by(1, epoch=2, version=1)
@@ -248,7 +248,7 @@ async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch
     assert problem == f"member 4 cannot leave the group: {group.told.removal_answer}"
 
 
-async def test_a_removal_that_stays_refused_is_told_once_until_the_reason_changes(
+async def test_a_refused_removal_is_reported_once_until_the_reason_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
@@ -292,7 +292,7 @@ async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.Mon
     assert len(group.told_of("ElectionInProgress")) == 1, "once there was a leader it is missed soon"
 
 
-async def test_a_wish_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> None:
+async def test_a_request_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> None:
     group = Group()
     await group.look()
     group.watches[2].reach = "refused"
@@ -309,7 +309,7 @@ async def test_a_wish_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> 
         await asked
 
 
-async def test_a_leader_that_was_elected_anew_is_not_the_other_one_that_was_asked_for() -> None:
+async def test_a_leader_that_was_elected_again_is_not_the_requested_other_one() -> None:
     group = Group()
     group.told.handover_answer = (False, "the target is behind")
     await group.look()
@@ -321,8 +321,8 @@ async def test_a_leader_that_was_elected_anew_is_not_the_other_one_that_was_aske
         await asked
 
 
-async def test_a_loop_that_has_not_looked_yet_does_not_say_that_nobody_leads() -> None:
-    """As under `gantry switchover` without a supervisor, and under an operator that has just begun to lead."""
+async def test_a_controller_before_its_first_pass_does_not_report_a_missing_leader() -> None:
+    """As with `gantry switchover` without a supervisor, or with an operator that has just started to lead."""
     group = Group()
     asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
     await asyncio.sleep(0)
@@ -344,10 +344,10 @@ async def test_a_group_that_elects_for_long_says_so() -> None:
 
 
 @pytest.mark.parametrize("elected", [True, False])
-async def test_a_hand_over_whose_heir_was_not_heard_yet_is_not_called_failed(
+async def test_a_handover_does_not_fail_before_its_target_is_heard(
     monkeypatch: pytest.MonkeyPatch, elected: bool
 ) -> None:
-    """The leader has said that another one leads: that one's own line comes a moment later."""
+    """The leader has reported another leader, whose own line comes a moment later."""
     monkeypatch.setattr(raft, "ELECTED_S", 0.3)
     group = Group()
 
@@ -364,5 +364,5 @@ async def test_a_hand_over_whose_heir_was_not_heard_yet_is_not_called_failed(
         if elected:
             assert await asked == "m1 leads a in epoch 2"
             return
-        with pytest.raises(SwitchoverFailed, match="no new leader came about in time"):
+        with pytest.raises(SwitchoverFailed, match="no new leader took over in time"):
             await asyncio.wait_for(asked, 1)

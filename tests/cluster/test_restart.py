@@ -1,4 +1,4 @@
-"""An exception inside the failover loop is reported and does not end the failover: brokers of two members, for real."""
+"""An exception in the failover loop is reported and does not end the failover. Real brokers of two members."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Group:
         return made
 
     def master(self) -> int | None:
-        """Who leads, as the newest loop hears it from the member itself."""
+        """The leader by its own report to the newest controller."""
         for watch in self.controllers[-1].watches.values():
             report = watch.report
             if report is not None and watch.reach == "ok" and report.role == "Master" and watch.name in self.running:
@@ -95,7 +95,7 @@ class Group:
         return ProcessState(gone=name not in self.running)
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """The address is each member's own here."""
+        """Each member has its own address here."""
 
     def event(self, event: Event) -> None:
         self.events.append(event)
@@ -177,16 +177,16 @@ async def test_a_loop_that_ends_is_reported_and_another_takes_over(
 async def test_a_loop_that_dies_while_the_master_does_too_loses_no_failover(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first loop was doing when it failed (a swap made, nothing told yet) is finished by the next one."""
+    """The next controller completes the step of the failed one: a swap without its assignments."""
     async with kept(group):
 
         def broken(*_: object) -> None:
-            raise RuntimeError("nothing can be told")
+            raise RuntimeError("no assignment can be sent")
 
         monkeypatch.setattr(group.controllers[0], "_send_assignment", broken)
         monkeypatch.setattr(group.controllers[0], "_report_problem", broken)
         await _fail_over(group)
-        assert failures(group) == ["RuntimeError: nothing can be told; it is started again"]
+        assert failures(group) == ["RuntimeError: no assignment can be sent; it is started again"]
         assert len(group.controllers) == 2
 
 
@@ -218,7 +218,7 @@ def test_an_event_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -
 
 
 async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_nothing(group: Group) -> None:
-    """Its report counts as none until it is possible again; its epoch never gets into the registry."""
+    """Its report is ignored until it is plausible again. Its epoch never reaches the registry."""
     async with kept(group):
         loop = group.controllers[-1]
         before = group.registry.read_now("a")

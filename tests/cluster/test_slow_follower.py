@@ -1,4 +1,4 @@
-"""A follower that acknowledges, and too late: senders wait for it, so that in the end none is answered in time."""
+"""A follower that acknowledges too late: writes wait for it, and in the end all time out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SET = frozenset({MASTER, SLAVE})
 
 
 class Group(MasterSlaveController):
-    """What is seen of two members, a second after the other."""
+    """Two observations of two members, one second apart."""
 
     def __init__(self) -> None:
         self._goals = {}
@@ -43,8 +43,8 @@ def test_one_that_is_always_a_second_behind_is_well() -> None:
     assert max(group.second(end=50_000 * n, acked=50_000 * (n - 1)) for n in range(1, 60)) <= 1_000
 
 
-def test_what_another_master_had_is_not_waited_for() -> None:
-    """It may have been cut."""
+def test_acknowledgements_for_another_leaders_log_do_not_count() -> None:
+    """Its log may have been truncated."""
     group = Group()
     group.second(end=9_000, acked=1_000)
     assert [group.second(end=1_000 + n, acked=1_000 + n, epoch=2, master=SLAVE) for n in range(20)] == [0] * 20

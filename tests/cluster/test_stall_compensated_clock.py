@@ -1,4 +1,4 @@
-"""Time in which this program did not run is no evidence that others were silent."""
+"""Time in which this program did not run is no evidence of silence."""
 
 from __future__ import annotations
 

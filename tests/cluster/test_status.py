@@ -1,4 +1,4 @@
-"""The status: phases and conditions from what is observed, with times that move only when a condition turns."""
+"""The status: phases and conditions from observations. Times move only when a condition turns."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_all_is_well() -> None:
 
 
 def test_running_pods_do_not_make_it_available() -> None:
-    """Every pod is ready, and yet nobody has sent and read a message."""
+    """Every pod is ready, but no check has sent and read a message yet."""
     assert condition(made(observed(available={})), "Available")[:2] == ("False", "ProbePending")
     said = condition(made(observed(available={"a": "it does not answer"})), "Available")
     assert said == ("False", "ProbeFailed", "group a: it does not answer")
 
 
-def test_a_lost_member_degrades_and_the_reason_is_told() -> None:
+def test_a_lost_member_degrades_with_the_reason() -> None:
     status = made(observed([member(0, "Master"), member(1, status=None, in_sync=False, problem="there is no pod")]))
     assert status.phase == "Degraded"
     assert "demo-a-1 (there is no pod)" in condition(status, "Degraded")[2]
@@ -74,7 +74,9 @@ def test_a_follower_out_of_sync_is_not_ready() -> None:
 
 
 def test_without_a_master_it_says_so() -> None:
-    status = made(observed([member(0)], available={"a": "nobody can take over"}), BrokerClusterStatus(phase="Running"))
+    status = made(
+        observed([member(0)], available={"a": "no member can take over"}), BrokerClusterStatus(phase="Running")
+    )
     assert (status.phase, status.masters) == ("Unavailable", "a: none")
 
 
@@ -103,8 +105,8 @@ def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
     assert condition(new, "Available")[:2] == ("False", "InvalidSpec")
 
 
-def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
-    """The failover goes on, and so does what is told of it."""
+def test_a_refused_spec_hides_no_later_change() -> None:
+    """The failover goes on, and the status still shows it."""
     good = made(observed())
     now = observed([member(0, status=None, problem="there is no pod"), member(1, "Master"), member(2)], refused="no")
     status = made(now, good, "t2")
@@ -138,7 +140,7 @@ def test_offsets_alone_are_not_significant() -> None:
     st.lists(st.text(max_size=5), max_size=2),
     st.lists(st.text(max_size=5), max_size=2),
 )
-def test_what_is_seen_always_makes_a_status(
+def test_every_observation_gives_a_status(
     rows: list[tuple[str | None, bool, bool]], available: str | None, problems: list[str], progress: list[str]
 ) -> None:
     members = [

@@ -1,4 +1,4 @@
-"""Switch-overs one upon the other, under load, behind an address that follows late: as on Kubernetes, without it."""
+"""Repeated switchovers under load behind an address that follows late: like Kubernetes, without it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.timeout(180)
 MEMBERS = 3
 SENDERS = 4
 GRACE_S = 1.5
-"""As the operator on Kubernetes: a former master that answers keeps its place in the Service for so long."""
+"""Seconds for which a former leader that answers keeps its place in the Service, like the operator on Kubernetes."""
 LONGEST_GAP_S = 2.0
 LATE_S = 6.0
-"""How long a Service may take to follow its labels where the nodes are busy."""
+"""Seconds that a Service on busy nodes may need to follow its labels."""
 DRAIN_S = 3.0
 START_S = 60.0
 
@@ -114,7 +114,7 @@ class Pods:
 
 
 class Load:
-    """Senders without pause, and what they saw."""
+    """Continuous senders, and their results."""
 
     def __init__(self, producer: Producer) -> None:
         self.acknowledged: set[int] = set()
@@ -148,7 +148,7 @@ class Load:
 
 
 async def _first_send(producer: Producer) -> None:
-    """In sync is not registered yet: the first route comes a moment later."""
+    """In sync does not mean registered: the first route comes a moment later."""
     deadline = time.monotonic() + 20
     while True:
         try:
@@ -205,7 +205,7 @@ async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, Master
 
 @pytest.mark.parametrize("pause_s", [0.05, 0.9, 1.02])
 async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, pause_s: float) -> None:
-    """The role comes back to a member that still forwards, or is just letting its clients go."""
+    """The role returns to a member that still forwards, or is just closing its clients' connections."""
     async with _group(tmp_path, lag_s=0.3) as (pods, loop, name_server):
         async with Producer(name_server) as producer:
             await _first_send(producer)
@@ -221,8 +221,8 @@ async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, paus
         assert load.longest_gap_s < LONGEST_GAP_S, pods.story()
 
 
-async def test_who_came_by_a_service_that_moved_late_is_let_go_however_late_that_was(tmp_path: Path) -> None:
-    """Else its writes would be forwarded for ever, and it would read from a slave what its master has."""
+async def test_clients_of_a_late_service_are_disconnected_however_late_it_moved(tmp_path: Path) -> None:
+    """Otherwise its writes would be forwarded for ever, and it would read from a slave."""
     async with _group(tmp_path, LATE_S) as (pods, loop, _), RemotingClient() as client:
         service = pods.service
         deadline = time.monotonic() + LATE_S + 10
@@ -234,5 +234,5 @@ async def test_who_came_by_a_service_that_moved_late_is_let_go_however_late_that
         while time.monotonic() < moved:
             await send_and_read(client, service.address)
             await asyncio.sleep(0.1)
-        await until("nobody is led to the former master", lambda: service.carries[former] == 0, DRAIN_S)
+        await until("no connection leads to the former master", lambda: service.carries[former] == 0, DRAIN_S)
         assert await send_and_read(client, service.address) is None, pods.story()

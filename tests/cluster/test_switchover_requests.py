@@ -1,4 +1,4 @@
-"""Several want another master at once: each is answered for what it asked, one after the other."""
+"""Concurrent switchover requests: each gets its own result, one after the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEADERSHIP = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
 
 
 class Place:
-    """Three members, of whom nothing else is known."""
+    """Three members without further state."""
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
@@ -42,7 +42,7 @@ class Place:
         return ProcessState(gone=name in self.gone)
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """Nobody asks."""
+        """Sends no request."""
 
     def event(self, event: Event) -> None:
         self.told.append(event.reason)
@@ -57,7 +57,7 @@ class Registry:
         self.away = False
         self.swap_s = 0.0
         self.unanswered = 0
-        """So many swaps are done and not answered."""
+        """This many swaps succeed without an answer."""
 
     async def read(self, group: str) -> Entry | None:
         if self.away:
@@ -75,7 +75,7 @@ class Registry:
 
 
 class FakeMembers(MemberClient):
-    """Everybody does after `send_s` what it is told; hand-overs take `handover_s` and end as the test says."""
+    """All members accept assignments after `send_s`. Handovers take `handover_s` and end as the test sets."""
 
     def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
         super().__init__(HTTP, wake, time.monotonic)
@@ -105,7 +105,7 @@ class FakeMembers(MemberClient):
 
 
 class Group(MasterSlaveController):
-    """The loop over members that are told everything and say it at once."""
+    """A controller over members that accept every assignment and report it at once."""
 
     def __init__(self) -> None:
         self.place, self.registry = Place(), Registry()
@@ -119,7 +119,7 @@ class Group(MasterSlaveController):
             self.take(id.member, Assignment(LEADERSHIP, None, False))
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        """What they say is known."""
+        """Their reports are known."""
         for watch in self.watches.values():
             watch.line_at = self._clock.now()
 
@@ -131,7 +131,7 @@ class Group(MasterSlaveController):
         )
 
 
-async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
+async def test_two_users_each_get_their_own_answer() -> None:
     async with running(Group()) as group:
         first = asyncio.create_task(group.switchover(1, "one", timeout_s=5))
         second = asyncio.create_task(group.switchover(2, "two", timeout_s=5))
@@ -140,29 +140,29 @@ async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
         assert group.told.handovers == [1, 2]
 
 
-async def test_who_asks_by_itself_looks_again_after_a_person() -> None:
+async def test_an_automatic_request_fails_after_a_users_request() -> None:
     async with running(Group()) as group:
-        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        user = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
         await asyncio.sleep(0)
-        with pytest.raises(SwitchoverFailed, match="another hand-over of a is under way"):
+        with pytest.raises(SwitchoverFailed, match="another switchover of a is under way"):
             await group.switchover(2, "a planned restart", force=False, timeout_s=5)
-        assert await person == "m1 leads a in epoch 2"
+        assert await user == "m1 leads a in epoch 2"
 
 
-async def test_a_person_does_not_wait_for_a_wish_that_nothing_comes_of() -> None:
+async def test_a_users_request_does_not_wait_for_one_without_progress() -> None:
     async with running(Group()) as group:
         group.told.answer = (False, "m2 is behind")
         planned = asyncio.create_task(group.switchover(2, "a planned restart", force=False, timeout_s=30))
         await asyncio.sleep(0.1)
         assert group.told.handovers == [2]
-        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
-        with pytest.raises(SwitchoverFailed, match="a person has asked"):
+        user = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        with pytest.raises(SwitchoverFailed, match="a user has requested another switchover of a"):
             await planned
         group.told.answer = (True, "")
-        assert await person == "m1 leads a in epoch 2"
+        assert await user == "m1 leads a in epoch 2"
 
 
-async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -> None:
+async def test_a_failover_in_between_does_not_answer_a_request_for_another_member() -> None:
     async with running(Group()) as group:
         await group._next_look()
         group.told.answer = (False, "not now")
@@ -180,22 +180,24 @@ async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -
         assert await asked == f"m2 leads a in epoch {group.registry.leadership.epoch}"
 
 
-async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
+async def test_a_handover_under_way_does_not_fail() -> None:
     async with running(Group()) as group:
         group.told.handover_s = 0.4
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
-async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one whose new master is just being told: both take longer here than what is ready may wait."""
+async def test_a_handover_that_is_being_recorded_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new leader without its assignment counts as under way, too. Both take longer here than a ready handover may
+    wait.
+    """
     monkeypatch.setattr(loop, "READY_S", 0.2)
     async with running(Group()) as group:
         group.told.handover_s, group.registry.swap_s, group.told.send_s = 0.2, 0.5, 0.1
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
-async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> None:
-    """And not ended because its target leads by then."""
+async def test_a_handover_with_a_lost_registry_answer_is_reported_as_one() -> None:
+    """Nor is it ended because its target leads by then."""
     async with running(Group()) as group:
         group.registry.unanswered = 1
         assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
@@ -207,7 +209,7 @@ async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> 
         )
 
 
-async def test_a_failover_whose_recording_was_not_answered_is_told_as_one() -> None:
+async def test_a_failover_with_a_lost_registry_answer_is_reported_as_one() -> None:
     async with running(Group()) as group:
         await group._next_look()
         group.registry.unanswered = 1
@@ -240,15 +242,15 @@ async def test_how_long_a_failover_took_counts_the_time_in_which_it_could_not_be
 
 
 async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:
-    """As under `gantry switchover` without a supervisor."""
+    """As with `gantry switchover` without a supervisor."""
     async with running(Group()) as group:
         group.told.handover_s = 0.1
         assert group.leadership is None
         assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
 
 
-async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does whoever else wants the turn."""
+async def test_a_handover_that_cannot_be_recorded_blocks_no_request_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another request does not wait for ever, either."""
     monkeypatch.setattr(loop, "READY_S", 0.1)
     async with running(Group()) as group:
         group.told.handover_s = 0.1
@@ -260,8 +262,8 @@ async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(mon
             await asyncio.wait_for(asked, 3)
 
 
-async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """m2 is not in sync, and the master, which is about to be stopped, is asked to hand over to m1 meanwhile."""
+async def test_a_request_is_not_answered_with_the_reason_of_another_handover(monkeypatch: pytest.MonkeyPatch) -> None:
+    """m2 is not in sync, and the leader, which is about to be stopped, is asked to hand over to m1 meanwhile."""
     monkeypatch.setattr(loop, "HANDOVER_AGAIN_S", 0.1)
     async with running(Group()) as group:
         await group._next_look()
@@ -276,8 +278,10 @@ async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monke
         assert group.told.handovers[1:], "tried again and again"
 
 
-async def test_what_a_pod_promised_is_not_forgotten_with_its_address() -> None:
-    """On Kubernetes a member whose pod is gone has another address: a failover that gives records up says how many."""
+async def test_a_pods_last_report_outlives_its_address() -> None:
+    """On Kubernetes a member has no address without a pod. An unclean failover still reports the number of bytes
+    given up.
+    """
     place = Place()
     alone = MasterSlaveController(
         "a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0)

@@ -1,4 +1,4 @@
-"""The decisions, story by story. Numbers in names are rules of docs/replication.md or issues of other projects."""
+"""Scenarios for the decisions. Numbers in names are rules of docs/replication.md or issues of other projects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEADERSHIP = LeadershipRecord(3, 7, A, frozenset({A, B, C}))
 
 
 def member(number: int, **report: Any) -> MemberView:
-    """A member that is told CELL and well: 0 leads, the others follow."""
+    """A healthy member with the assignment of CELL: 0 leads, the others follow."""
     id = MemberId(number, "x")
     values: dict[str, Any] = {"epoch": 3, "version": 7, "highest_seen_epoch": 3, "last_epoch": 3, "end": 1_000}
     if number == 0:
@@ -61,7 +61,7 @@ def unheard(number: int, reach: Any = "silent", silence: int = 2_500, **changes:
 
 
 def refused(number: int) -> MemberView:
-    """A follower to which its master's connections are refused."""
+    """A follower whose connections to the leader are refused."""
     return member(number, link="refused", link_answer_ms=150)
 
 
@@ -103,25 +103,25 @@ def test_refused_for_the_operator_alone_is_not_dead() -> None:
     assert "demo-a-2 still hears it" in w.reason
 
 
-def test_silent_is_dead_after_the_detection_timeout_if_nobody_fetches() -> None:
+def test_silent_is_dead_after_the_detection_timeout_if_no_follower_fetches() -> None:
     assert wait(group(a=unheard(0, silence=1_900), b=silent(1), c=silent(2))).code == "master-state-unknown"
     assert promotion(group(a=unheard(0, silence=2_000), b=silent(1), c=silent(2))).new == B
     assert wait(group(a=unheard(0, silence=9_000), b=silent(1))).code == "master-state-unknown"
 
 
-def test_an_operator_that_reaches_nobody_decides_nothing() -> None:
+def test_an_operator_without_any_contact_decides_nothing() -> None:
     w = wait(group(a=unheard(0, "refused", 90_000), b=unheard(1, silence=90_000), c=unheard(2, silence=90_000)))
     assert not w.available
-    assert "anybody who could be asked" in w.reason
+    assert "no other member answers" in w.reason
 
 
 def never_heard(tried_ms: int) -> MemberView:
-    """The master, by an operator that began to act so long ago and has tried to hear it since."""
+    """The leader as an operator sees it that began to act this long ago and has tried to reach it since."""
     return replace(unheard(0, silence=tried_ms), report=None, age_ms=0)
 
 
 def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_for_long() -> None:
-    """Else the silence that the last operator did not live to see would be waited for once more."""
+    """Otherwise the silence before the operator's start would have to pass again."""
     said = promotion(group(a=never_heard(300), b=silent(1), c=silent(2)))
     assert (said.new, said.reason) == (B, "nothing was heard of demo-a-0 for 2.5 s")
     assert wait(group(a=never_heard(299), b=silent(1), c=silent(2))).code == "master-state-unknown", (
@@ -136,22 +136,22 @@ def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_f
     assert promotion(group(a=never_heard(300), b=older, c=unheard(2))).new == B, "time has passed since it said so"
 
 
-def test_followers_silence_is_not_held_against_a_master_that_was_heard() -> None:
-    """A cut between the master and its followers alone: the operator heard it a moment ago."""
+def test_followers_silence_does_not_count_against_a_leader_that_was_heard() -> None:
+    """A network cut between the leader and its followers alone: the operator heard the leader a moment ago."""
     assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-state-unknown"
 
 
-def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
+def test_unreachable_members_do_not_delay_the_decision() -> None:
     assert promotion(group(a=unheard(0, "refused", 0), b=refused(1), c=unheard(2))).leadership.in_sync == {B}
 
 
 def test_cloudnative_pg_6154_a_silent_master_is_replaced_without_any_word_about_its_node() -> None:
-    """40 to 80 s there, until Kubernetes called the node dead; here nothing but our own detection counts."""
+    """There it took 40 to 80 s, until Kubernetes declared the node dead; here only our own detection counts."""
     assert promotion(group(a=unheard(0, silence=2_100), b=silent(1), c=silent(2))).kind == "failover"
 
 
 def test_cloudnative_pg_6091_pod_and_volume_deleted_together() -> None:
-    """Every path to "the master is gone" ends in a decision: no pod, a new empty disk, a member that is no more."""
+    """Every path to a lost leader ends in a decision: no pod, a new empty disk, a removed member."""
     new_disk = member(
         0, id=MemberId(0, "z"), role="Waiting", epoch=0, version=0, highest_seen_epoch=0, last_epoch=0, end=0
     )
@@ -163,7 +163,7 @@ def test_cloudnative_pg_6091_pod_and_volume_deleted_together() -> None:
 
 
 def test_cloudnative_pg_11348_promotion_never_waits_for_the_old_master() -> None:
-    """Nothing that the old master says or fails to say stands between its death and the promotion."""
+    """Nothing that the old leader reports or omits delays the promotion after its death."""
     for old in (unheard(0), unheard(0, pending=True), unheard(0, "refused"), unheard(0, deleting=True)):
         assert promotion(group(a=old, b=silent(1), c=silent(2))).new == B
     fenced = decide(group(a=unheard(0, gone=True), b=member(1, role="Master", epoch=2, version=9), c=member(2)))
@@ -178,8 +178,8 @@ def test_cloudnative_pg_7888_a_pod_about_to_stop_hands_over_first() -> None:
     assert d.leadership == LEADERSHIP
 
 
-def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> None:
-    """A cluster that is deleted: each new master would be about to be stopped as well."""
+def test_when_all_members_are_being_stopped_the_role_does_not_move() -> None:
+    """A cluster that is deleted: each new leader would be about to be stopped as well."""
     leaving = [replace(member(n), deleting=True) for n in range(3)]
     assert decide(group(*leaving)) == []
     [d] = decide(group(leaving[0], leaving[1], member(2), settings={"min_in_sync": 3}))
@@ -204,8 +204,10 @@ def test_unclean_says_how_many_bytes_it_gives_up_and_waits_first() -> None:
     assert "gives up at least 300 bytes" in p.reason
 
 
-def test_a_changed_unclean_is_told_to_followers_that_hold_the_leadership_record_already() -> None:
-    """Rule 3: one that stopped at its confirmed offset waits for just this, and no cell is written by itself."""
+def test_a_changed_unclean_is_sent_to_followers_that_have_the_leadership_record() -> None:
+    """Rule 3: a member that stopped at its confirmed offset waits for this, and no record is written without a
+    cause.
+    """
     leadership = replace(LEADERSHIP, in_sync=frozenset({A, B}))
     allowed = {"leadership": leadership, "settings": {"unclean": True}}
     [told] = decide(group(**allowed))
@@ -215,22 +217,22 @@ def test_a_changed_unclean_is_told_to_followers_that_hold_the_leadership_record_
     assert decide(group(c=knows, **allowed)) == []
     [told] = decide(group(c=knows, leadership=leadership))
     assert isinstance(told, SendAssignment), told
-    assert (told.member, told.assignment.unclean) == (2, False), "what is allowed no more is told as well"
+    assert (told.member, told.assignment.unclean) == (2, False), "a withdrawn permission is sent as well"
 
 
-def test_what_the_last_operator_told_of_unclean_is_not_known_and_told_again() -> None:
+def test_unclean_is_sent_again_by_a_new_operator() -> None:
     [told] = decide(group(c=replace(member(2), assigned_unclean=None)))
     assert isinstance(told, SendAssignment), told
     assert (told.member, told.assignment.unclean) == (2, False)
     assert decide(group(c=replace(member(2), assigned_unclean=None, pending=True))) == []
 
 
-def test_a_hand_over_does_not_wait_for_a_follower_that_is_to_be_told_of_unclean() -> None:
+def test_a_handover_does_not_wait_for_a_change_of_unclean() -> None:
     [asked] = decide(group(c=replace(member(2), assigned_unclean=None), switchover=Switchover(1)))
     assert isinstance(asked, RequestHandover), asked
 
 
-def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:
+def test_manual_mode_promotes_no_member_without_a_request() -> None:
     obs = group(a=unheard(0, gone=True), settings={"automatic": False})
     assert wait(obs).code == "manual-failover-required"
     assert promotion(replace(obs, switchover=Switchover(to=2, force=True))).new == C
@@ -252,15 +254,15 @@ def test_rule_16_when_everyone_lost_the_proof_the_best_leads_and_says_so() -> No
     assert wait(group(*empty)).code == "no-candidate"
 
 
-def test_new_volumes_beside_a_kept_leadership_record_are_told_with_what_to_do() -> None:
-    """Nobody is promoted, since messages are missing; deleted on purpose, they would be waited for for ever."""
+def test_new_volumes_beside_a_kept_leadership_record_are_reported_with_the_remedy() -> None:
+    """No member is promoted, since messages are missing. After a deliberate deletion the wait would never end."""
     nothing = {"epoch": 0, "version": 0, "highest_seen_epoch": 0, "last_epoch": 0, "end": 0, "in_sync": frozenset()}
     new = [member(n, id=MemberId(n, "z"), role="Waiting", **nothing) for n in range(3)]
     assert "every disk is new: to begin without the former messages, delete" in wait(group(*new)).reason
     assert "every disk is new" not in wait(group(*new[:2], unheard(2))).reason, "it may bring them"
 
 
-def test_rule_17_an_ask_is_recorded_on_its_version_only() -> None:
+def test_rule_17_a_proposal_is_recorded_on_its_version_only() -> None:
     leadership = replace(LEADERSHIP, in_sync=frozenset({A}))
     asking = member(0, proposal=InSyncSetProposal(7, frozenset({A, B})))
     [d] = decide(group(a=asking, leadership=leadership))
@@ -282,14 +284,14 @@ def test_rule_18_a_refusal_moves_the_version() -> None:
     assert isinstance(d, RejectProposal)
     assert d.leadership == leadership.touched()
     [d] = decide(group(a=member(0, proposal=InSyncSetProposal(7, frozenset({A, B})))))
-    assert isinstance(d, RejectProposal), "the master removes nobody"
+    assert isinstance(d, RejectProposal), "the leader removes no member"
     another = member(1, id=MemberId(1, "z"))
     [d] = decide(group(a=asking, b=another, leadership=leadership))
-    assert isinstance(d, RejectProposal), "the disk that was proposed is not there any more"
+    assert isinstance(d, RejectProposal), "the disk that was proposed does not run any more"
 
 
 def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_read() -> None:
-    """Its fetches come first. A refusal would keep it out for seconds."""
+    """Its fetches come first. A rejection would keep it out for seconds."""
     leadership = replace(LEADERSHIP, in_sync=frozenset({A, C}))
     asking = member(0, proposal=InSyncSetProposal(7, frozenset({A, B, C})))
     assert decide(group(a=asking, b=unheard(1, "refused"), leadership=leadership)) == [], (
@@ -303,10 +305,10 @@ def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_
         followers=(FollowerView(B, 1_000, 900), FollowerView(C, 1_000, 0)),
     )
     [d] = decide(group(a=idle, b=unheard(1, "refused"), leadership=leadership))
-    assert isinstance(d, RejectProposal), "nobody is there, and its master has heard nothing for a second"
+    assert isinstance(d, RejectProposal), "no member answers, and its leader has heard nothing for a second"
 
 
-def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() -> None:
+def test_rule_17_the_operator_removes_lost_followers_but_never_the_leader() -> None:
     [d] = decide(group(c=unheard(2, "refused", gone=True)))
     assert isinstance(d, ShrinkInSyncSet)
     assert d.leadership == LeadershipRecord(3, 8, A, frozenset({A, B}))
@@ -320,7 +322,7 @@ def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() ->
     assert decide(group(c=unheard(2, gone=True), settings={"min_in_sync": 3})) == []
 
 
-def test_rule_17_a_follower_that_is_about_to_be_stopped_leaves_before_it_is_waited_for() -> None:
+def test_rule_17_a_follower_leaves_the_set_before_it_is_stopped() -> None:
     going = replace(member(1), deleting=True)
     [first, *_] = decide(group(b=going))
     assert isinstance(first, ShrinkInSyncSet)
@@ -330,14 +332,14 @@ def test_rule_17_a_follower_that_is_about_to_be_stopped_leaves_before_it_is_wait
         assert decide(group(b=going, c=c)) == [], "the master would be alone with what it promises"
 
 
-def test_the_age_of_a_frozen_masters_last_word_is_not_held_against_its_followers() -> None:
-    """Else the set shrinks to the frozen master just before it counts as silent, and nobody may take over."""
+def test_the_age_of_a_frozen_leaders_last_line_does_not_count_against_its_followers() -> None:
+    """Otherwise the set shrinks to the frozen leader just before it counts as silent, and no member may take over."""
     for age in range(0, 2_000, 50):
         frozen = replace(member(0), reach="silent", reach_ms=age, age_ms=age)
         assert not any(isinstance(d, ShrinkInSyncSet) for d in decide(group(a=frozen))), age
 
 
-def test_rule_20_a_promotion_writes_who_answers_of_the_old_set() -> None:
+def test_rule_20_a_promotion_writes_the_answering_members_of_the_old_set() -> None:
     p = promotion(group(a=unheard(0, gone=True), c=unheard(2)))
     assert p.leadership.in_sync == {B}
 
@@ -354,8 +356,8 @@ def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
     assert decide(group(a=replace(member(0, role="Waiting"), pending=True))) == []
 
 
-def test_what_is_pending_holds_no_newer_assignment_back() -> None:
-    """A follower that was told of a larger set a moment ago and whose next line is not there yet becomes master."""
+def test_a_pending_assignment_delays_no_newer_one() -> None:
+    """A follower that accepted a larger set a moment ago, and whose next line is still to come, becomes leader."""
     leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
     just_told = replace(member(1), pending=True, assigned_order=(3, 7))
     [d] = decide(group(a=unheard(0, gone=True), b=just_told, leadership=leadership))
@@ -386,7 +388,7 @@ def test_rule_22_first_start_asks_every_disk() -> None:
     assert early.code == "waiting-for-members", "volumes take their time"
 
 
-def test_rule_22_a_lost_leadership_record_is_made_from_what_the_disks_know() -> None:
+def test_rule_22_a_lost_leadership_record_is_recovered_from_the_disks() -> None:
     b = member(1, version=6, in_sync=frozenset({A, B, C}), end=5_000)
     [d] = decide(group(b=b, a=member(0, in_sync=frozenset({A, C})), leadership=None))
     assert isinstance(d, Recover)
@@ -402,13 +404,13 @@ def test_rule_22_a_lost_leadership_record_is_made_from_what_the_disks_know() -> 
     assert wait(group(b=told, leadership=None)).code == "recovery-blocked", "its report is older than its assignment"
 
 
-def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:
+def test_rule_22_an_older_registry_is_treated_as_lost() -> None:
     [d] = decide(group(leadership=LeadershipRecord(2, 3, B, frozenset({B}))))
     assert isinstance(d, Recover)
     assert d.leadership.epoch > 3
 
 
-def test_the_new_master_is_told_first_then_the_others() -> None:
+def test_the_new_leader_is_assigned_first_then_the_others() -> None:
     leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
     [d] = decide(group(a=unheard(0, gone=True), leadership=leadership))
     assert isinstance(d, SendAssignment)
@@ -419,7 +421,7 @@ def test_the_new_master_is_told_first_then_the_others() -> None:
     assert d.member == 2
 
 
-def test_an_old_master_that_answers_is_fenced_at_once_but_one_that_parks_only_after_the_new_one_leads() -> None:
+def test_an_old_leader_is_fenced_at_once_but_with_paused_writes_only_after_the_new_one_leads() -> None:
     leadership = LeadershipRecord(4, 8, B, frozenset({A, B, C}))
     tell, fence = decide(group(leadership=leadership))
     assert isinstance(tell, SendAssignment)
@@ -431,7 +433,7 @@ def test_an_old_master_that_answers_is_fenced_at_once_but_one_that_parks_only_af
     assert isinstance(decide(group(a=member(0, writes_paused=True), b=leads, leadership=leadership))[0], Demote)
 
 
-def test_rule_23_swap_only_for_the_very_leadership_record_that_the_master_was_asked_on() -> None:
+def test_rule_23_swap_only_on_the_leadership_record_of_the_handover_request() -> None:
     writes_paused = member(0, writes_paused=True)
     [d] = decide(group(a=writes_paused, handover=HandoverReady((3, 7), C)))
     assert isinstance(d, Promote)
@@ -440,11 +442,11 @@ def test_rule_23_swap_only_for_the_very_leadership_record_that_the_master_was_as
     assert isinstance(d, CancelHandover)
     assert d.leadership == LEADERSHIP.touched()
     [d] = decide(group(a=writes_paused))
-    assert isinstance(d, CancelHandover), "a hand-over that nobody follows is ended by a new version"
+    assert isinstance(d, CancelHandover), "an abandoned handover is ended by a new version"
     assert wait(group(a=writes_paused, handover_requested=True)).code == "handover"
 
 
-def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
+def test_switchover_picks_the_requested_member_or_gives_the_reason() -> None:
     [d] = decide(group(switchover=Switchover(to=2)))
     assert isinstance(d, RequestHandover)
     assert d.target == C
@@ -453,21 +455,21 @@ def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
     assert wait(group(switchover=Switchover(to=0))).code == "switchover-done"
 
 
-def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
+def test_a_request_that_cannot_be_fulfilled_delays_no_other() -> None:
     only_b = replace(LEADERSHIP, in_sync=frozenset({A, B}))
     request = Switchover(to=2, force=True)
     asked, waits = decide(group(a=member(0, not_promotable="its disk is full"), leadership=only_b, switchover=request))
     assert isinstance(asked, RequestHandover), asked
     assert (asked.target, asked.reason, asked.request) == (B, "demo-a-0 should not lead: its disk is full", None)
     assert isinstance(waits, Wait)
-    assert waits.reason == "demo-a-2 is not in sync with demo-a-0 yet", "which is told to whoever wished"
+    assert waits.reason == "demo-a-2 is not in sync with demo-a-0 yet", "the user gets the reason"
     dead = unheard(0, gone=True)
     assert promotion(group(a=dead, leadership=only_b, switchover=request)).new == B
     manual = group(a=dead, leadership=only_b, switchover=request, settings={"automatic": False})
-    assert wait(manual).code == "switchover-target-not-ready", "there a person decides, and decided otherwise"
+    assert wait(manual).code == "switchover-target-not-ready", "a user has chosen another target"
 
 
-def test_a_master_cut_off_from_its_followers_gives_way_when_writes_need_them() -> None:
+def test_a_leader_cut_off_from_its_followers_is_replaced_when_writes_need_them() -> None:
     cut = {"link": "silent", "link_answer_ms": 4_500}
     obs = group(a=member(0), b=member(1, **cut), c=member(2, **cut), settings={"min_in_sync": 2})
     assert promotion(obs).leadership.in_sync == {B, C}
@@ -480,7 +482,7 @@ def test_one_member_restarts_into_its_own_next_epoch() -> None:
 
 
 def test_decisions_are_cheap() -> None:
-    """The simulation makes millions, and two hundred groups are decided on every second."""
+    """The simulation makes millions of decisions, and an operator decides for two hundred groups every second."""
     obs = group()
     start = time.perf_counter()
     for _ in range(2_000):
@@ -493,7 +495,7 @@ def refusing(view: MemberView, why: str = "it answered 500: no room", **more: An
 
 
 def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_leading() -> None:
-    """It has not the new token yet, for example: nobody else may have it, either, and each epoch would cost a copy."""
+    """For example it lacks the new token. All others may lack it, too, and each epoch would cost a copy."""
     told = decide(
         group(
             a=refusing(member(0), "it answered 401: another token", lacks_token=True), leadership=LEADERSHIP.touched()
@@ -505,8 +507,8 @@ def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_l
 
 
 @pytest.mark.parametrize("not_promotable", ["", "its disk is full"])
-def test_a_master_that_cannot_write_a_version_down_is_replaced(not_promotable: str) -> None:
-    """Whether it has noticed that it has no room or not: its senders wait for whoever was taken out of its set."""
+def test_a_leader_that_cannot_store_a_version_is_replaced(not_promotable: str) -> None:
+    """Whether it has noticed its full disk or not: its writes wait for the removed member of its set."""
     shrunk = LEADERSHIP.with_set({A, B})
     a = refusing(member(0, not_promotable=not_promotable), refused_ms=2_000)
     p = promotion(group(a=a, c=unheard(2), leadership=shrunk))
@@ -516,11 +518,11 @@ def test_a_master_that_cannot_write_a_version_down_is_replaced(not_promotable: s
         {"a": a, "b": replace(member(1), deleting=True)},
     ):
         decisions = decide(group(**goes_on, c=unheard(2), leadership=shrunk))
-        assert not [d for d in decisions if isinstance(d, Promote)], "a moment's refusal, or an heir that leaves"
+        assert not [d for d in decisions if isinstance(d, Promote)], "a short refusal, or a candidate that leaves"
 
 
 @pytest.mark.parametrize("settings", [{}, {"unclean": True}])
-def test_a_master_that_leads_and_cannot_write_is_not_given_up_where_nobody_is_better_off(
+def test_a_leader_that_cannot_write_stays_without_a_better_candidate(
     settings: dict[str, Any],
 ) -> None:
     full = refusing(member(0, not_promotable="its disk is full"), refused_ms=60_000)
@@ -532,10 +534,10 @@ def test_a_master_that_leads_and_cannot_write_is_not_given_up_where_nobody_is_be
         decisions = decide(group(a=full, **others, leadership=LEADERSHIP.with_set({A, B}), settings=settings))
         assert not [d for d in decisions if isinstance(d, Promote | Demote)], decisions
     [told] = decide(group(a=full, leadership=LEADERSHIP.touched(), settings={"automatic": False}))
-    assert isinstance(told, SendAssignment), "a person decides"
+    assert isinstance(told, SendAssignment), "a user decides"
 
 
-def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch() -> None:
+def test_followers_are_assigned_though_the_leader_refuses_a_version_of_its_epoch() -> None:
     waiting = member(1, role="Waiting", version=0)
     told = decide(
         group(a=refusing(member(0)), b=waiting, c=unheard(2), leadership=LeadershipRecord(3, 8, A, frozenset({A})))
@@ -544,9 +546,7 @@ def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch
 
 
 @pytest.mark.parametrize(("refused_ms", "given_up"), [(0, False), (9_000, False), (10_000, True)])
-def test_records_of_one_that_answers_and_refuses_are_given_up_as_late_as_those_of_one_that_is_away(
-    refused_ms: int, given_up: bool
-) -> None:
+def test_a_refusing_member_delays_an_unclean_promotion_like_an_absent_one(refused_ms: int, given_up: bool) -> None:
     alone = LeadershipRecord(4, 8, B, frozenset({B}))
     b = replace(member(1), refused="it answered 401: another token", refused_ms=refused_ms, reach_ms=60_000)
     gone = unheard(0, "refused", 0, gone=True)

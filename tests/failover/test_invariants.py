@@ -1,4 +1,4 @@
-"""Thousands of generated observations: what must hold of every decision, whatever is seen."""
+"""Invariants of every decision over thousands of generated observations."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def a_promotion_stays_within_the_recorded_set(obs: Observation) -> None:
         if not isinstance(d, Promote):
             continue
         assert obs.leadership is not None
-        assert heard(obs), "an operator that reaches nobody decides nothing"
+        assert heard(obs), "an operator without any contact decides nothing"
         assert d.new in [r.id for r in heard(obs)]
         assert d.leadership.master == d.new
         if d.kind in ("failover", "restart", "handover"):
@@ -222,7 +222,7 @@ def the_set_changes_by_the_rules(obs: Observation) -> None:
             assert obs.leadership is not None
             assert d.leadership.in_sync == obs.leadership.in_sync - d.removed
             assert obs.leadership.master not in d.removed
-            # A former life of a disk keeps no copy: it may leave though that leaves fewer than are asked for.
+            # A former incarnation keeps no copy: it may leave even below the minimum.
             lives = {r.id.member: r.id for r in heard(obs)}
             former = {id for id in d.removed if lives.get(id.member, id) != id}
             assert d.removed == former or len(d.leadership.in_sync) >= obs.settings.min_in_sync
@@ -253,7 +253,7 @@ def a_missing_cell_is_never_guessed(obs: Observation) -> None:
         assert not d.available
 
 
-def a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason(obs: Observation) -> None:
+def a_lost_leader_is_followed_by_a_leader_or_by_a_reason(obs: Observation) -> None:
     if obs.leadership is None or obs.leadership.master is None:
         return
     if any(m.report and m.report.order > obs.leadership.order for m in obs.members):
@@ -278,7 +278,7 @@ def a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason(obs: Observatio
         assert not isinstance(first, Wait) or not first.available
 
 
-def a_hand_over_is_asked_of_a_master_that_leads_for_one_in_the_set(obs: Observation) -> None:
+def a_handover_is_requested_from_a_leader_to_a_member_of_the_set(obs: Observation) -> None:
     for d in decide(obs):
         if isinstance(d, RequestHandover):
             assert obs.leadership is not None
@@ -297,14 +297,14 @@ CHECKS = (
     silence_for_the_operator_alone_moves_nothing,
     the_set_changes_by_the_rules,
     a_missing_cell_is_never_guessed,
-    a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason,
-    a_hand_over_is_asked_of_a_master_that_leads_for_one_in_the_set,
+    a_lost_leader_is_followed_by_a_leader_or_by_a_reason,
+    a_handover_is_requested_from_a_leader_to_a_member_of_the_set,
 )
 
 
 @settings(max_examples=2_500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(observations())
 def test_every_decision(obs: Observation) -> None:
-    """All checks on each observation: making one costs a hundred times more than deciding on it."""
+    """All checks on each observation: generating one costs a hundred times more than a decision."""
     for check in CHECKS:
         check(obs)

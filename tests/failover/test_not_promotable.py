@@ -1,4 +1,4 @@
-"""A master that lives and should not lead (its disk is full) hands over to one that is better off."""
+"""A running leader that should not lead (its disk is full) hands over to a better candidate."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def test_it_hands_over() -> None:
     assert asked.reason == f"m0 should not lead: {FULL}"
 
 
-def test_to_one_that_is_fit() -> None:
+def test_to_a_promotable_member() -> None:
     [asked] = decide(observed(member(0, FULL), member(1, FULL), member(2)))
     assert isinstance(asked, RequestHandover)
     assert asked.target == C
 
 
-def test_who_asks_for_one_that_should_not_lead_is_told_why() -> None:
+def test_a_request_for_a_member_that_should_not_lead_gets_the_reason() -> None:
     """It is in sync."""
     asked = replace(observed(member(0), member(1, FULL), member(2)), switchover=Switchover(to=1, force=True))
     assert decide(asked) == [Wait("switchover-target-not-ready", f"m1 should not lead: {FULL}")]
 
 
-def test_not_when_everybody_is_as_badly_off() -> None:
+def test_not_when_all_candidates_have_the_same_problem() -> None:
     assert decide(observed(member(0, FULL), member(1, FULL), member(2, FULL))) == []
 
 
-def test_not_by_itself_where_a_person_decides() -> None:
+def test_not_without_a_request_in_manual_mode() -> None:
     assert decide(observed(member(0, FULL), member(1), member(2), automatic=False)) == []
 
 
-def test_one_that_gave_the_role_up_did_not_restart() -> None:
+def test_a_leader_that_gave_up_the_role_did_not_restart() -> None:
     failed = "its disk failed: [Errno 5] Input/output error"
     gave_up = member(0, failed)
     assert gave_up.report is not None
@@ -74,7 +74,7 @@ def test_one_that_gave_the_role_up_did_not_restart() -> None:
     assert promoted.reason == f"m0 does not lead epoch 3 any more ({failed})"
 
 
-def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
+def test_a_promotable_member_follows_a_dead_leader() -> None:
     dead = member(0, gone=True, reach="refused", reach_ms=3_000, age_ms=3_000)
     refused = {"link": "refused", "link_answer_ms": 150}
     followers = [
@@ -88,15 +88,15 @@ def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
     assert first.new == C
 
 
-@pytest.mark.parametrize("why", ["deleting", "not_promotable", "person"])
-def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: str) -> None:
-    """Its disk is full, or its token another one, for hours maybe. It is told on; it is nobody's heir."""
+@pytest.mark.parametrize("why", ["deleting", "not_promotable", "user"])
+def test_a_follower_that_refuses_its_assignment_delays_no_handover(why: str) -> None:
+    """Its disk may be full, or its token wrong, for hours. It still gets assignments, but it is no candidate."""
     refusing = member(2, refused="500", refused_ms=60_000)
     assert refusing.report is not None
     refusing = replace(refusing, report=replace(refusing.report, version=6))
     master = member(0, FULL if why == "not_promotable" else "", deleting=why == "deleting")
     obs = replace(observed(master, member(1), refusing), leadership=replace(LEADERSHIP, in_sync=frozenset({A, B})))
-    if why == "person":
+    if why == "user":
         obs = replace(obs, switchover=Switchover())
     asked, told = decide(obs)
     assert isinstance(asked, RequestHandover)
@@ -105,7 +105,7 @@ def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: st
     assert told.member == 2
 
 
-def test_a_wish_waits_for_a_follower_that_has_not_refused() -> None:
+def test_a_request_waits_for_a_follower_that_has_not_refused() -> None:
     late = member(2)
     assert late.report is not None
     late = replace(late, report=replace(late.report, version=6))
@@ -115,7 +115,7 @@ def test_a_wish_waits_for_a_follower_that_has_not_refused() -> None:
 
 
 def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> None:
-    """It has handed over since its disk is full, and cannot write down whom it follows: nothing would be confirmed."""
+    """It handed over because its disk is full, and cannot write its next assignment: nothing would be confirmed."""
     refusing = member(2, FULL, refused="No space left on device", refused_ms=600)
     assert refusing.report is not None
     refusing = replace(refusing, report=replace(refusing.report, role="Waiting", epoch=2, version=9))
@@ -134,7 +134,7 @@ def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> Non
             assert first.reason == "m2 does not follow: No space left on device"
             assert first.leadership.in_sync == {A, B}
     for of_this_epoch in ("refused the version", "it answered 401"):
-        # Held for a second each time, since nobody sends anything.
+        # Refused for a second each time, since no client sends.
         follows = member(2, refused=of_this_epoch, refused_ms=60_000)
         assert follows.report is not None
         follows = replace(follows, report=replace(follows.report, version=6))
@@ -148,7 +148,7 @@ def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> Non
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_follower_with_a_full_disk_leaves_the_set_sooner_than_one_that_is_slow(full: bool) -> None:
-    """One that no NameServer answers is no slower for that."""
+    """A member without contact to a NameServer is not slower for that."""
 
     def leaves(stalled_ms: int) -> bool:
         follower = member(2, FULL if full else "no NameServer answers it", stalled_ms=stalled_ms)

@@ -1,4 +1,4 @@
-"""What no correct member reports and no registry holds is refused by name, and never written."""
+"""A value that no correct member reports and no registry holds is refused by name, and never written."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def heard(*epochs: int) -> Observation:
     return Observation("a", members, None, FailoverSettings())
 
 
-def test_a_lost_record_is_not_made_from_epochs_that_cannot_be_of_one_group() -> None:
+def test_a_lost_record_is_not_recovered_from_epochs_of_different_groups() -> None:
     good = recover(heard(3, 4, 5), "lost")
     assert isinstance(good, Recover)
     assert good.leadership.epoch == 15
     for far in (5 + MAX_EPOCH_JUMP, MAX_EPOCH):
         bad = recover(heard(3, 4, far), "lost")
         assert isinstance(bad, Wait)
-        assert "cannot be of one group" in bad.reason
+        assert "cannot belong to one group" in bad.reason
     used_up = recover(heard(MAX_EPOCH, MAX_EPOCH, MAX_EPOCH), "lost")
     assert isinstance(used_up, Wait)

@@ -1,6 +1,6 @@
 """A small Kubernetes API server in memory, over real HTTP: versions, conflicts, watches, merge and apply patches.
 
-It does what the real one does for the calls that the operator makes, and no more; e2e checks against the real one.
+It implements the operator's calls only; e2e checks against the real one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FakeApi:
         self.log: list[tuple[str, str, str]] = []
         self.lists = 0
         self.deaf = False
-        """True: watches stay open and say nothing, as after a silent loss of a connection."""
+        """True: watches stay open and send nothing, as after a silent loss of a connection."""
         self.down = False
         """True: every request is answered with 503."""
         self.unanswered: list[tuple[str, str]] = []
@@ -56,7 +56,7 @@ class FakeApi:
         return KubeApi(configuration)
 
     def put(self, obj: dict[str, Any]) -> dict[str, Any]:
-        """As somebody else's write."""
+        """Write as another client."""
         key = (obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
         known = self.objects.get(key)
         obj = copy.deepcopy(obj)

@@ -1,4 +1,4 @@
-"""The announcement of a new master: what the API server refuses is tried again, and nobody goes before it."""
+"""The announcement of a new master: a refused step is tried again, and no later announcement overtakes it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Registry:
 
 
 class Told(MemberClient):
-    """Everybody has done what it is told."""
+    """All members have accepted their assignments."""
 
     def send_assignment(
         self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
@@ -58,7 +58,7 @@ class Told(MemberClient):
 
 
 class Group(MasterSlaveController):
-    """Over two pods whose brokers do and say what is recorded."""
+    """A controller over two pods whose brokers follow the record."""
 
     def __init__(self, pods: KubernetesPlatform) -> None:
         self.registry = Registry()
@@ -102,7 +102,7 @@ async def mirrored(fake: FakeApi, api: KubeApi) -> AsyncIterator[KubernetesPlatf
 
 
 async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(fake: FakeApi, api: KubeApi) -> None:
-    """It may still forward what it parked, and the master's Service leads nowhere else."""
+    """It may still forward its paused writes, and the master's Service has no other endpoint."""
     fake.put(pod("demo-a-0", names.ROLE_MASTER, "old"))
     fake.put(pod("demo-a-1", names.ROLE_SLAVE))
     meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
@@ -194,7 +194,7 @@ async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, api: Ku
             assert led
 
 
-async def test_who_waits_for_a_leadership_record_does_not_ask_for_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_wait_for_a_leadership_record_does_not_read_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
     async with mirrored(fake, api) as pods:
         group = Group(pods)
         group.registry.away = True

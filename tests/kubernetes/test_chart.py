@@ -44,7 +44,7 @@ def needed() -> dict[str, set[str]]:
         out[KINDS[kind].plural] |= {"get", "create", "patch"}
     for kind in REMOVABLE:
         out[KINDS[kind].plural].add("delete")
-    out["statefulsets"].add("delete")  # A set whose volumes grew is made anew around its pods.
+    out["statefulsets"].add("delete")  # A set whose volumes grew is created again around its pods.
     out["pods"] |= {"patch", "delete"}  # The role label; replacing a member.
     out["persistentvolumeclaims"].add("patch")  # Growing; owner under `reclaim: Delete`.
     out["leases"] |= {"get", "create", "update", "patch"}

@@ -51,7 +51,7 @@ async def kept(
     annotations: dict[str, str] | None = None,
     unlisted: Sequence[str] = (),
 ) -> AsyncIterator[ClusterController]:
-    """A controller that has just begun, with the resource as it is or with another spec."""
+    """A new controller, with the present resource or another spec."""
     kinds = {k: k for k in CACHED} | {JOBS: "Job", PODS: "Pod"}
     caches = {name: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
     following = [asyncio.create_task(m.run()) for m in caches.values()]
@@ -107,7 +107,7 @@ async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning
         await until(lambda: controller._result.problems)
         assert controller._result.problems == ["an admission webhook says no"]
         assert set(controller._groups.controllers) == {"a"}
-        await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # Nor is a person kept from choosing the master.
+        await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # A user can still choose the master.
 
 
 async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
@@ -185,7 +185,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         assert set(controller._groups.controllers) == {"c"}
         a, b = controller._result.problems
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
-        assert b.startswith('group b has no failover: what it runs with is not understood: spec.flush is "Sometimes"')
+        assert b.startswith('group b has no failover: its configuration is not understood: spec.flush is "Sometimes"')
         monkeypatch.setattr(controller._availability, "answers", lambda: {"c": None})
         looked = controller._look()
         assert looked is not None
@@ -204,7 +204,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
 async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_from_failover(
     fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody puts them right as long as the spec is refused."""
+    """No component corrects them while the spec is refused."""
     spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
     async with kept(fake, api, spec):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")), 20)
@@ -216,7 +216,7 @@ async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_f
         await until(lambda: controller._groups.controllers)
         assert set(controller._groups.controllers) == {"a", "b"}
         [c] = controller._result.problems
-        assert "group c has no failover: what it runs with is not understood: spec.minInSyncReplicas" in c
+        assert "group c has no failover: its configuration is not understood: spec.minInSyncReplicas" in c
     assert "reconcile of" not in caplog.text
 
 
@@ -249,7 +249,7 @@ async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_o
         assert controller._may_change()
 
 
-async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_request_under_a_refused_spec_is_answered_and_not_kept(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
@@ -257,7 +257,7 @@ async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fa
     assert annotated(fake)[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")
 
 
-async def test_a_wish_under_a_refused_spec_under_which_no_group_is_led_is_answered(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_request_under_a_refused_spec_without_controllers_is_answered(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a #1"}):
         await until(lambda: SWITCHOVER not in annotated(fake))
     said = annotated(fake)[SWITCHOVER_RESULT]
@@ -273,7 +273,7 @@ class Led(MasterSlaveController):
 
 
 def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
-    """Member 1 leads and says so."""
+    """Member 1 leads and reports it."""
     made = Led(group, groups.registry, groups.pods, groups._http, lambda: groups._settings, groups._clock)
     leads = MemberId(1, "x")
     made.entry = Entry(LeadershipRecord(2, 1, leads, frozenset({leads})))
@@ -284,8 +284,8 @@ def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlav
 
 
 @pytest.fixture
-def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Member 0 led, and its label is to go in a moment."""
+def after_a_handover(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Member 0 led, and its label will be removed in a moment."""
     monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
     put_two_masters(fake)
 
@@ -302,7 +302,7 @@ def roles(fake: FakeApi) -> list[str]:
     return [pod["metadata"]["labels"][names.ROLE_LABEL] for pod in pods if pod is not None]
 
 
-@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.usefixtures("after_a_handover")
 @pytest.mark.parametrize("refused", ["the spec", "an object"])
 async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_refused(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, refused: str
@@ -326,11 +326,11 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
         await until(lambda: roles(fake) == ["slave", "master"])
 
 
-@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.usefixtures("after_a_handover")
 async def test_no_label_is_changed_before_the_new_master_is_announced(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The former one still forwards what it parked (rule 23), and keeps its place until the Service has moved."""
+    """The former master still forwards its paused writes (rule 23), and keeps its place until the Service has moved."""
 
     def unannounced(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
         made = led(groups, group, mode)
@@ -346,7 +346,7 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
         await until(lambda: roles(fake) == ["slave", "master"])
 
 
-@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.usefixtures("after_a_handover")
 async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +386,7 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
 async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_its_leadership_record(
     fake: FakeApi, api: KubeApi, text: str | None, has_leadership: bool
 ) -> None:
-    """A group in mode Raft has none: it is left out rather than given decisions on a master, which would stay."""
+    """A group in mode Raft has none. It is left out, because a MasterSlave controller would stay."""
     spec = {"mode": "MasterSlave" if has_leadership else "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
     async with kept(fake, api, spec):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
@@ -412,7 +412,7 @@ async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_
 
 
 async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody deletes it, and it cannot be made again."""
+    """The Secret is deleted and cannot be created again."""
     api, name = controller._shared.api, names.admin_secret("demo")
     apply = api.apply
 
@@ -457,8 +457,8 @@ async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_
         await until(lambda: set(controller._groups.controllers) == {"a", "b"})
 
 
-async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: KubeApi) -> None:
-    """Its spec is refused, and the token is another's."""
+async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: FakeApi, api: KubeApi) -> None:
+    """Its spec is refused, and the token is wrong."""
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     secret = fake.objects["Secret", "mq", names.admin_secret("demo")]
@@ -466,34 +466,33 @@ async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: 
     async with kept(fake, api, {"mode": 7}, annotations={SWITCHOVER: "a=demo-a-1 #1"}):
         await until(lambda: SWITCHOVER_RESULT in annotated(fake))
         answer = annotated(fake)[SWITCHOVER_RESULT]
-        assert "failed: the failover of group a has not begun: " in answer
-        assert "belongs to another cluster object" in answer
+        assert "failed: the failover of group a has not started: " in answer
+        assert "belongs to a former cluster object" in answer
 
 
-async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_incomplete_list_does_not_delay_the_failover(fake: FakeApi, api: KubeApi) -> None:
     unlisted = ["NetworkPolicy"]
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
         await until(lambda: SWITCHOVER not in annotated(fake))
         assert set(controller._groups.controllers) == {"a"}
         assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
         [problem] = controller._result.problems
-        assert problem == "nothing is made or removed until the API server has listed: NetworkPolicy"
+        assert problem == "no object is created or deleted until the API server has listed: NetworkPolicy"
         assert controller._look() is not None
         unlisted[:] = ["Service"]
         assert controller._look() is None, "its addresses are not known"
         controller._begun -= module.WARM_UP_S
         looked = controller._look()
-        assert looked is not None, "it may never be listed, and somebody has to see why"
-        assert "nothing is made or removed until the API server has listed: Service" in looked[2].problems
+        assert looked is not None, "it may never be listed, and users need the reason"
+        assert "no object is created or deleted until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
 
 
-async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_led(
-    fake: FakeApi, api: KubeApi
-) -> None:
-    """Under `reclaim: Delete`, deleted and made anew at once: its pods still answer, and a cell that is made from what
-    they know would have the new disks wait for ever for those that went."""
+async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_used(fake: FakeApi, api: KubeApi) -> None:
+    """Under `reclaim: Delete`, a cluster is deleted and created again at once. Its former pods still answer. A
+    record made from their reports would make the new disks wait for the former ones for ever.
+    """
     former = {"kind": "BrokerCluster", "name": "demo", "uid": "a former one"}
     labels = names.labels("demo", names.BROKER, "a")
     for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
@@ -503,7 +502,7 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
     async with kept(fake, api) as controller:
         await until(lambda: controller._result.problems)
         assert controller._result.problems == [
-            "a former cluster of this name has not gone yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
+            "a former cluster of this name is not deleted yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
         ]
         assert not controller._groups.controllers
         for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
@@ -515,7 +514,9 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
         assert not controller._result.problems
 
 
-async def test_what_the_chart_does_not_allow_changes_nothing_that_runs_and_is_told(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_nothing(
+    fake: FakeApi, api: KubeApi
+) -> None:
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", "demo-a"))
         before = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}

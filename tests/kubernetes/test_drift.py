@@ -1,4 +1,4 @@
-"""What counts as drift: what we set and is not so. What others add is theirs, but for selectors and data."""
+"""Drift: fields of the operator that differ. Additions of others are no drift, except in selectors and data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBJECTS = render(CLUSTER, plan(CLUSTER), OperatorSettings("broker:1"))
 
 
 def as_stored(obj: dict[str, Any]) -> dict[str, Any]:
-    """With what the API server and others add."""
+    """With additions by the API server and others."""
     live = copy.deepcopy(obj)
     live["metadata"] |= {"uid": "x", "resourceVersion": "5", "managedFields": []}
     live["metadata"]["labels"]["team"] = "mq"
@@ -31,7 +31,7 @@ def as_stored(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("obj", OBJECTS, ids=lambda o: f"{o['kind']}-{o['metadata']['name']}")
-def test_what_was_stored_as_asked_is_left_alone(obj: dict[str, Any]) -> None:
+def test_an_object_that_was_stored_as_requested_is_left_alone(obj: dict[str, Any]) -> None:
     assert outdated(obj, as_stored(obj)) == []
 
 
@@ -50,7 +50,7 @@ def find(kind: str, name: str) -> dict[str, Any]:
 
 
 def test_one_more_label_in_a_selector_is_drift() -> None:
-    """Such a Service leads nowhere."""
+    """Such a Service has no endpoints."""
     wanted = find("Service", "demo-a-master")
     live = as_stored(wanted)
     live["spec"]["selector"]["extra"] = "x"

@@ -1,4 +1,4 @@
-"""The edges against an API server in memory: registry swaps, election, caches that are cut off, events, objects."""
+"""The edges against an API server in memory: registry swaps, election, interrupted caches, events, objects."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi,
     assert ["ownerReferences" in (o or {})["metadata"] for o in leases] == [False, True]
 
 
-async def test_an_unknown_outcome_is_told_apart_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_unknown_outcome_differs_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
     registry = LeaseRegistry(api, "demo", "mq")
     assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     entry = await registry.read("a")
@@ -98,7 +98,7 @@ async def test_an_unknown_outcome_is_told_apart_from_a_refusal(fake: FakeApi, ap
 async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What became of it is read again."""
+    """The outcome is read again."""
     assert client.URGENT_S < 3
     monkeypatch.setattr(client, "URGENT_S", 0.2)
     registry = LeaseRegistry(api, "demo", "mq")
@@ -197,7 +197,7 @@ async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, 
 async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looking seldom costs nothing then: when it runs out is known."""
+    """Rare checks cost nothing then: the end of the Lease is known."""
     monkeypatch.setattr(election, "LOOK_S", 0.7)
     one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
     await one.acquire()
@@ -209,7 +209,7 @@ async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
 async def test_a_leader_that_is_not_there_is_not_waited_for(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node is gone: it missed renewals and does not take connections. One that is merely slow does."""
+    """Its node is dead: it missed renewals and accepts no connections. A slow leader accepts them."""
     monkeypatch.setattr(election, "DURATION_S", 60)
     monkeypatch.setattr(election, "MISSED_S", 0.3)
     slow = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
@@ -224,10 +224,10 @@ async def test_a_leader_that_is_not_there_is_not_waited_for(
     assert two.leading
 
 
-async def test_one_that_gets_no_answer_asks_again(
+async def test_a_candidate_without_an_answer_tries_again(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that is lost with a node must not hold the next look up for as long as a request may take."""
+    """A request that is lost with a node must not delay the next look until its own timeout."""
     asked, lost = 0, asyncio.Event()
     get = api.get
 
@@ -332,7 +332,7 @@ async def test_a_mirror_follows_and_survives_listeners_that_fail(fake: FakeApi, 
     task.cancel()
 
 
-async def test_a_watch_that_expired_is_made_anew_and_misses_nothing(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_expired_watch_is_restarted_and_misses_nothing(fake: FakeApi, api: KubeApi) -> None:
     fake.put(pod("a"))
     heard: list[tuple[str, str]] = []
     found, task = await followed(api, heard)
@@ -350,7 +350,7 @@ async def test_a_watch_that_expired_is_made_anew_and_misses_nothing(fake: FakeAp
 async def test_a_watch_that_falls_silent_is_noticed(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nolar/kopf 955: after days the operator no longer saw changes, without a word."""
+    """nolar/kopf 955: after days the operator silently stopped seeing changes."""
     monkeypatch.setattr(cache, "SILENCE_S", 0.3)
     heard: list[tuple[str, str]] = []
     found, task = await followed(api, heard)
@@ -363,7 +363,7 @@ async def test_a_watch_that_falls_silent_is_noticed(
 
 
 async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi, api: KubeApi) -> None:
-    """One that was lost with a node would leave the operator deaf until the watch had to be over."""
+    """A watch that is lost with a node would leave the operator without events until its end."""
     heard: list[tuple[str, str]] = []
     _, task = await followed(api, heard)
     await until(lambda: len(fake._watchers) == 1)
@@ -395,7 +395,7 @@ async def test_an_api_server_that_is_away_is_waited_for(fake: FakeApi, api: Kube
 # ---- calls
 
 
-async def test_errors_say_what_the_server_said(fake: FakeApi, api: KubeApi) -> None:
+async def test_errors_contain_the_servers_message(fake: FakeApi, api: KubeApi) -> None:
     assert await api.get(POD, "mq", "none") is None
     assert not await api.delete(POD, "mq", "none")
     fake.put(pod("a"))
@@ -406,9 +406,9 @@ async def test_errors_say_what_the_server_said(fake: FakeApi, api: KubeApi) -> N
         await api.delete(POD, "mq", "a", uid="other")
     unreachable = FakeApi()
     unreachable.url = "http://127.0.0.1:1"
-    async with unreachable.client() as nobody:
+    async with unreachable.client() as client:
         with pytest.raises(ApiUnavailable):
-            await nobody.get(POD, "mq", "a")
+            await client.get(POD, "mq", "a")
 
 
 # ---- events
@@ -426,7 +426,7 @@ async def test_events_that_repeat_count_up_and_a_flood_is_cut(fake: FakeApi, api
     await recorder.close()
     assert len([k for k in fake.objects if k[0] == "Event"]) < 40
     fake.down = True
-    recorder.record("Normal", "Lost", "nobody hears this, and nothing breaks")
+    recorder.record("Normal", "Lost", "this event is lost, and nothing breaks")
     await recorder.close()
 
 
@@ -458,7 +458,7 @@ async def test_a_second_pass_writes_nothing(fake: FakeApi, api: KubeApi) -> None
     assert len(fake.log) == writes
 
 
-async def test_what_belongs_to_others_is_never_touched(fake: FakeApi, api: KubeApi) -> None:
+async def test_objects_of_others_are_never_touched(fake: FakeApi, api: KubeApi) -> None:
     mine = {"kind": "Service", "metadata": {"name": "demo-a-master", "namespace": "mq"}, "spec": {"ports": []}}
     fake.put(mine)
     done, found = await pass_over(controller(api))
@@ -497,7 +497,7 @@ async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, a
     assert live["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "20Gi"
 
 
-async def test_what_an_earlier_spec_left_is_removed_and_groups_never_are(fake: FakeApi, api: KubeApi) -> None:
+async def test_objects_of_an_earlier_spec_are_removed_and_groups_never_are(fake: FakeApi, api: KubeApi) -> None:
     objects = controller(api)
     many = CLUSTER.model_copy(deep=True)
     many.spec.nameServers.replicas = 3
@@ -510,7 +510,7 @@ async def test_what_an_earlier_spec_left_is_removed_and_groups_never_are(fake: F
 
 
 async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeApi) -> None:
-    """A broker is not started with addresses that nobody knows yet."""
+    """A broker is not started with addresses that are not known yet."""
     outside = CLUSTER.model_copy(deep=True)
     outside.spec.external = BrokerCluster.make(
         "x", brokerGroups=[{"name": "a"}], external={"type": "NodePort", "host": "node"}

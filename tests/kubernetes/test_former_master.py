@@ -1,4 +1,4 @@
-"""How long a former master keeps its label beside the new one: it forwards after a hand-over, and only then."""
+"""The time for which a former master keeps its label beside the new one: while it forwards after a handover."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Registry:
 
 
 class Told(MemberClient):
-    """Everybody does at once what it is told."""
+    """All members accept their assignments at once."""
 
     def __init__(self, take: Callable[[int, Assignment], None], wake: Callable[[], None]) -> None:
         super().__init__(HTTP, wake, time.monotonic)
@@ -70,7 +70,7 @@ class Told(MemberClient):
 
 
 class Members:
-    """Three of them, without connections. One that is frozen says nothing, and its connection stays."""
+    """Three members without connections. A frozen one reports nothing, and its connection stays."""
 
     watches: dict[int, MemberWatch]
     frozen: set[int]
@@ -123,7 +123,7 @@ class Elected(Members, RaftController):
         told.handed_over = lambda target: self.led_by(LeadershipRecord(2, 1, target, frozenset(IDS)))
 
     async def fail_over(self) -> None:
-        """The others may have heard nothing of it for a second before it froze."""
+        """The others may have heard nothing from it for a second before it froze."""
         self.frozen.add(0)
         await asyncio.sleep(0.6)
         self.led_by(LeadershipRecord(2, 1, IDS[1], frozenset(IDS)))
@@ -168,7 +168,7 @@ async def masters(
 async def test_one_that_fell_silent_loses_its_label_when_the_new_one_has_it(
     fake: FakeApi, api: KubeApi, mode: type[Group] | type[Elected]
 ) -> None:
-    """Half of the clients' new connections would lead to it, until its connection is taken for dead."""
+    """Half of the clients' new connections would reach it, until its connection counts as dead."""
     async with masters(fake, api) as found:
         group = found.controllers["a"] = mode(found)
         async with running(group):
@@ -183,7 +183,7 @@ async def test_one_that_fell_silent_loses_its_label_when_the_new_one_has_it(
 async def test_one_that_has_handed_over_loses_its_label_in_time_by_itself(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, mode: type[Group] | type[Elected]
 ) -> None:
-    """The Service follows the new label meanwhile. No pass over the cluster's objects is waited for: it may hang."""
+    """The Service follows the new label meanwhile, without a pass over the cluster's objects, which may hang."""
     monkeypatch.setattr(platform, "GRACE_S", 0.6)
     async with masters(fake, api) as found:
         group = found.controllers["a"] = mode(found)
@@ -199,7 +199,7 @@ async def test_one_that_has_handed_over_loses_its_label_in_time_by_itself(
 async def test_it_loses_its_label_also_where_the_new_one_was_labelled_late(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of the former one is over then, and no pass over the cluster's objects comes by itself."""
+    """The former master's time is over then, and no pass over the cluster's objects follows by itself."""
     monkeypatch.setattr(platform, "GRACE_S", 0.2)
     merge = api.merge
 
@@ -223,7 +223,7 @@ async def test_it_loses_its_label_also_where_the_new_one_was_labelled_late(
 async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at_once(
     fake: FakeApi, api: KubeApi
 ) -> None:
-    """Whether it handed over is not known then."""
+    """Its handover is not known then."""
     async with masters(fake, api) as found:
         group = found.controllers["a"] = Group(found)
         group.registry.leadership = LEADERSHIP.promoted(IDS[1], IDS)

@@ -1,4 +1,4 @@
-"""docs/known-failures.md names tests: each of them exists."""
+"""Every test that docs/known-failures.md names exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's process: what it waits for before it looks after clusters."""
+"""The operator's process: the conditions before it controls clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.running import running
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("NetworkPolicy", True), ("Pod", False)])
-async def test_only_what_a_failover_needs_has_to_be_listed(
+async def test_only_the_kinds_that_a_failover_needs_have_to_be_listed(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, kind: str, begins: bool
 ) -> None:
     """A list may take a minute, or be refused for ever."""
@@ -38,10 +38,10 @@ async def test_only_what_a_failover_needs_has_to_be_listed(
         assert acting.is_set() == begins
 
 
-async def test_the_end_of_a_former_cluster_that_is_told_late_is_not_that_of_the_new_one(
+async def test_a_late_deletion_event_of_a_former_cluster_does_not_end_the_new_one(
     api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deleted and made anew: kopf keeps the order of the events of each object, not of two of the same name."""
+    """Deleted and created again: kopf keeps the order of one object's events, not of two with the same name."""
     stopped: list[str] = []
 
     async def stop(self: ClusterController) -> None:

@@ -1,4 +1,4 @@
-"""What pods and Services say: members' addresses, who is gone, external addresses, preference, volumes, Leases."""
+"""Data from pods and Services: members' addresses, lost members, external addresses, preference, volumes, Leases."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def pod(ip: str | None = "10.0.0.1", phase: str = "Running", deleted: bool = Fal
     ],
 )
 def test_every_way_for_a_pod_to_go_is_a_fact(found: dict[str, Any] | None, leaving: bool, facts: ProcessState) -> None:
-    """A master whose pod and volume are deleted together is gone at once: nothing waits for what never comes."""
+    """A master whose pod and volume are deleted together is gone at once: the failover waits for neither."""
     assert process_state_of(found, None, leaving=leaving) == facts
 
 
-def test_a_pod_without_a_node_whose_claim_was_never_given_a_volume_has_no_disk_to_ask() -> None:
-    """Rule 22: a volume that is there may hold what the lost cell was, whether its pod runs or not."""
+def test_an_unscheduled_pod_whose_claim_never_had_a_volume_has_no_disk() -> None:
+    """Rule 22: an existing volume may hold the lost leadership record, whether its pod runs or not."""
     pending, unbound = pod(ip=None, phase="Pending"), {"spec": {}, "status": {"phase": "Pending"}}
     bound = {"spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"}}
     assert process_state_of(pending, unbound, leaving=False) == ProcessState(gone=True, never_ran=True)
@@ -64,7 +64,7 @@ def ready(value: str, since: timedelta = timedelta()) -> dict[str, Any]:
     return {"type": "Ready", "status": value, "lastTransitionTime": (NOW - since).isoformat()}
 
 
-def test_broken_is_what_kubernetes_cannot_start_not_what_is_slow() -> None:
+def test_a_pod_is_broken_if_kubernetes_cannot_start_it_not_if_it_is_slow() -> None:
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     assert broken_for_good(pod(containerStatuses=[waiting]), NOW)
     assert why_not(pod(containerStatuses=[waiting]), "") == "ImagePullBackOff: no such image"
@@ -74,7 +74,7 @@ def test_broken_is_what_kubernetes_cannot_start_not_what_is_slow() -> None:
 
 
 def test_brokers_that_serve_are_not_broken_because_their_kubelets_are_away() -> None:
-    """Kubernetes calls all pods of such nodes not ready; they would be replaced together, not one after the other."""
+    """Kubernetes reports all pods of such nodes as not ready. They would be replaced together, not one by one."""
     ids = [MemberId(n, "x") for n in range(3)]
     members = [MemberPlan(f"demo-a-{n}", "a", n) for n in range(3)]
     reports = [Report(ids[0], "Master", 2), *(Report(i, "Slave", 2, link="connected") for i in ids[1:])]
@@ -145,7 +145,7 @@ def test_a_service_that_comes_back_keeps_its_port() -> None:
     assert ports["demo-a-0-external"] is None
 
 
-def test_wishes() -> None:
+def test_switchover_requests() -> None:
     p = plan(BrokerCluster.make("demo", brokerGroups=[{"name": "a"}, {"name": "b"}]))
     assert parse_switchover("a", p) == ("a", None)
     assert parse_switchover(new_switchover_request("a", "demo-a-2"), p) == ("a", 2)
@@ -182,7 +182,7 @@ def lease(text: str | None) -> dict[str, Any]:
 
 
 def test_a_lease_without_a_leadership_record_is_not_an_empty_registry() -> None:
-    """Rule 22: epochs must not start again because somebody edited the Lease."""
+    """Rule 22: epochs must not restart after an edit of the Lease."""
     leadership = LeadershipRecord(3, 5, MemberId(1, "x"), frozenset({MemberId(1, "x")}))
     assert entry_of(lease(json.dumps(leadership.to_json()))).leadership == leadership
     for text in (None, "", "{}", '{"epoch": 1}', "[1]"):

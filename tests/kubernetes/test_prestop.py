@@ -1,4 +1,4 @@
-"""The stop of a pod waits for the hand-over, and for nothing that will not come."""
+"""The stop of a pod waits for the handover, and for nothing else."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(file: str, *more: str) -> float:
 
 
 @pytest.mark.parametrize("status", [{"role": "Slave"}, {"role": "Waiting"}, master(9_000), master(in_sync=False)])
-def test_who_has_nobody_to_hand_over_to_does_not_wait(broker: Broker, tmp_path: Path, status: dict[str, Any]) -> None:
+def test_a_member_without_a_candidate_does_not_wait(broker: Broker, tmp_path: Path, status: dict[str, Any]) -> None:
     broker.status = status
     assert run(config(tmp_path, broker.server.server_port)) < 0.2
     assert set(broker.authorizations) == {"Bearer s3cret"}

@@ -1,4 +1,4 @@
-"""An operator that starts while the spec is refused: failover goes on, as the groups run."""
+"""An operator that starts under a refused spec: failover goes on with the running groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gantry_operator.platforms.kubernetes.object_reconciler import ReconcileResu
 async def taken(
     cluster: BrokerCluster, refused: dict[str, Any], replicas: int = 3, leases: Sequence[dict[str, Any]] = ()
 ) -> BrokerCluster:
-    """What the controller goes on with, over the objects of `cluster`."""
+    """The controller's settings from the objects of `cluster`."""
     settings = OperatorSettings("broker", "spark", "ops", ())
     objects = render(cluster, plan(cluster), settings, external_addresses=None, pinned_ports={}, replicas={})
     found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
@@ -48,7 +48,7 @@ async def taken(
 
 @pytest.mark.parametrize("mode", ["MasterSlave", "Raft"])
 async def test_the_mode_is_that_in_which_the_members_run(mode: str) -> None:
-    """A Raft group under decisions on a master would be given a registry, and its Service would follow nobody."""
+    """A Raft group with a MasterSlave controller would get a registry entry, and its Service would follow no leader."""
     groups = [{"name": "a", "members": 3}]
     cluster = BrokerCluster.make("demo", "mq", mode=mode, minInSyncReplicas=2, flush="Sync", brokerGroups=groups)
     spec = (await taken(cluster, {"mode": 7})).spec
@@ -56,7 +56,7 @@ async def test_the_mode_is_that_in_which_the_members_run(mode: str) -> None:
     assert spec.failover.automatic
 
 
-async def test_nobody_is_promoted_by_itself_where_that_was_forbidden() -> None:
+async def test_no_automatic_promotion_where_the_spec_forbids_it() -> None:
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
     assert not (await taken(cluster, {"failover": {"automatic": False}})).spec.failover.automatic
     assert not (await taken(cluster, {"failover": {"automatic": "no"}})).spec.failover.automatic
@@ -73,7 +73,7 @@ async def test_a_master_may_be_silent_for_as_long_as_was_said() -> None:
 
 
 async def test_leases_that_go_with_the_cluster_stay_so() -> None:
-    """Without its owner a Lease would outlive the volumes, and no group of its name would ever have a master again."""
+    """Without its owner a Lease would outlive the volumes, and no later group of its name would get a master."""
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
     assert (await taken(cluster, {"reclaim": "delete"})).spec.reclaim == "Retain"
     assert (await taken(cluster, {"reclaim": "delete"}, leases=[{"kind": "Lease"}])).spec.reclaim == "Delete"

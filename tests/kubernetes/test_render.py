@@ -1,4 +1,4 @@
-"""The objects of thousands of generated clusters: what Kubernetes asks for, and what must hold whatever the spec."""
+"""The objects of thousands of generated clusters: Kubernetes' requirements, and invariants for every spec."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def by_key(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any
 
 @settings(max_examples=400, deadline=None)
 @given(clusters())
-def test_what_holds_for_every_cluster(cluster: BrokerCluster) -> None:
+def test_invariants_of_every_cluster(cluster: BrokerCluster) -> None:
     objects = rendered(cluster)
     assert max(Counter(key(o) for o in objects).values()) == 1, "two objects of one name"
     assert objects == rendered(cluster), "rendering twice gives the same"
@@ -157,7 +157,7 @@ def check_set(cluster: BrokerCluster, o: dict[str, Any], found: dict[tuple[str, 
 
 
 def check_service(o: dict[str, Any], objects: list[dict[str, Any]]) -> None:
-    """A Service leads to pods that exist, by ports that they have."""
+    """A Service leads to existing pods, by their ports."""
     pod_name = "statefulset.kubernetes.io/pod-name"
     wanted = {k: v for k, v in o["spec"]["selector"].items() if k not in (names.ROLE_LABEL, pod_name)}
     pods = [
@@ -172,8 +172,8 @@ def check_service(o: dict[str, Any], objects: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(clusters(), st.integers(1, 4))
-def test_growing_restarts_nobody(cluster: BrokerCluster, more: int) -> None:
-    """More members and more groups leave the pods of those that exist as they are."""
+def test_growing_restarts_no_member(cluster: BrokerCluster, more: int) -> None:
+    """More members and more groups do not change existing pods."""
     grown = cluster.model_copy(deep=True)
     for g in grown.spec.brokerGroups:
         g.members += more

@@ -1,4 +1,4 @@
-"""Runs of the report that are asked for: one at a time, with the schedule on hold."""
+"""Requested runs of the report: one at a time, while the schedule is suspended."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAME = "demo-analytics"
 
 
 def quiet(_: str, __: dict[str, Any]) -> None:
-    """Nobody listens."""
+    """Has no listener."""
 
 
 class Rig:
-    """One cluster's controller, and what it is asked to do."""
+    """One cluster's controller and its requests."""
 
     def __init__(self, fake: FakeApi, api: KubeApi, uid: str) -> None:
         self.fake = fake
@@ -84,7 +84,7 @@ async def until(condition: Any) -> None:
     raise AssertionError("not in 10 s")
 
 
-async def test_a_run_that_is_asked_for_holds_the_schedule_until_it_ends(rig: Rig) -> None:
+async def test_a_requested_run_suspends_the_schedule_until_it_ends(rig: Rig) -> None:
     await rig.keep()
     assert not rig.held
     await rig.ask()
@@ -99,7 +99,7 @@ async def test_a_run_that_is_asked_for_holds_the_schedule_until_it_ends(rig: Rig
     assert len(rig.jobs) == 1, "never two at once"
     await rig.events.close()
     said = [o["message"] for (kind, _, _), o in rig.fake.objects.items() if kind == "Event"]
-    assert any("is at work on it already" in text for text in said)
+    assert any("is running already" in text for text in said)
 
     conditions = [{"type": "Complete", "status": "True"}]
     rig.fake.put(rig.jobs[0] | {"status": {"conditions": conditions}})
@@ -119,7 +119,7 @@ async def test_a_run_of_the_schedule_is_not_joined_by_another(rig: Rig) -> None:
     assert not rig.held, "Kubernetes' own rule sees to runs of the schedule"
 
 
-def test_a_patch_of_the_status_names_what_is_gone_at_every_depth() -> None:
+def test_a_patch_of_the_status_names_removed_fields_at_every_depth() -> None:
     """A schedule that is suspended has no next run any more."""
     old = {"phase": "Running", "paused": True, "analytics": {"nextRun": "2026-03-01T03:00:00Z", "message": "good"}}
     new = {"phase": "Running", "analytics": {"message": "good", "topSavings": []}, "members": [{"name": "demo-a-0"}]}
@@ -130,8 +130,8 @@ def test_a_patch_of_the_status_names_what_is_gone_at_every_depth() -> None:
     assert merge_patch({}, new) == new
 
 
-async def test_the_driver_is_told_the_group_of_each_broker(rig: Rig) -> None:
-    """So that it can tell whether a broker that does not answer takes a whole group with it."""
+async def test_the_driver_gets_the_group_of_each_broker(rig: Rig) -> None:
+    """So that it can tell whether a broker without an answer takes a whole group with it."""
     rig.cluster.spec.brokerGroups.append(rig.cluster.spec.brokerGroups[0].model_copy(update={"name": "b"}))
     await rig.keep()
     made = rig.fake.get("CronJob", NAME) or {}

@@ -30,7 +30,7 @@ def pod(name: str, role: str) -> dict[str, Any]:
 async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_it(
     monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi
 ) -> None:
-    """It forwards what comes by the master's Service, which needs a moment to follow the labels."""
+    """It forwards requests from the master's Service, which needs a moment to follow the labels."""
     monkeypatch.setattr(platform, "GRACE_S", 0.2)
     monkeypatch.setattr(platform, "SERVICE_S", 0.3)
     fake.put(pod(OLD, names.ROLE_MASTER))
@@ -66,10 +66,10 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
 
 
 @pytest.mark.parametrize(("named", "left"), [("demo-a-2", 4), ("demo-a-3", 3)])
-async def test_nobody_is_taken_away_in_the_place_of_the_one_that_is_meant(
+async def test_no_other_member_is_removed_in_place_of_the_planned_one(
     monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi, named: str, left: int
 ) -> None:
-    """A StatefulSet gives up its highest number."""
+    """A StatefulSet removes its highest number."""
     meta = {"name": "demo-a", "namespace": "mq", "generation": 1}
     fake.put({"kind": "StatefulSet", "metadata": meta, "spec": {"replicas": 4}, "status": {"observedGeneration": 1}})
     sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)

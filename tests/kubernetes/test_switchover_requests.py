@@ -1,4 +1,4 @@
-"""LeaderPreference by annotation: each is fulfilled once and answered, whatever comes in between."""
+"""Switchover requests by annotation: each is carried out once and answered, whatever comes in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Resource:
-    """The cluster object as the API server has it, and the loop that is asked: who leads is the next one each time."""
+    """The cluster object in the API, and a controller in which each switchover has the next member as leader."""
 
     def __init__(self, request: str) -> None:
         self.annotations: dict[str, str] = {SWITCHOVER: request}
@@ -35,7 +35,7 @@ class Resource:
         self.refuses: list[str] = []
         """Annotations of which the next write fails."""
         self.loses: list[str] = []
-        """The same, and the write is done all the same."""
+        """The same, but the write succeeds."""
         self.meanwhile = ""
         self.leadership: LeadershipRecord | None = LeadershipRecord(1, 1, MemberId(0, "x"), frozenset())
         self.dies = False
@@ -44,7 +44,7 @@ class Resource:
         self.operator()
 
     def operator(self) -> None:
-        """One that has just begun to lead."""
+        """A controller that has just started to lead."""
         controller = self.controller = ClusterController.__new__(ClusterController)
         controller.namespace, controller.name = "mq", "demo"
         controller._dirty, controller._plan = asyncio.Event(), PLAN
@@ -64,7 +64,7 @@ class Resource:
             if self.leadership is not None:
                 return self.leadership
             await asyncio.sleep(0.01)
-        raise SwitchoverFailed("nobody knows")
+        raise SwitchoverFailed("no reason is known")
 
     async def switchover(self, to: int | None, reason: str) -> str:
         self.asked.append(to)
@@ -107,7 +107,7 @@ class Resource:
             await asyncio.wait([self.controller._request_task])
 
 
-async def test_a_wish_that_comes_while_another_is_fulfilled_is_not_taken_away_with_it() -> None:
+async def test_a_request_that_arrives_during_another_is_not_removed_with_it() -> None:
     resource = Resource("a=demo-a-1")
     resource.meanwhile = "a=demo-a-2"
     await resource.look()
@@ -118,8 +118,8 @@ async def test_a_wish_that_comes_while_another_is_fulfilled_is_not_taken_away_wi
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_wish_whose_answer_cannot_be_written_is_not_fulfilled_twice(again: bool) -> None:
-    """The best of the others is another one each time."""
+async def test_a_request_whose_answer_cannot_be_written_is_not_fulfilled_twice(again: bool) -> None:
+    """The best candidate is another one each time."""
     resource = Resource("a")
     resource.refuses = [SWITCHOVER_RESULT]
     await resource.look()
@@ -136,14 +136,14 @@ async def test_an_operator_that_ends_before_it_has_answered_is_followed_by_one_t
     resource = Resource("a #1")
     resource.dies = True
     await resource.look()
-    assert resource.annotations[SWITCHOVER] == "a #1", "nobody has answered it"
+    assert resource.annotations[SWITCHOVER] == "a #1", "it has no answer"
     resource.operator()
     await resource.look()
     assert resource.asked == [None]
     assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: demo-a-1 leads a in epoch 2"}
 
 
-async def test_an_operator_that_ends_before_anything_came_of_a_wish_is_followed_by_one_that_fulfils_it() -> None:
+async def test_the_next_operator_fulfils_a_request_without_a_result() -> None:
     resource = Resource("a #1")
     before, resource.dies = resource.leadership, True
     await resource.look()
@@ -154,7 +154,7 @@ async def test_an_operator_that_ends_before_anything_came_of_a_wish_is_followed_
     assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
 
 
-async def test_what_was_written_down_of_another_wish_says_nothing_about_this_one() -> None:
+async def test_the_record_of_another_request_does_not_count_for_this_one() -> None:
     resource = Resource("a #2")
     resource.annotations[SWITCHOVER_BEGUN] = "a #1 in epoch 0 of member 2"
     await resource.look()
@@ -162,7 +162,7 @@ async def test_what_was_written_down_of_another_wish_says_nothing_about_this_one
     assert resource.annotations == {SWITCHOVER_RESULT: "a #2 done: to None"}
 
 
-async def test_a_wish_that_was_withdrawn_while_no_operator_ran_does_not_answer_the_next_one() -> None:
+async def test_a_request_withdrawn_without_an_operator_does_not_answer_the_next_one() -> None:
     """The same words again, after a failover in between."""
     resource = Resource("a")
     resource.annotations = {SWITCHOVER_BEGUN: "a in epoch 1 of member 0"}
@@ -179,7 +179,7 @@ async def test_a_wish_that_was_withdrawn_while_no_operator_ran_does_not_answer_t
     assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
 
 
-async def test_a_wish_whose_answer_was_written_and_the_word_of_it_lost_does_not_answer_the_next_one() -> None:
+async def test_a_request_with_an_unconfirmed_answer_does_not_answer_the_next_one() -> None:
     """The same words again, later."""
     resource = Resource("a")
     resource.loses = [SWITCHOVER_RESULT]
@@ -195,7 +195,7 @@ async def test_a_wish_whose_answer_was_written_and_the_word_of_it_lost_does_not_
     assert resource.asked == [None, None]
 
 
-async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_known_who_leads() -> None:
+async def test_a_request_starts_only_after_its_record_and_with_a_known_leader() -> None:
     resource = Resource("a #1")
     resource.refuses = [SWITCHOVER_BEGUN]
     await resource.look()
@@ -207,7 +207,7 @@ async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_
     assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
 
 
-async def test_an_older_event_about_the_resource_brings_no_answered_wish_back() -> None:
+async def test_an_older_event_about_the_resource_restores_no_answered_request() -> None:
     resource = Resource("a #1")
     older = resource.seen()
     await resource.look()
@@ -226,7 +226,7 @@ async def test_an_answer_that_is_refused_again_and_again_is_not_tried_without_pa
     assert asyncio.get_running_loop().time() - begun >= cluster.AGAIN_S
 
 
-async def test_what_a_write_answers_does_not_take_the_place_of_what_is_newer() -> None:
+async def test_the_result_of_a_write_does_not_replace_a_newer_version() -> None:
     resource = Resource("a=demo-a-1 #1")
     resource.changed = True
     await resource.look()

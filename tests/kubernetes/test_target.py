@@ -1,5 +1,6 @@
-"""The `gantry` command on a cluster whose spec is refused: what runs can be used all the same. And where the API server
-refuses."""
+"""The `gantry` command on a cluster with a refused spec: the running cluster stays usable. Also refusals of the API
+server.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def opened(fake: FakeApi, api: KubeApi, status: dict[str, Any], **spec: Any) -> 
     return target
 
 
-async def test_a_switchover_is_asked_for_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_switchover_is_requested_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
     target = opened(fake, api, {}, mode=7)
     asked = asyncio.create_task(target.switchover("a", "demo-a-1", 3))
     annotations: dict[str, str] = {}
@@ -46,22 +47,20 @@ async def test_a_switchover_is_asked_for_though_the_spec_is_refused(fake: FakeAp
     assert await asked == "demo-a-1 leads a"
 
 
-async def test_a_switchover_of_what_is_not_there_is_not_asked_for(fake: FakeApi, api: KubeApi) -> None:
+async def test_a_switchover_of_an_unknown_group_is_not_requested(fake: FakeApi, api: KubeApi) -> None:
     with pytest.raises(TargetError, match="demo has no group 'z', but a"):
         await opened(fake, api, {}).switchover("z")
     assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
 
 
-async def test_a_switchover_that_nobody_answers_is_withdrawn(fake: FakeApi, api: KubeApi) -> None:
-    """Else it would be carried out after it was said that nobody answered."""
-    with pytest.raises(
-        TargetError, match=r"did not answer within 0 s: is it running\? What was asked for is withdrawn"
-    ):
+async def test_a_switchover_without_an_answer_is_withdrawn(fake: FakeApi, api: KubeApi) -> None:
+    """Otherwise it would be carried out after the command has reported no answer."""
+    with pytest.raises(TargetError, match=r"did not answer within 0 s: is it running\? The request is withdrawn"):
         await opened(fake, api, {}).switchover("a", "demo-a-1", 0.3)
     assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
 
 
-async def test_what_another_person_asks_for_meanwhile_is_not_withdrawn(
+async def test_another_users_request_is_not_withdrawn(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = opened(fake, api, {})
@@ -81,7 +80,7 @@ async def test_what_another_person_asks_for_meanwhile_is_not_withdrawn(
     assert fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"][SWITCHOVER] == "a #2"
 
 
-async def test_an_answer_that_comes_in_the_last_moment_is_told(fake: FakeApi, api: KubeApi) -> None:
+async def test_an_answer_in_the_last_moment_is_reported(fake: FakeApi, api: KubeApi) -> None:
     target = opened(fake, api, {})
     resource = await target.resource()
     resource["metadata"]["annotations"] = {SWITCHOVER_RESULT: "a #1 done: demo-a-1 leads a"}
@@ -97,7 +96,7 @@ REFUSED = {
 
 
 def kept_open(target: KubeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands find it instead of making one of their own."""
+    """Commands use it instead of creating one."""
 
     class Opened:
         def __init__(self, *wanted: Any) -> None: ...
@@ -129,7 +128,7 @@ async def test_a_report_of_which_nothing_comes_since_the_spec_is_refused_is_not_
     target = opened(fake, api, REFUSED, analytics={"schedule": "@daily"})
     kept_open(target, monkeypatch)
     shown = fake.objects["BrokerCluster", "mq", "demo"]
-    shown["metadata"]["generation"] = 3  # What was said of the spec before this one says nothing of it.
+    shown["metadata"]["generation"] = 3  # The former refusal says nothing about the new spec.
     asked = asyncio.create_task(ondemand.analyze(None, None, None, 30))
     key = ("BrokerCluster", "mq", "demo")
     await asyncio.sleep(0.3)
@@ -141,7 +140,7 @@ async def test_a_report_of_which_nothing_comes_since_the_spec_is_refused_is_not_
     assert ondemand.ANALYZE_ANNOTATION not in fake.objects[key]["metadata"]["annotations"]
 
 
-async def test_ports_of_what_runs_are_forwarded_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
+async def test_ports_of_running_members_are_forwarded_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
     target = opened(fake, api, RUNS, mode=7)
     assert (await target.name_servers()).startswith("127.0.0.1:")
     assert len(await target.members_http()) == 4
@@ -151,8 +150,8 @@ async def test_ports_of_what_runs_are_forwarded_though_the_spec_is_refused(fake:
     await forwarded.close()
 
 
-async def test_where_nothing_says_what_runs_that_is_said(fake: FakeApi, api: KubeApi) -> None:
-    with pytest.raises(TargetError, match=r"refused, and the status does not say what runs: spec\.mode is 7"):
+async def test_an_unknown_plan_is_reported(fake: FakeApi, api: KubeApi) -> None:
+    with pytest.raises(TargetError, match=r"refused, and the status names no running groups: spec\.mode is 7"):
         await opened(fake, api, {}, mode=7).name_servers()
 
 
@@ -174,10 +173,10 @@ def analyze() -> Awaitable[Any]:
 
 
 @pytest.mark.parametrize("command", [status, switchover, produce, analyze])
-async def test_what_the_api_server_does_not_allow_is_one_line(
+async def test_a_refusal_of_the_api_server_is_one_line(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, command: Callable[[], Awaitable[Any]]
 ) -> None:
-    """Whoever may read a cluster may not change it, for example."""
+    """For example, a user may have the right to read a cluster, but not to change it."""
     target = opened(fake, api, {})
 
     class Opened:

@@ -1,4 +1,4 @@
-"""A local cluster of real processes, driven by the `gantry` command as a person would."""
+"""A local cluster of real processes, driven by the `gantry` command like a user."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Cluster:
         self.gantry("up", str(self.file), "--dir", str(self.folder.root), "--detach", "--timeout", str(UP_S))
 
     def story(self) -> str:
-        """What happened, for a test that fails."""
+        """The events and logs, for a test that fails."""
         logs = sorted((self.folder.root / "log").iterdir())
         text = "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in logs)
         events = self.folder.events
@@ -109,7 +109,7 @@ class Cluster:
         raise AssertionError(f"not within {timeout_s:.0f} s: {what}{self.story()}")
 
     def whole(self) -> bool:
-        """Everybody is in sync, one leads."""
+        """All members are in sync, and one leads."""
         members = self.members().values()
         return all(m["inSync"] for m in members) and [m["role"] for m in members].count("Master") == 1
 
@@ -126,7 +126,7 @@ class Cluster:
 
 
 class Load:
-    """Sends without pause and keeps the account: what was promised, what was refused, and when."""
+    """Sends continuously and records the acknowledged messages, the refused ones, and their times."""
 
     def __init__(self, producer: Producer, topic: str, tag: str) -> None:
         self.producer = producer
@@ -166,7 +166,7 @@ class Load:
         return max((b - a for a, b in itertools.pairwise(times)), default=float("inf"))
 
     async def more(self, count: int, timeout_s: float = 30) -> None:
-        """Until so many more were promised."""
+        """Until this many more were acknowledged."""
         self._wanted = len(self.promised) + count
         self._reached.clear()
         async with asyncio.timeout(timeout_s):
@@ -187,7 +187,7 @@ class Load:
 
 
 async def read_all(cluster: Cluster, topic: str, wanted: set[bytes], timeout_s: float = 30) -> Counter[bytes]:
-    """Every body of the topic as a new group sees it, until all that is wanted came."""
+    """Every body of the topic as a new group reads it, until all wanted ones came."""
     seen: dict[tuple[str, int, int], bytes] = {}
     missing = set(wanted)
     done = asyncio.Event()
@@ -219,7 +219,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def take_down(cluster: Cluster) -> None:
-    """Also after a test that went wrong in the middle: nothing is left running."""
+    """Also after a failed test: no process is left running."""
     pids = {pid: start_mark(pid) for pid in cluster.pids()}
     done = cluster.gantry("down", "--dir", str(cluster.folder.root), check=False)
     left = [pid for pid, mark in pids.items() if mark is not None and start_mark(pid) == mark]

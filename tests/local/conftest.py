@@ -9,7 +9,7 @@ from tests.local.cluster import Cluster, take_down
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of two NameServers and one group of three, for the stories of one file."""
+    """A cluster of two NameServers and one group of three, for the tests of one file."""
     made = Cluster(tmp_path_factory.mktemp("local"))
     try:
         made.up()

@@ -1,4 +1,4 @@
-"""`gantry dlq` as a person uses it: list, read, send again."""
+"""`gantry dlq` as a user works with it: list, read, send again."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ async def test_dead_letters_by_the_command(small: Cluster) -> None:
     ).stdout.splitlines()
     assert sorted(back) == sorted(f"order {n}" for n in range(COUNT))
 
-    sent = small.gantry("dlq", "resend", "billing", "--id", lines[0]["id"], "--to", "Mending", "-o", "json", *where)
+    sent = small.gantry("dlq", "resend", "billing", "--id", lines[0]["id"], "--to", "Repaired", "-o", "json", *where)
     assert json.loads(sent.stdout)["sent"] == 1
-    got = small.gantry("consume", "Mending", "--group", "m", "--count", "1", "--timeout", "30", *where).stdout
+    got = small.gantry("consume", "Repaired", "--group", "m", "--count", "1", "--timeout", "30", *where).stdout
     assert got.strip() == lines[0]["body"]
     unknown = small.gantry("dlq", "resend", "billing", "--id", "nonsense", *where, check=False)
     assert unknown.returncode == 1

@@ -40,7 +40,7 @@ def test_nothing_is_ended_beside_one_that_does_not_end(folder: ClusterFolder, mo
         down.down(folder.root, None, delete_data=False)
 
 
-def test_nobody_starts_what_is_being_ended(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_is_started_while_the_cluster_ends(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def end_all(folder: ClusterFolder, delete_data: bool) -> None:
         with pytest.raises(AlreadySupervised):
             take_lock(folder)
@@ -50,7 +50,7 @@ def test_nobody_starts_what_is_being_ended(folder: ClusterFolder, monkeypatch: p
     take_lock(folder).close()
 
 
-def test_what_cannot_be_deleted_is_named(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_deleted_is_named(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member's folder may be a disk of its own."""
     mounted = folder.data("demo-a-0")
 
@@ -63,12 +63,13 @@ def test_what_cannot_be_deleted_is_named(folder: ClusterFolder, monkeypatch: pyt
         down.down(folder.root, None, delete_data=True)
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="what runs is read from /proc: only on Linux")
-def test_what_could_not_be_written_down_is_ended_as_well(
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are read from /proc: only on Linux")
+def test_a_process_without_a_record_is_ended_as_well(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would go on in files that are deleted. Whoever only reads a config is none of the cluster's, nor is who runs
-    in another folder: there the same words are another cluster's."""
+    """Otherwise it would go on with deleted files. A process that only reads a config is not the cluster's, and
+    neither is one in another folder, where the same arguments mean another cluster.
+    """
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     config = str(folder.config("demo-a-0"))
     run, root, elsewhere = [*sleep, "-m", "gantry_broker.broker", "--config"], folder.root, tmp_path / "elsewhere"

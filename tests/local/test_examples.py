@@ -1,4 +1,4 @@
-"""Every file of examples/ is a cluster that starts here and takes messages."""
+"""Every file of examples/ is a cluster that starts here and accepts messages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_an_example_starts_and_takes_messages(example: Path, tmp_path: Path) -> 
         cluster.gantry("topic", "create", "Orders")
         cluster.gantry("produce", "Orders", "--count", "50", "--size", "30")
         cluster.gantry("consume", "Orders", "--group", "g", "--count", "50", "--timeout", "20", "-q")
-        cluster.until("everybody is in sync", lambda: all(m["inSync"] for m in cluster.members().values()))
+        cluster.until("all members are in sync", lambda: all(m["inSync"] for m in cluster.members().values()))
     finally:
         take_down(cluster)

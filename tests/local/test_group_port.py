@@ -1,4 +1,4 @@
-"""Whoever holds the group's port though another one leads has to go, and nobody else."""
+"""A member that holds the group's port while another one leads is killed, and no other member is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ time.sleep(60)
         child.kill()
 
 
-def test_who_listens_on_a_port(listener: tuple[int, int]) -> None:
+def test_the_listener_on_a_port(listener: tuple[int, int]) -> None:
     pid, port = listener
     assert listens(pid, port)
     assert listens(os.getpid(), port) is False
@@ -54,7 +54,7 @@ def test_who_listens_on_a_port(listener: tuple[int, int]) -> None:
 async def test_a_member_that_was_not_heard_yet_goes_only_if_it_holds_the_port(
     tmp_path: Path, listener: tuple[int, int], holds: bool
 ) -> None:
-    """A supervisor that starts anew has heard nobody; a slave that takes long to answer stands in nobody's way."""
+    """A supervisor after a restart has heard no member. A slow slave holds no port."""
     pid, port = listener
     cluster = BrokerCluster.make("t", "x", brokerGroups=[{"name": "a", "members": 2}])
     folder = ClusterFolder(tmp_path)

@@ -1,4 +1,4 @@
-"""A scale-down outlives its supervisor: who has not left yet is known from the folder."""
+"""A scale-down survives its supervisor: the folder holds the leaving members."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder_of(base: Path, cluster: BrokerCluster) -> ClusterFolder:
     return folder
 
 
-async def test_a_supervisor_that_starts_knows_who_has_not_left_yet(tmp_path: Path) -> None:
+async def test_a_new_supervisor_knows_the_leaving_members(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, made(5, name_servers=2))
     now = made(3)
     assert leaving_members(folder, plan(now)) == {f"t-a-{n}": MemberPlan(f"t-a-{n}", "a", n) for n in (3, 4)}
@@ -80,7 +80,7 @@ async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_aga
     folder = folder_of(tmp_path, made(3))
     supervisor = Supervisor(folder, made(2), show=lambda line: None)
     brought: list[set[str]] = []
-    monkeypatch.setattr(supervisor, "bring_up", lambda turn: brought.append({m.name for m in supervisor.plan.members}))
+    monkeypatch.setattr(supervisor, "bring_up", lambda lock: brought.append({m.name for m in supervisor.plan.members}))
 
     async def remove(name: str) -> None:
         await supervisor._apply(made(3).model_dump(mode="json", exclude={"status"}, exclude_none=True))
@@ -92,7 +92,7 @@ async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_aga
     await supervisor.close()
 
 
-async def test_only_those_who_come_to_a_group_that_is_there_are_waited_for(tmp_path: Path) -> None:
+async def test_only_members_new_in_an_existing_group_are_waited_for(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, made(3))
     assert Supervisor(folder, made(5), show=lambda line: None)._newcomers() == {"t-a-3", "t-a-4"}
     empty = folder_of(tmp_path / "other", made(3))
@@ -102,12 +102,12 @@ async def test_only_those_who_come_to_a_group_that_is_there_are_waited_for(tmp_p
 
 
 def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
-    """Also when a master is to leave, and the whole cluster was stopped in between."""
+    """Also when a master leaves, and the whole cluster was stopped in between."""
     cluster = Cluster(tmp_path)
     fewer = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]}
     try:
         cluster.up()
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
         cluster.gantry("switchover", "a", "--to", "t-a-2")
         leaving = cluster.members()["t-a-2"]["pid"]

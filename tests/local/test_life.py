@@ -56,12 +56,12 @@ def test_rule_21_a_group_of_one_leads_again_after_a_crash_in_a_new_epoch(tmp_pat
         take_down(cluster)
 
 
-def test_rule_22_a_lost_registry_is_made_from_what_the_disks_know(tmp_path: Path) -> None:
+def test_rule_22_a_lost_registry_is_recovered_from_the_disks(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
     try:
         cluster.up()
         cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         cluster.gantry("down")
         (cluster.folder.registry / "a.json").unlink()
         cluster.up()
@@ -72,7 +72,7 @@ def test_rule_22_a_lost_registry_is_made_from_what_the_disks_know(tmp_path: Path
         take_down(cluster)
 
 
-def test_manual_mode_promotes_nobody_until_a_person_asks(tmp_path: Path) -> None:
+def test_manual_mode_promotes_no_member_without_a_request(tmp_path: Path) -> None:
     cluster = Cluster(
         tmp_path,
         nameServers={"replicas": 1},
@@ -82,7 +82,7 @@ def test_manual_mode_promotes_nobody_until_a_person_asks(tmp_path: Path) -> None
     try:
         cluster.up()
         cluster.gantry("produce", "ManualFailoverRequired", "--count", "20", "--size", "30")
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         before = cluster.master()
         other = next(m for m in cluster.members().values() if m["role"] == "Slave")
         kill(before["pid"], signal.SIGSTOP)
@@ -100,7 +100,7 @@ def test_without_a_supervisor_a_frozen_master_gives_the_address_up_as_well(tmp_p
     cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
     try:
         cluster.up()
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         before = cluster.master()
         kill(cluster.supervisor_pid(), signal.SIGKILL)
         kill(before["pid"], signal.SIGSTOP)
@@ -119,7 +119,7 @@ def test_up_with_one_more_group_returns_once_it_can_be_sent_to(tmp_path: Path) -
         cluster.write(nameServers={"replicas": 1}, brokerGroups=[one, two])
         cluster.up()
         assert cluster.master("b")["ready"]
-        # Not by its events: should it take as long both times the second one says nothing new.
+        # Not by its events: if both runs take equally long, the second one adds no new event.
         assert cluster.folder.supervisor_log.read_text().count("t is ready (") == 2
     finally:
         take_down(cluster)

@@ -1,4 +1,4 @@
-"""Which ports a local cluster is given."""
+"""The ports of a local cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLUSTER = plan(load_manifest(MANIFEST))
 
 @pytest.fixture
 def preferred(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Preferred ports that are free, whatever else runs on this machine: RocketMQ's own may be somebody's."""
+    """Preferred ports that are free here. RocketMQ's own ports may be in use."""
     first = next(port for port in iter(free_port, None) if all(map(is_free, range(port, port + 40))))
     chosen = {"NAME_SERVER_PORT": first, "BROKER_PORT": first + 10, "HTTP_ABOVE": 20}
     for name, value in chosen.items():
@@ -45,7 +45,7 @@ def test_every_use_has_a_port_of_its_own_and_the_same_at_the_next_start(tmp_path
 
 
 @pytest.mark.parametrize("port", ["x", None, 1.5, [], 70_000, -1])
-def test_what_is_no_port_is_chosen_anew(tmp_path: Path, port: object) -> None:
+def test_an_invalid_port_is_chosen_again(tmp_path: Path, port: object) -> None:
     first = Ports.load(tmp_path / "ports.json")
     first.choose(CLUSTER, frozenset())
     (tmp_path / "ports.json").write_text(json.dumps(first.taken | {"group/a": port}))
@@ -81,7 +81,7 @@ def test_where_there_are_no_more_ports_in_a_row_come_others(tmp_path: Path, monk
     assert set(ports.taken.values()) & set(OTHER_PORTS)
 
 
-def test_a_remembered_port_that_somebody_else_has_taken_is_replaced_and_named(tmp_path: Path) -> None:
+def test_a_remembered_port_in_use_is_replaced_and_named(tmp_path: Path) -> None:
     ports = Ports.load(tmp_path / "ports.json")
     ports.choose(CLUSTER, frozenset())
     with socket.socket() as other:
@@ -94,7 +94,7 @@ def test_a_remembered_port_that_somebody_else_has_taken_is_replaced_and_named(tm
         assert ports.taken == kept
 
 
-def test_a_port_of_another_running_cluster_is_taken_though_nobody_listens_just_now(
+def test_a_port_of_another_running_cluster_is_in_use_without_a_listener(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
     """Between the end of a master and the start of the next the group's port is free."""
@@ -135,17 +135,17 @@ def test_a_cluster_of_which_nothing_runs_takes_no_port(
 def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a `gantry up` that was stopped with Ctrl-Z."""
+    """Like a `gantry up` that was stopped with Ctrl-Z."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     claims.claims_folder().mkdir()
     with open(claims.claims_folder() / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        again = threading.Timer(claims.TURN_S + 2, lock.close)
+        again = threading.Timer(claims.LOCK_WAIT_S + 2, lock.close)
         again.start()
         begun = time.monotonic()
         ports = Ports.load(tmp_path / "ports.json")
         assert ports.choose(CLUSTER, frozenset()) == []
-        assert time.monotonic() - begun < claims.TURN_S + 1
+        assert time.monotonic() - begun < claims.LOCK_WAIT_S + 1
         again.cancel()
     assert len(set(ports.taken.values())) == len(ports.taken) > 0
     assert "another cluster may choose ports at the same time: another `gantry up` holds" in caplog.text
@@ -155,7 +155,7 @@ def test_ports_that_a_busy_disk_has_not_taken_yet_are_known_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(claims, "TURN_S", 0.2)
+    monkeypatch.setattr(claims, "LOCK_WAIT_S", 0.2)
     one, two = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two"))
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -174,11 +174,11 @@ def test_ports_that_a_busy_disk_has_not_taken_yet_are_known_to_the_others(
     assert not set(one.taken.values()) & set(two.taken.values())
 
 
-def test_without_the_turn_the_ports_of_others_are_kept_clear_of_and_ones_own_are_known_to_them(
+def test_without_the_lock_ports_of_other_clusters_are_avoided_and_own_ports_are_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(claims, "TURN_S", 0.05)
+    monkeypatch.setattr(claims, "LOCK_WAIT_S", 0.05)
     one, two, three = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two", "three"))
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
@@ -189,7 +189,7 @@ def test_without_the_turn_the_ports_of_others_are_kept_clear_of_and_ones_own_are
         fcntl.flock(lock, fcntl.LOCK_EX)
         two.choose(CLUSTER, frozenset())
     assert not set(one.taken.values()) & set(two.taken.values())
-    assert over.exists(), "whoever has the turn may be writing it anew"
+    assert over.exists(), "the holder of the lock may be writing it"
     (tmp_path / "one" / "ports.json").unlink()
     three.choose(CLUSTER, frozenset())
     assert not set(two.taken.values()) & set(three.taken.values())

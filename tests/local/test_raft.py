@@ -30,7 +30,7 @@ async def test_a_group_with_hardly_anything_to_do_keeps_its_leader(raft: Cluster
         for number in range(6):
             assert (await producer.send("Idle", b"%d" % number)).status == SendStatus.SEND_OK
             await asyncio.sleep(2.5)
-    # One election may come of a machine that stands still for long; the fault held one every few seconds.
+    # A stall of the machine may cause one election. The fault caused one every few seconds.
     assert raft.master()["epoch"] <= before["epoch"] + 1
 
 
@@ -47,7 +47,7 @@ async def test_a_killed_leader_is_followed_by_an_elected_one(raft: Cluster) -> N
 
 
 async def test_a_frozen_leader_gives_the_port_up_whenever_it_spoke_last(raft: Cluster) -> None:
-    """The group elects sooner than the supervisor calls a member frozen that had just said something."""
+    """The group elects before the supervisor counts a member as frozen that reported a moment ago."""
     for number in range(3):
         raft.until("all three answer", lambda: all(m["ready"] for m in raft.members().values()))
         before = raft.master()
@@ -84,7 +84,7 @@ async def test_a_switchover_transfers_the_leadership_once(raft: Cluster, named: 
 
 
 async def test_members_come_and_go_one_at_a_time_without_a_stop(raft: Cluster) -> None:
-    """Rule 27, as a user asks for it: the manifest says another number, and `gantry up` is given it again."""
+    """Rule 27, from a user's request: the manifest has another number, and `gantry up` gets it again."""
 
     def votes() -> list[str]:
         members = raft.members().values()
@@ -103,7 +103,7 @@ async def test_members_come_and_go_one_at_a_time_without_a_stop(raft: Cluster) -
             assert await asyncio.to_thread(votes) == wanted, "`gantry up` returns once they vote"
             await load.more(100)
     assert load.errors == []
-    assert {name: m["pid"] for name, m in raft.members().items()} == before, "nobody was restarted"
+    assert {name: m["pid"] for name, m in raft.members().items()} == before, "no member was restarted"
     await check_account(raft, load)
     removed = [e["message"] for e in raft.events("MemberRemoved")]
     assert removed == ["member 4 has left the group", "member 3 has left the group"]

@@ -1,4 +1,4 @@
-"""What `gantry up` refuses to change on a cluster that has data, whether its supervisor runs or not."""
+"""Changes that `gantry up` refuses on a cluster with data, with or without its supervisor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(name: str = "t", **spec: Any) -> BrokerCluster:
         (made(), made(broker={"mappedFileSizeCommitLog": 65_536}), "mappedFileSizeCommitLog is fixed"),
     ],
 )
-def test_the_reason_is_told(old: BrokerCluster, new: BrokerCluster, reason: str) -> None:
+def test_the_reason_is_reported(old: BrokerCluster, new: BrokerCluster, reason: str) -> None:
     with pytest.raises(ControlError, match=reason):
         refuse_change(old, new)
 

@@ -1,4 +1,4 @@
-"""When a process that ended is started again, and that one that runs is known."""
+"""Restarts of ended processes, and the detection of running ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_after_a_long_pause_a_longer_life_is_wanted() -> None:
 
 
 class Sleeps(ProcessPlan):
-    """In the place of a broker."""
+    """Replaces a broker."""
 
     def argv(self, folder: ClusterFolder) -> list[str]:
         words = [self.module, "--config", str(folder.config(self.name))]
@@ -69,16 +69,16 @@ class Sleeps(ProcessPlan):
 
 
 async def _started_by_one_that_was_killed(plan: ProcessPlan, folder: ClusterFolder) -> subprocess.Popen[bytes]:
-    """As it is left behind: with its config, without a record."""
+    """A process as an ended supervisor leaves it: with its config, without a record."""
     folder.config(plan.name).write_text(plan.config)
     found = subprocess.Popen(plan.argv(folder), cwd=folder.root)  # noqa: ASYNC220
-    # The system does not tell of it at once.
+    # The system does not list it at once.
     await until(lambda: Path(f"/proc/{found.pid}/cmdline").read_bytes())
     return found
 
 
 reads_proc = pytest.mark.skipif(
-    not Path("/proc/self/cmdline").exists(), reason="what runs is read from /proc: only on Linux"
+    not Path("/proc/self/cmdline").exists(), reason="processes are read from /proc: only on Linux"
 )
 
 
@@ -109,7 +109,7 @@ async def test_a_process_without_a_record_is_replaced_where_its_config_changed_m
 async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran_before: bool
 ) -> None:
-    """The disk is full for a moment. A second one beside it would find the store in use, again and again."""
+    """The disk is full for a moment. A second process would find the store in use, again and again."""
     folder = ClusterFolder(tmp_path)
     folder.make()
     plan = Sleeps("t-a-0", "sleeps", "{}")
@@ -132,7 +132,7 @@ async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_la
     assert before is None or pid == before.pid
     await asyncio.sleep(0.3)
     [told] = [message for _, reason, message, _ in events if reason == "ProcessRecordNotWritten"]
-    assert f"t-a-0 runs as process {pid}, which cannot be written down" in told
+    assert f"t-a-0 runs as process {pid}, but its record cannot be written" in told
     assert load_record(folder.process("t-a-0")) is None
     full = False
     deadline = time.monotonic() + 5

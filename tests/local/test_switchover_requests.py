@@ -1,4 +1,4 @@
-"""What a supervisor answers to requests that cannot be carried out as they are."""
+"""Answers of a supervisor to requests that it cannot carry out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def made(*groups: str) -> BrokerCluster:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> ClusterFolder:
-    """Of two groups, none of whose processes runs."""
+    """A cluster of two groups without running processes."""
     folder, cluster = ClusterFolder(tmp_path), made("a", "b")
     folder.make()
     save_manifest(folder, cluster)
@@ -84,14 +84,16 @@ COMMANDS: dict[str, Callable[[LocalTarget], object]] = {
     ("command", "use"),
     [("status", "group/a"), ("produce", "t-namesrv-0"), ("switchover", "t-a-1"), ("analyze", "t-b-0/http")],
 )
-def test_a_port_that_is_missing_is_named_with_what_to_do(folder: ClusterFolder, command: str, use: str) -> None:
+def test_a_missing_port_is_named_with_the_remedy(folder: ClusterFolder, command: str, use: str) -> None:
     folder.ports.write_text(json.dumps({u: p for u, p in read_json(folder.ports).items() if u != use}))
     said = f"{folder.ports} holds no port of {use}: start the cluster with gantry up"
     with pytest.raises(CliError, match=re.escape(said)):
         COMMANDS[command](LocalTarget(folder))
 
 
-async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_be_started_is_reported(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
 
     def no_port(*_: object) -> list[str]:
@@ -110,7 +112,7 @@ async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch
 async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may stand still with that."""
+    """The wait may take long."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     claims.claims_folder().mkdir()
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
@@ -140,8 +142,9 @@ async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
 async def test_after_a_changed_spec_it_is_ready_once_that_was_tried_again(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That somebody could send at the first start says nothing of now: `gantry up` would call a cluster ready of which
-    nobody answers."""
+    """A success at the first start proves nothing now: `gantry up` would report a cluster as ready that does not
+    answer.
+    """
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
     monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
     supervisor.ready = True
@@ -168,13 +171,13 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
     await supervisor.close()
 
 
-async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(folder: ClusterFolder) -> None:
-    """As under Kubernetes."""
+async def test_the_status_shows_changes_in_progress_and_failures(folder: ClusterFolder) -> None:
+    """Like Kubernetes."""
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
     loop = supervisor.watch_only("a")
     loop._report_problem("pass", "the role registry does not answer")
-    loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk is asked first", available=False))
-    supervisor._rolling.start("t-a-1 is a slave, and everyone is in sync")
+    loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk must report first", available=False))
+    supervisor._rolling.start("t-a-1 is a slave, and all members are in sync")
     server = await control.serve(folder, supervisor._handle)
     conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
     assert (conditions["Progressing"].status, conditions["Progressing"].message) == ("True", supervisor._rolling.reason)
@@ -182,8 +185,8 @@ async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(fold
         "True",
         "group a: the role registry does not answer",
     )
-    assert "group a: waiting for t-a-1: every disk is asked first" in conditions["Available"].message
-    assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk is asked first"
+    assert "group a: waiting for t-a-1: every disk must report first" in conditions["Available"].message
+    assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk must report first"
     server.close()
     await supervisor.close()
 
@@ -192,6 +195,6 @@ async def test_another_command_at_work_is_not_called_a_supervisor(folder: Cluste
     """`gantry down` holds the lock as well, and so does `gantry switchover`."""
     with (
         take_lock(folder),
-        pytest.raises(ControlError, match="another command is at work here, or `gantry up` is just starting"),
+        pytest.raises(ControlError, match="another command uses this cluster, or `gantry up` is just starting"),
     ):
         await switchover_once(folder, "a", None)

@@ -1,4 +1,4 @@
-"""The HTTP interface of a local cluster's members wants a token that only this user can read."""
+"""The HTTP interface of a local cluster's members requires a token that only this user can read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_nothing_of_a_cluster_can_be_read_by_another_user(cluster: Cluster) -> N
     found = [cluster.folder.root, *cluster.folder.root.rglob("*")]
     assert len(found) > 30
     assert not [p for p in found if p.is_dir() and others_may(p)]
-    written = [p for p in found if p.is_file() and p != cluster.folder.ports]  # Which the test wrote itself.
+    written = [p for p in found if p.is_file() and p != cluster.folder.ports]  # Written by the test itself.
     assert not [p for p in written if others_may(p)]
     state = Path(cluster.environment["XDG_STATE_HOME"]) / "gantry"
     assert not [p for p in (state, *state.rglob("*")) if others_may(p)]

@@ -1,4 +1,4 @@
-"""Groups side by side, a slave that dies, and a group whose set is gone for good."""
+"""Groups side by side, a slave that dies, and a group whose in-sync set is lost for good."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def dual(tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def test_with_two_masters_sends_go_on_to_the_other_one(dual: Cluster) -> None:
-    """And what the first one holds is there again when it is."""
+    """The records of the first one are available again when it runs."""
     first = dual.master("a")
     async with Load.on(dual, "Dual", "d") as load:
         await load.more(100)
-        kill(dual.supervisor_pid(), signal.SIGSTOP)  # Else it would start again at once.
+        kill(dual.supervisor_pid(), signal.SIGSTOP)  # Otherwise it would start again at once.
         try:
             kill(first["pid"], signal.SIGKILL)
             await load.more(300)
@@ -58,8 +58,8 @@ def unclean(tmp_path: Path) -> Iterator[Cluster]:
         take_down(made)
 
 
-async def test_unclean_gives_up_what_only_the_lost_set_had_and_says_how_much(unclean: Cluster) -> None:
-    unclean.until("everybody is in sync", unclean.whole)
+async def test_unclean_gives_up_records_of_the_lost_set_and_reports_the_amount(unclean: Cluster) -> None:
+    unclean.until("all members are in sync", unclean.whole)
     kept = await promised(unclean, "kept")
     before = unclean.master()
     other = next(m for m in unclean.members().values() if m["role"] == "Slave")
@@ -74,7 +74,7 @@ async def test_unclean_gives_up_what_only_the_lost_set_had_and_says_how_much(unc
     assert int(said[1]) > 0, "the master's last report had some of them"
     unclean.until("the former master follows", unclean.whole, 60)
     assert unclean.master()["name"] == other["name"]
-    # In every queue these come after the place where the others were.
+    # In every queue these come after the position of the others.
     new = await promised(unclean, "new")
     seen = await read_all(unclean, "Unclean", kept | new)
     assert kept | new <= set(seen)
@@ -91,7 +91,7 @@ async def test_a_slave_that_dies_is_not_noticed_by_senders_and_readers(tmp_path:
     cluster = Cluster(tmp_path, nameServers={"replicas": 1})
     try:
         cluster.up()
-        cluster.until("everybody is in sync", cluster.whole)
+        cluster.until("all members are in sync", cluster.whole)
         slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
         async with Load.on(cluster, "SlaveDies", "s") as load:
             await load.more(100)

@@ -1,4 +1,4 @@
-"""`gantry up` from its first write to the life of its supervisor: what may come in between."""
+"""`gantry up` from its first write to the start of its supervisor: interference in between."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ def test_a_folder_of_something_else_is_left_alone(folder: ClusterFolder, tmp_pat
     assert [p.name for p in folder.root.iterdir()] == ["thesis.tex"]
 
 
-def test_nobody_comes_in_between_until_the_supervisor_ends(
+def test_no_other_command_interferes_until_the_supervisor_ends(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`gantry down` would find nothing to stop, and the cluster would come up behind it; another `gantry up` would
-    write a manifest that nobody runs."""
+    """`gantry down` would find nothing to stop, and the cluster would start after it. Another `gantry up` would
+    write a manifest without a supervisor.
+    """
     inherited: list[int] = []
 
     def start(argv: list[str], *, pass_fds: tuple[int, ...], **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The order of replacement: stories, and invariants over thousands of generated groups that are rolled to the end."""
+"""The order of replacement: scenarios, and invariants over thousands of generated groups that are rolled to the end."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_slaves_go_first_and_the_master_hands_over_to_a_new_one() -> None:
 
 
 def test_the_master_hands_over_to_one_that_can_lead() -> None:
-    """One that is in sync may have no room, or no NameServer that answers it: it would be asked for for ever."""
-    last = [member(0, outdated=True), member(1, fit=False), member(2)]
+    """A member in sync may have a full disk, or no NameServer: the handover to it would be requested for ever."""
+    last = [member(0, outdated=True), member(1, promotable=False), member(2)]
     assert (next_step(last).kind, next_step(last).to) == ("handover", "demo-a-2")
-    nobody = [last[0], last[1], member(2, fit=False)]
-    assert next_step(nobody).to == "demo-a-1", "what ails everybody keeps nobody from leading"
+    none = [last[0], last[1], member(2, promotable=False)]
+    assert next_step(none).to == "demo-a-1", "a problem of all members prevents none from leading"
 
 
 def test_waits_for_a_member_that_catches_up() -> None:
@@ -49,22 +49,22 @@ def test_a_broken_member_is_replaced_at_once_so_that_a_bad_image_can_be_taken_ba
     assert (next_step(states).kind, next_step(states).member) == ("replace", "demo-a-2")
 
 
-def test_a_broken_master_that_nobody_hears_is_replaced_as_well_but_not_one_that_serves() -> None:
-    """A group of one was given a bad image: its only member stays the recorded master."""
+def test_a_broken_master_is_replaced_unless_it_serves() -> None:
+    """A group of one got a bad image: its only member stays the recorded master."""
     alone = member(0, outdated=True, ready=False, in_sync=False, broken=True)
     assert (next_step([alone]).kind, next_step([alone]).member) == ("replace", "demo-a-0")
     serves = member(0, outdated=True, ready=False, broken=True)
     assert next_step([serves, member(1, in_sync=False)]).kind == "wait"
 
 
-def test_a_leaving_master_hands_over_and_stays_when_nobody_can_take_over() -> None:
+def test_a_leaving_master_hands_over_and_stays_without_a_candidate() -> None:
     step = next_step([member(0, master=False), member(1, master=True, leaving=True)])
     assert (step.kind, step.to) == ("handover", "demo-a-0")
     assert next_step([member(0, master=True, leaving=True)]).kind == "wait"
 
 
-def test_a_leaving_master_does_not_go_before_somebody_can_take_over() -> None:
-    """Where the highest number goes first, as in Kubernetes, it would go in the place of a leaving slave."""
+def test_a_leaving_master_waits_for_a_candidate() -> None:
+    """Kubernetes removes the highest number first. Here that would be another member than the leaving slave."""
     members = [member(n, master=n == 4, outdated=True, leaving=n > 2) for n in range(5)]
     assert (next_step(members).kind, next_step(members).member) == ("replace", "demo-a-2")
     members[2] = replace(members[2], outdated=False)
@@ -73,7 +73,7 @@ def test_a_leaving_master_does_not_go_before_somebody_can_take_over() -> None:
 
 
 def test_a_broken_member_that_leaves_does_not_go_before_a_higher_one_that_leaves() -> None:
-    """A StatefulSet gives up its highest number, whichever member is meant: here it would be the master."""
+    """A StatefulSet always removes its highest number. Here that would be the master."""
     broken = member(2, leaving=True, broken=True, ready=False, in_sync=False)
     members = [member(0, master=False), member(1, in_sync=False), broken, member(3, master=True, leaving=True)]
     assert next_step(members).kind == "wait"
@@ -93,7 +93,7 @@ def test_without_a_master_only_broken_members_are_touched() -> None:
 def test_a_single_member_is_replaced_and_the_reason_says_what_that_means() -> None:
     step = next_step([member(0, outdated=True)])
     assert (step.kind, step.member) == ("replace", "demo-a-0")
-    assert "away" in step.reason
+    assert "unavailable" in step.reason
 
 
 @st.composite
@@ -114,14 +114,14 @@ def test_rolled_to_the_end_without_ever_stopping_the_master_of_a_larger_group(st
         step = next_step(states)
         if step.kind == "done":
             break
-        assert step.kind != "wait", "everybody works and is in sync: something can always be done"
+        assert step.kind != "wait", "all members work and are in sync: a step is always possible"
         target = next(m for m in states if m.name == step.member)
         if step.kind == "handover":
-            heir = next(m for m in states if m.name == step.to)
-            assert heir.in_sync
-            assert heir.ready
-            assert not heir.leaving
-            assert not heir.outdated
+            candidate = next(m for m in states if m.name == step.to)
+            assert candidate.in_sync
+            assert candidate.ready
+            assert not candidate.leaving
+            assert not candidate.outdated
             states = [replace(m, master=m.name == step.to) for m in states]
         elif target.leaving:
             assert not target.master

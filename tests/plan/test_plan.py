@@ -1,4 +1,4 @@
-"""The plan and the configs that are made from it."""
+"""The plan and the configs derived from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are replaced while others read them."""
+"""Files that are replaced while other processes read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_new_text_takes_the_place_of_the_old_and_nothing_else_stays(write, t
 
 
 @pytest.mark.parametrize("write", [write_durably, write_whole])
-def test_one_who_has_the_old_file_open_reads_on_in_it(write, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_reader_of_the_old_file_reads_on_in_it(write, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "leadership.json"
     write(path, "the old text")
     with path.open() as reader:

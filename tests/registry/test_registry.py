@@ -1,4 +1,4 @@
-"""The file registry: compare and swap of whole cells, by several at once."""
+"""The file registry: compare-and-swap of whole leadership records by several processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_rule_13_the_whole_leadership_record_is_compared(tmp_path: Path) -
     shrunk = LEADERSHIP.with_set({A})
     assert await registry.swap("a", read, shrunk)
     assert not await registry.swap("a", read, LEADERSHIP.promoted(A, {A})), (
-        "same epoch, other set: somebody was removed"
+        "same epoch, other set: a member was removed"
     )
     now = await registry.read("a")
     assert now is not None
@@ -43,14 +43,16 @@ async def test_rule_13_the_whole_leadership_record_is_compared(tmp_path: Path) -
 
 
 async def test_a_damaged_file_is_no_missing_leadership_record(tmp_path: Path) -> None:
-    """Rule 22: a cell that cannot be read is never made anew by guess."""
+    """Rule 22: an unreadable leadership record is never replaced by a guess."""
     (tmp_path / "a.json").write_text('{"epoch": 3')
     with pytest.raises(RegistryUnavailable, match="move it away"):
         await FileRegistry(tmp_path).read("a")
 
 
-async def test_what_is_on_no_disk_yet_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new master that acknowledges by a cell that a power loss takes back would be followed by the old one."""
+async def test_a_record_that_is_not_on_disk_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a new leader could acknowledge under a record that a power loss reverts, and the old leader would
+    follow it.
+    """
     registry = FileRegistry(tmp_path)
     assert await registry.swap("a", None, LEADERSHIP)
     read = await registry.read("a")

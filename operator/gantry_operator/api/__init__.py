@@ -1,7 +1,7 @@
-"""The custom resource: models, validation, and the CRD made from them.
+"""The custom resource: models, validation, and the CRD generated from them.
 
-The pydantic models here are the one source of defaults, limits and descriptions. The CRD YAML, the reference page and
-the checks of local mode are all derived from them.
+The pydantic models are the one source of defaults, limits and descriptions. The CRD YAML, the reference page and the
+checks of local mode are derived from them.
 """
 
 from gantry_operator.api.analytics import Analytics

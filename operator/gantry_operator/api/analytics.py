@@ -17,14 +17,14 @@ _CRON = (
 
 
 class ReportOutput(Model):
-    """Where reports lie: a volume of the cluster's own, or any path that Hadoop's file systems know."""
+    """Location of the reports: a volume of the cluster, or any path that Hadoop's file systems support."""
 
     path: str | None = Field(
-        None, description="For example s3a://reports/demo; left out: the volume.", min_length=1, max_length=512
+        None, description="For example s3a://reports/demo. Default: the volume.", min_length=1, max_length=512
     )
-    size: VolumeSize = Field("5Gi", description="Size of the volume that is made when no path is given.")
+    size: VolumeSize = Field("5Gi", description="Size of the volume for reports, used without a path.")
     className: str | None = Field(
-        None, description="Storage class of that volume; left out: the default class.", max_length=253
+        None, description="Storage class of that volume. Default: the default class.", max_length=253
     )
 
 
@@ -36,45 +36,45 @@ class SparkResources(Model):
 
 
 class Analytics(Model):
-    """A report on what the logs hold and what compaction would save, made by Spark on a schedule."""
+    """A report on the logs and the savings of compaction, produced by Spark on a schedule."""
 
     schedule: str = Field(
         "0 3 * * *",
-        description="When it runs, as in a CronJob: minute, hour, day of month, month, day of week; or @daily.",
+        description="Schedule as in a CronJob: minute, hour, day of month, month, day of week; or @daily.",
         pattern=_CRON,
         max_length=128,
     )
     timeZone: str | None = Field(
-        None, description="Time zone of the schedule, for example Europe/Berlin; left out: the control plane's.",
+        None, description="Time zone of the schedule, for example Europe/Berlin. Default: the control plane's.",
         max_length=64, pattern=r"^[A-Za-z_]+(/[A-Za-z0-9_+-]+)*$",
     )  # fmt: skip
-    suspend: bool = Field(False, description="Keep the schedule but start nothing.")
+    suspend: bool = Field(False, description="Keep the schedule, but start no run.")
     topics: list[Annotated[str, Field(max_length=127)]] = Field(
         default_factory=list,
-        description="Topics to look at, * and ? allowed; empty: all, also the broker's own.",
+        description="Topics in the report, with * and ? as wildcards. Empty: all, including the broker's own.",
         max_length=256,
     )
     window: Window = Field(
         "7d",
-        description="How far back records are looked at, for all figures, savedBytes too. Growth, when the disk "
-        "fills, and how far groups are behind are of the whole log.",
+        description="Age of the oldest records in all figures, including savedBytes. Growth, the time of a full disk, "
+        "and the lag of groups use the whole log.",
     )
-    executors: int = Field(2, ge=0, le=256, description="Executor pods; 0: the driver does all the work.")
+    executors: int = Field(2, ge=0, le=256, description="Number of executor pods. 0: the driver does all the work.")
     resources: SparkResources = Field(
         default_factory=lambda: SparkResources(), description="CPU and memory of driver and executors."
     )
-    output: ReportOutput = Field(default_factory=lambda: ReportOutput(), description="Where reports lie.")
+    output: ReportOutput = Field(default_factory=lambda: ReportOutput(), description="Location of the reports.")
     image: str | None = Field(
-        None, description="Image with Spark; left out: the one named by the operator's chart. Another one has to be "
-        "allowed there (image.allowed).", min_length=1, max_length=512,
+        None, description="Image with Spark. Default: the image in the operator's chart. The chart must allow any "
+        "other image (image.allowed).", min_length=1, max_length=512,
     )  # fmt: skip
     sparkConf: dict[Annotated[str, Field(max_length=256)], str] = Field(
         default_factory=dict,
         max_length=256,
-        description="Spark settings that tune, such as spark.sql.shuffle.partitions: '8'. Others are refused unless "
+        description="Spark settings for tuning, such as spark.sql.shuffle.partitions: '8'. Others are refused unless "
         "the operator's chart allows them (analytics.allowedSparkConf).",
     )
-    reportsHistory: int = Field(10, ge=1, le=1000, description="How many reports are kept.")
+    reportsHistory: int = Field(10, ge=1, le=1000, description="Number of reports to keep.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -1,7 +1,7 @@
-"""What all models of the resource share: strict fields, rules that hold in Python and in the API server alike.
+"""Common parts of the resource's models: strict fields, and rules for Python and the API server.
 
-A `Rule` says one thing twice: as CEL for the API server and as a Python function for local mode. Both give the same
-message, which names the field and what to write instead. Tests compare the two.
+A `Rule` states one condition twice: as CEL for the API server and as a Python function for local mode. Both give the
+same message, which names the field and the value to write. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMS = {
     _WINDOW: "a time span in one unit, like 30m, 12h or 7d",
     _VOLUME: "a size like 10Gi",
 }
-"""What the patterns ask for, in words."""
+"""The expected form of each pattern, in words."""
 _DURATION_PART = re.compile(r"(\d+)(ms|h|m|s|d)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_BYTES = {
@@ -50,13 +50,13 @@ class Rule:
 
 
 class Model(BaseModel):
-    """A part of the spec: unknown fields are refused, `rules` are checked once the fields are right."""
+    """A part of the spec. Unknown fields are refused. `rules` are checked once the fields are valid."""
 
     model_config = ConfigDict(extra="forbid")
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     transitions: ClassVar[tuple[dict[str, str], ...]] = ()
-    """CEL rules that compare with `oldSelf`: only the API server knows what was there before."""
+    """CEL rules that compare with `oldSelf`: only the API server knows the former value."""
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:
@@ -72,7 +72,7 @@ class Model(BaseModel):
 
 
 def immutable(message: str) -> dict[str, Any]:
-    """`json_schema_extra` of a field that may not change once the cluster exists."""
+    """`json_schema_extra` of a field that cannot change once the cluster exists."""
     return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": message}]}
 
 

@@ -20,14 +20,14 @@ SINGULAR = "brokercluster"
 SHORT_NAME = "bc"
 
 PAUSED = f"{GROUP}/paused"
-"""Annotation: while "true", the operator changes nothing of what the planner makes. Failover goes on."""
+"""Annotation: while "true", the operator changes no planned object. Failover goes on."""
 
 MAX_NAME = 32
 _NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 
 
 class Metadata(BaseModel):
-    """Of Kubernetes' object metadata what matters here; the rest is kept out."""
+    """The used part of Kubernetes' object metadata."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -47,9 +47,10 @@ class BrokerCluster(Model):
     apiVersion: Literal["gantry.dev/v1alpha1"]
     kind: Literal["BrokerCluster"]
     metadata: Metadata
-    spec: BrokerClusterSpec = Field(description="What the cluster should be.")
+    spec: BrokerClusterSpec = Field(description="Desired state of the cluster.")
     status: BrokerClusterStatus = Field(
-        default_factory=lambda: BrokerClusterStatus(), description="What the cluster is. Written by the operator."
+        default_factory=lambda: BrokerClusterStatus(),
+        description="Observed state of the cluster, written by the operator.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

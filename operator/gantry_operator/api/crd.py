@@ -1,8 +1,9 @@
-"""The CRD as YAML, made from the models: `python -m gantry_operator.api.crd [--check] [--root DIR]`.
+"""The CRD as YAML, generated from the models: `python -m gantry_operator.api.crd [--check] [--root DIR]`.
 
-A structural schema: references are resolved, and what Kubernetes does not take is turned into what it does (an optional
-field is one that may be left out, unknown fields are refused by the API server's own strict validation). Defaults of
-objects are written out in full: the API server checks a default against the rules before it fills in those within.
+The result is a structural schema: references are resolved, and forms that Kubernetes does not accept are replaced. An
+optional field is one that may be absent. The API server's own strict validation refuses unknown fields. Defaults of
+objects are written in full, because the API server checks a default against the rules before it fills in inner
+defaults.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ COLUMNS: list[dict[str, Any]] = [
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The state in one word."},
     {"name": "Ready", "type": "string", "jsonPath": ".status.readyMembers", "description": "Ready members of all."},
     {"name": "Masters", "type": "string", "jsonPath": ".status.masters", "description": "The master of each group."},
-    {"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "description": "Who decides on the master."},
+    {"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "description": "How the master is chosen."},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     {
         "name": "Message",
         "type": "string",
         "priority": 1,
         "jsonPath": ".status.conditions[?(@.type=='Available')].message",
-        "description": "What is the case.",
+        "description": "The state in words.",
     },
 ]
 
@@ -87,14 +88,16 @@ def schema() -> dict[str, Any]:
 
 
 def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:
-    """`node` without references and without what a structural schema may not have. `model` made it, if it is one."""
+    """`node` without references and without forms that a structural schema excludes. `model`: its model class, if
+    any.
+    """
     node = dict(node)
     reference = node.pop("$ref", None)
     if reference is not None:
         node = {**defs[reference.rsplit("/", 1)[1]], **node}
     options = node.get("anyOf")
     if options is not None and "x-kubernetes-int-or-string" not in node:
-        # Optional: an absent field, which is what the API server makes of null when there is no default.
+        # Optional: an absent field. The API server turns null into an absent field if there is no default.
         rest = [o for o in options if o.get("type") != "null"]
         node.pop("anyOf")
         node = _structural({**rest[0], **node}, defs, model)
@@ -130,7 +133,7 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
 
 
 def _part_default(model: type[BaseModel] | None) -> dict[str, Any]:
-    """Defaults that a factory makes, in full."""
+    """Defaults from a factory, in full."""
     out: dict[str, Any] = {}
     if model is None or not issubclass(model, Model):
         return out
@@ -154,14 +157,14 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes shared parts out each time: anchors would puzzle readers."""
+    """Writes shared parts out each time: anchors would confuse readers."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def render(file: Path = PLAIN) -> str:
-    """The YAML of one of the files. The chart's copy stays when the chart is uninstalled, and the clusters with it."""
+    """The YAML of one of the files. The chart's copy stays when the chart is uninstalled, so the clusters stay, too."""
     found = crd()
     if file == CHART:
         found["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
@@ -169,7 +172,7 @@ def render(file: Path = PLAIN) -> str:
 
 
 def stale(root: Path) -> list[Path]:
-    """The files under `root` that are not what the models say."""
+    """The files under `root` that differ from the models."""
     return [f for f in FILES if not (root / f).is_file() or (root / f).read_text(encoding="utf-8") != render(f)]
 
 

@@ -1,4 +1,4 @@
-"""Reading a manifest: YAML in, a `BrokerCluster` or problems a person can act on out."""
+"""Reads a manifest: from YAML to a `BrokerCluster`, or to a list of problems with their remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gantry_operator.api.cluster import API_VERSION, KIND, BrokerCluster
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: the path of the field, its value, and what to write instead."""
+    """One problem: the path of the field, its value, and the value to write instead."""
 
     path: str
     value: Any
@@ -40,11 +40,11 @@ class ManifestError(ValueError):
 
 
 def load_manifest(path: Path | str) -> BrokerCluster:
-    """Reads the one BrokerCluster in a YAML or JSON file; other documents in it are passed over.
+    """Read the one BrokerCluster in a YAML or JSON file. Other documents in it are ignored.
 
-    Raises ManifestError for what is wrong in it, OSError when the file cannot be read.
+    Raises ManifestError for invalid content, and OSError when the file cannot be read.
     """
-    import yaml  # Only here: programs that read JSON do without its memory.
+    import yaml  # Imported here: programs that read JSON save its memory.
 
     path = Path(path)
     try:
@@ -61,7 +61,7 @@ def load_manifest(path: Path | str) -> BrokerCluster:
 
 
 def parse_manifest(document: Any, source: str = "") -> BrokerCluster:
-    """A BrokerCluster from what YAML or JSON gave. Raises ManifestError with every problem found."""
+    """A BrokerCluster from parsed YAML or JSON. Raises ManifestError with every problem found."""
     if not isinstance(document, dict):
         raise ManifestError(
             [Problem("(document)", document, f"write a mapping with apiVersion: {API_VERSION} and kind: {KIND}")],
@@ -141,7 +141,7 @@ def _unknown_field(loc: tuple[int | str, ...]) -> str:
 
 
 def _wanted(loc: tuple[int | str, ...], text: str) -> str:
-    """`text`, and what the field is for where the models say so."""
+    """`text`, followed by the purpose of the field if the models have one."""
     parent = _model_at(loc[:-1])
     field = parent.model_fields.get(str(loc[-1])) if parent is not None else None
     return f"{text} ({field.description})" if field is not None and field.description else text

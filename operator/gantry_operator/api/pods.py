@@ -17,13 +17,13 @@ class Resources(Model):
     """CPU and memory as in any pod spec. The broker keeps its caches within the memory limit."""
 
     requests: dict[str, Quantity] = Field(
-        default_factory=dict, max_length=16, description="What is set aside on the node."
+        default_factory=dict, max_length=16, description="Reserved amounts on the node."
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict,
         max_length=16,
-        description="What may be used at most. A memory limit is told to the broker; a CPU limit slows it down "
-        "whenever it is reached, so most clusters do better without one.",
+        description="Upper limits. The broker keeps within its memory limit. A CPU limit slows the broker down "
+        "whenever it is reached, so most clusters perform better without one.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -38,42 +38,42 @@ class Resources(Model):
 
 
 class Toleration(Model):
-    """A taint that the pods put up with, as in any pod spec."""
+    """A taint that the pods tolerate, as in any pod spec."""
 
-    key: str | None = Field(None, description="Key of the taint; left out: every key.", max_length=316)
-    operator: Literal["Equal", "Exists"] = Field("Equal", description="How the value is compared.")
+    key: str | None = Field(None, description="Key of the taint. Default: every key.", max_length=316)
+    operator: Literal["Equal", "Exists"] = Field("Equal", description="Comparison of the value.")
     value: str | None = Field(None, description="Value of the taint.", max_length=63)
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="Effect of the taint; left out: every effect."
+        None, description="Effect of the taint. Default: every effect."
     )
-    tolerationSeconds: int | None = Field(None, ge=0, description="How long a NoExecute taint is put up with.")
+    tolerationSeconds: int | None = Field(None, ge=0, description="Seconds for which a NoExecute taint is tolerated.")
 
 
 class TopologySpread(Model):
-    """How evenly the members of one group lie over racks, zones or nodes."""
+    """Distribution of a group's members over racks, zones or nodes."""
 
     topologyKey: str = Field(
         description="Label of the nodes, for example topology.kubernetes.io/zone.", min_length=1, max_length=316
     )
-    maxSkew: int = Field(1, ge=1, description="By how many members two domains may differ.")
+    maxSkew: int = Field(1, ge=1, description="Maximum difference of members between two domains.")
     whenUnsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = Field(
-        "ScheduleAnyway", description="What happens when it cannot be kept."
+        "ScheduleAnyway", description="Behaviour when the rule cannot be kept."
     )
 
 
 class Placement(Model):
-    """Where the pods run."""
+    """Placement of the pods."""
 
     spread: Literal["Preferred", "Required", "None"] = Field(
         "Preferred",
-        description="Whether members of one group lie on different nodes: Preferred takes one node if it must, "
-        "Required leaves a member pending instead. Zones are preferred to differ unless None.",
+        description="Whether members of one group run on different nodes: Preferred shares a node if necessary, "
+        "Required leaves a member pending instead. Unless None, different zones are preferred.",
     )
-    nodeSelector: dict[str, str] = Field(default_factory=dict, description="Labels that the node must have.")
-    tolerations: list[Toleration] = Field(default_factory=list, description="Taints that the pods put up with.")
+    nodeSelector: dict[str, str] = Field(default_factory=dict, description="Required labels of the node.")
+    tolerations: list[Toleration] = Field(default_factory=list, description="Taints that the pods tolerate.")
     topologySpread: list[TopologySpread] = Field(
         default_factory=list, description="Further spreading of each group, for example over racks.", max_length=8
     )
     priorityClassName: str | None = Field(
-        None, description="Priority of the pods; none of Kubernetes' own (system-...).", max_length=253
+        None, description="PriorityClass of the pods. Kubernetes' own classes (system-...) are refused.", max_length=253
     )

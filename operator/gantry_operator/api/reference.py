@@ -32,11 +32,11 @@ spec:
       members: 3
 ```
 
-Annotations that people set on the object:
+Annotations that users set on the object:
 
 | annotation | value | effect |
 |---|---|---|
-| `gantry.dev/paused` | `"true"` | the operator changes nothing of what it made; failover goes on |
+| `gantry.dev/paused` | `"true"` | the operator changes none of its objects; failover goes on |
 | `gantry.dev/switchover` | `GROUP` or `GROUP=MEMBER` | hands over; the answer: `gantry.dev/switchover-result` |
 | `gantry.dev/analyze` | any text | runs the report of `spec.analytics` once, now |
 """
@@ -97,11 +97,11 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def render() -> str:
-    """The page."""
+    """The text of the page."""
     root = schema()
     head = ["| field | type | default | meaning |", "|---|---|---|---|"]
     spec, status = root["properties"]["spec"], root["properties"]["status"]
-    lines = [INTRO, "## spec", "", *head, *_rows(spec, ""), "", "## What is refused, besides types and limits", ""]
+    lines = [INTRO, "## spec", "", *head, *_rows(spec, ""), "", "## Rules besides types and limits", ""]
     lines += [*dict.fromkeys(_rules(root, "")), "", "## status", "", *head, *_rows(status, ""), ""]
     return "\n".join(lines)
 

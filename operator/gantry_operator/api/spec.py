@@ -1,4 +1,4 @@
-"""`BrokerCluster.spec`: what a user asks for."""
+"""`BrokerCluster.spec`: the desired state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gantry_operator.api.base import Duration, Model, Rule, VolumeSize, immutabl
 from gantry_operator.api.pods import Placement, Resources
 
 RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
-"""These are ends of other objects' names, so a group of that name would collide with them."""
+"""Ends of other objects' names: a group with such a name would collide with them."""
 
 HOST_FIELDS = ("cluster", "namespace", "group", "name")
-"""What a host template may contain, in braces. `name` is the pod or Service that the address leads to."""
+"""Fields in braces of a host template. `name` is the pod or Service of the address."""
 
 
 def _unique_names(spec: BrokerClusterSpec) -> bool:
@@ -33,16 +33,16 @@ def _host_fields_known(host: str | None) -> bool:
 
 
 MODE_IS_FIXED = (
-    "while members change one by one, some would count a message as safe by the operator's in-sync set and others by a "
-    "majority of the log's members, and what one promised the other could undo; write the former mode, or make a new "
+    "while members change one by one, some would acknowledge by the operator's in-sync set and others by a "
+    "majority of the members, so acknowledged messages could be lost; write the former mode, or create a new "
     "cluster and let consumers finish this one"
 )
 
 
 class NameServers(Model):
-    """The NameServers, where clients learn which broker serves a topic. They share nothing, any may die."""
+    """The NameServers, which tell clients the brokers of a topic. They share no state, and each may fail."""
 
-    replicas: int = Field(2, ge=1, le=9, description="How many. Two are enough for one to be gone.")
+    replicas: int = Field(2, ge=1, le=9, description="Number of NameServers. With two, one may fail.")
     resources: Resources = Field(
         default_factory=lambda: Resources(requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}),
         description="CPU and memory of each.",
@@ -56,26 +56,26 @@ class BrokerGroup(Model):
         pattern=r"^[a-z][a-z0-9]*$",
         min_length=1,
         max_length=15,
-        description="RocketMQ's brokerName: lower-case letters and digits, a letter first. Clients know it: it cannot "
-        "be changed, only another group added.",
+        description="RocketMQ's brokerName: lower-case letters and digits, a letter first. Clients use it, so it "
+        "cannot be changed. Further groups can be added.",
     )
     members: int = Field(
-        3, ge=1, le=9, description="Brokers in the group: one master, the rest slaves. One alone has no failover."
+        3, ge=1, le=9, description="Brokers in the group: one master, the rest slaves. A group of one has no failover."
     )
 
     preferredMaster: int | None = Field(
         None,
         ge=0,
         le=8,
-        description="Number of the member that should be master: whenever it has been in sync for ten seconds and "
-        "another one is master, it takes over by a planned hand-over. Left out: the present master stays; in mode "
+        description="Number of the preferred master. Once it has been in sync for ten seconds while "
+        "another member is master, it takes over by a switchover. Default: the master does not change; in mode "
         "Raft the masters of several groups are spread over the nodes.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.preferredMaster) || self.preferredMaster < self.members",
-            "preferredMaster is no member of the group: write a number below members, the first member is 0",
+            "preferredMaster is no member of the group: write a number below members (the first member is 0)",
             lambda g: g.preferredMaster is None or g.preferredMaster < g.members,
             "preferredMaster",
         ),
@@ -91,9 +91,11 @@ class BrokerGroup(Model):
 class Storage(Model):
     """The volume of each broker."""
 
-    size: VolumeSize = Field("10Gi", description="Size of each volume. May grow where the class allows, never shrink.")
+    size: VolumeSize = Field(
+        "10Gi", description="Size of each volume. It may grow if the storage class allows it, and never shrinks."
+    )
     className: str | None = Field(
-        None, description="Storage class; left out: the default class. Cannot be changed.", max_length=253
+        None, description="Storage class. Default: the default class. It cannot be changed.", max_length=253
     )
 
     transitions: ClassVar[tuple[dict[str, str], ...]] = (
@@ -111,18 +113,18 @@ class Storage(Model):
 
 
 class Failover(Model):
-    """When another member becomes master."""
+    """Conditions for a new master."""
 
-    automatic: bool = Field(True, description="False: nothing is promoted by itself; `gantry switchover` still works.")
+    automatic: bool = Field(True, description="False: no automatic promotion; `gantry switchover` still works.")
     detectionTimeout: Duration = Field(
         "2s",
-        description="How long a master may be silent: 1500ms or more, as members report once a second. One whose "
-        "process is gone is replaced at once.",
+        description="Allowed silence of a master: 1500ms or more, because members report once a second. A master "
+        "without a running process is replaced at once.",
     )
     unclean: bool = Field(
         False,
-        description="Promote a member that is not in sync when no other is left. LOSES acknowledged messages; "
-        "an event says how many bytes.",
+        description="Promote a member that is not in sync if no other is left. LOSES acknowledged messages; "
+        "an event reports the number of bytes.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -140,25 +142,24 @@ class Failover(Model):
 class External(Model):
     """Addresses for clients outside Kubernetes.
 
-    Clients that come through the external NameServer address are given external broker addresses; those inside get
-    inner ones.
+    Clients at the external NameServer address get external broker addresses. Clients inside get internal ones.
     """
 
-    type: Literal["NodePort", "LoadBalancer"] = Field(description="Kind of the Services that are made.")
+    type: Literal["NodePort", "LoadBalancer"] = Field(description="Type of the Services.")
     host: str | None = Field(
         None,
-        description="Host that clients outside reach, with {cluster}, {namespace}, {group} and {name} filled in, for "
-        "example {name}.mq.example.com. Needed for NodePort (a name or address that leads to any node); with "
-        "LoadBalancer left out: the address that the load balancer reports.",
+        description="Host for clients outside, with {cluster}, {namespace}, {group} and {name} filled in, for "
+        "example {name}.mq.example.com. Required for NodePort (a name or address of any node). Default with "
+        "LoadBalancer: the address that the load balancer reports.",
         min_length=1,
         max_length=253,
         pattern=r"^[a-zA-Z0-9.{}_-]+$",
     )
     annotations: dict[str, str] = Field(
-        default_factory=dict, description="Put on these Services, for a load balancer or external-dns."
+        default_factory=dict, description="Annotations of these Services, for a load balancer or external-dns."
     )
     sourceRanges: list[str] = Field(
-        default_factory=list, description="Only these networks may connect (LoadBalancer), for example 10.0.0.0/8.",
+        default_factory=list, description="Networks that may connect (LoadBalancer), such as 10.0.0.0/8. Empty: all.",
         max_length=64,
     )  # fmt: skip
 
@@ -178,35 +179,35 @@ class External(Model):
 
 
 class BrokerClusterSpec(Model):
-    """What the cluster should be. Every field has a default but brokerGroups."""
+    """Desired state of the cluster. Every field but brokerGroups has a default."""
 
     nameServers: NameServers = Field(default_factory=lambda: NameServers(), description="The NameServers.")
     brokerGroups: list[BrokerGroup] = Field(
         min_length=1,
         max_length=64,
-        description="The broker groups. More may be added; removing one would lose its messages and is refused.",
+        description="The broker groups. Groups may be added. Removing one would lose its messages and is refused.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     mode: Literal["MasterSlave", "Raft"] = Field(
         "MasterSlave",
-        description="Who decides on the master: the operator (MasterSlave) or the group itself by election (Raft), "
-        "which needs three members or more; a majority counts there, not replication, minInSyncReplicas and failover.",
+        description="How the master is chosen: by the operator (MasterSlave), or by the group's election (Raft), "
+        "which needs three members or more and ignores replication, minInSyncReplicas and failover: a majority counts.",
         json_schema_extra=immutable(f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
     )
     replication: Literal["Sync", "Async"] = Field(
         "Sync",
-        description="Sync: SEND_OK says that every in-sync member has the message. Async: that the master has it; "
-        "a failover may lose the last ones.",
+        description="Sync: SEND_OK means that every in-sync member has the message. Async: only the master has it, and "
+        "a failover may lose the newest messages.",
     )
     minInSyncReplicas: int = Field(
         1,
         ge=1,
         le=9,
-        description="In-sync members, the master included, below which no SEND_OK is given; with "
-        "replication Async: below which consumers are shown nothing new.",
+        description="Minimum of in-sync members, the master included, for a SEND_OK; with "
+        "replication Async: for new messages to consumers.",
     )
     flush: Literal["Async", "Sync"] = Field(
-        "Async", description="Sync: SEND_OK says that the message is on disk. Async: in the system's page cache."
+        "Async", description="Sync: SEND_OK means that the message is on disk. Async: in the system's page cache."
     )
     broker: BrokerSettings = Field(
         default_factory=lambda: BrokerSettings(), description="Broker settings under RocketMQ's own names."
@@ -217,46 +218,46 @@ class BrokerClusterSpec(Model):
         description="CPU and memory of each broker.",
     )
     image: str | None = Field(
-        None, description="Image of brokers and NameServers; left out: the one named by the operator's chart. Another "
-        "one has to be allowed there (image.allowed).", min_length=1, max_length=512,
+        None, description="Image of brokers and NameServers. Default: the image in the operator's chart. The chart "
+        "must allow any other image (image.allowed).", min_length=1, max_length=512,
     )  # fmt: skip
     imagePullPolicy: Literal["IfNotPresent", "Always", "Never"] = Field(
-        "IfNotPresent", description="When nodes pull the image."
+        "IfNotPresent", description="Condition for nodes to pull the image."
     )
     imagePullSecrets: list[str] = Field(
         default_factory=list, description="Names of Secrets with registry credentials.", max_length=16
     )
-    placement: Placement = Field(default_factory=lambda: Placement(), description="Where the pods run.")
-    failover: Failover = Field(default_factory=lambda: Failover(), description="When another member becomes master.")
+    placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
+    failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
     metricsNeedToken: bool = Field(
         False,
-        description="Whether the brokers' /metrics, which names topics and groups, wants the admin token, as all else "
-        "of their HTTP interface but health does.",
+        description="Whether the brokers' /metrics, which names topics and groups, requires the admin token, like all "
+        "else of their HTTP interface except health.",
     )
     reclaim: Literal["Retain", "Delete"] = Field(
-        "Retain", description="Whether volumes stay (Retain) or go (Delete) when the resource is deleted."
+        "Retain", description="Whether volumes are kept (Retain) or deleted (Delete) together with the resource."
     )
-    analytics: Analytics | None = Field(None, description="Reports by Spark; left out: none.")
+    analytics: Analytics | None = Field(None, description="Reports by Spark. Default: none.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.mode != 'Raft' || self.brokerGroups.all(g, g.members >= 3)",
-            "brokerGroups has a group that is too small for mode Raft, where a majority of two is both and of one "
-            "nobody else: write members: 3 or more, or mode: MasterSlave",
+            "brokerGroups has a group that is too small for mode Raft, which needs a majority after a failure: "
+            "write members: 3 or more, or mode: MasterSlave",
             lambda s: s.mode != "Raft" or all(g.members >= 3 for g in s.brokerGroups),
             "brokerGroups",
         ),
         Rule(
             "self.brokerGroups.all(g, g.members >= self.minInSyncReplicas)",
-            "minInSyncReplicas is above the members of a group, which could never acknowledge a message: write at most "
+            "minInSyncReplicas exceeds the members of a group, which could never acknowledge a message: write at most "
             "the smallest brokerGroups[].members",
             _enough_members,
             "minInSyncReplicas",
         ),
         Rule(
             "self.brokerGroups.all(g, self.brokerGroups.exists_one(h, h.name == g.name))",
-            "brokerGroups has the same name twice: give each group a name of its own",
+            "brokerGroups has the same name twice: give each group its own name",
             _unique_names,
             "brokerGroups",
         ),

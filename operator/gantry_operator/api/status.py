@@ -1,4 +1,4 @@
-"""`BrokerCluster.status`: what the cluster is, by the API conventions. Local mode shows the same."""
+"""`BrokerCluster.status`: the observed state, by the API conventions. Local mode shows the same."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class _Status(BaseModel):
 class Condition(_Status):
     """One aspect of the state, as in every Kubernetes object."""
 
-    type: Literal["Available", "Progressing", "Degraded"] = Field(description="Which aspect.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    type: Literal["Available", "Progressing", "Degraded"] = Field(description="The aspect.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
-    message: str = Field("", description="What is the case and what to do, for people.")
-    lastTransitionTime: str = Field(description="When status last changed.")
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this is about.")
+    message: str = Field("", description="The state and the remedy, in words for users.")
+    lastTransitionTime: str = Field(description="Time of the last change of status.")
+    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
 
 
 class MemberRow(_Status):
@@ -33,15 +33,15 @@ class MemberRow(_Status):
     group: str = Field(description="Its broker group.")
     role: str = Field("Unknown", description="Master, Slave, Waiting or Unknown (it does not answer).")
     brokerId: int = Field(-1, description="RocketMQ's id: 0 for the master.")
-    epoch: int = Field(0, description="Leadership that it follows.")
+    epoch: int = Field(0, description="Epoch of the leadership that it follows.")
     maxOffset: int = Field(0, description="End of its log, in bytes.")
     lag: int = Field(0, description="Bytes behind the master.")
     inSync: bool = Field(False, description="Whether SEND_OK waits for it.")
-    ready: bool = Field(False, description="Whether it answers and does its part.")
+    ready: bool = Field(False, description="Whether it answers and works in its role.")
     address: str = Field("", description="Its own address.")
-    node: str | None = Field(None, description="Node that it runs on.")
+    node: str | None = Field(None, description="Node of its pod.")
     pid: int | None = Field(None, description="Process id (local mode).")
-    reason: str = Field("", description="Why it is not ready, in words.")
+    reason: str = Field("", description="Reason why it is not ready.")
 
 
 class NameServerRow(_Status):
@@ -50,30 +50,30 @@ class NameServerRow(_Status):
     name: str = Field(description="Its name.")
     address: str = Field(description="host:port for clients.")
     ready: bool = Field(False, description="Whether it answers.")
-    node: str | None = Field(None, description="Node that it runs on.")
+    node: str | None = Field(None, description="Node of its pod.")
     pid: int | None = Field(None, description="Process id (local mode).")
 
 
 class LastFailover(_Status):
     """The last change of a master."""
 
-    group: str = Field(description="Group that it happened in.")
-    from_: str | None = Field(None, alias="from", description="Master before.")
-    to: str = Field(description="Master after.")
+    group: str = Field(description="Group of the change.")
+    from_: str | None = Field(None, alias="from", description="Former master.")
+    to: str = Field(description="New master.")
     reason: str = Field(description="Why.")
-    epoch: int = Field(0, description="Epoch that began with it.")
+    epoch: int = Field(0, description="Epoch of the new master.")
     time: str = Field(description="When.")
-    durationMs: int = Field(0, description="Milliseconds from when it was noticed until the new master was told.")
-    planned: bool = Field(False, description="A hand-over, not a failure.")
+    durationMs: int = Field(0, description="Milliseconds from the detection until the new master has taken the role.")
+    planned: bool = Field(False, description="True: a switchover. False: a failover.")
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
 
 class Addresses(_Status):
-    """What clients are configured with."""
+    """Addresses for clients' configuration."""
 
     nameServers: str = Field("", description="NameServer addresses for clients inside, separated by ';'.")
-    external: str = Field("", description="The same for clients outside (spec.external).")
+    external: str = Field("", description="NameServer addresses for clients outside (spec.external), separated by ';'.")
 
 
 class TopicSaving(_Status):
@@ -81,43 +81,45 @@ class TopicSaving(_Status):
 
     topic: str = Field(description="Its name.")
     savedBytes: int = Field(0, description="Bytes that compaction would save.")
-    recommendation: str = Field("", description="What to do.")
+    recommendation: str = Field("", description="The suggested action.")
 
 
 class AnalyticsStatus(_Status):
     """The last runs of the report."""
 
-    lastRun: str | None = Field(None, description="When the last run started.")
+    lastRun: str | None = Field(None, description="Start of the last run.")
     lastResult: str | None = Field(None, description="Succeeded, Failed or Running.")
-    message: str = Field("", description="Why it failed, or what it found.")
-    lastSuccess: str | None = Field(None, description="When the last good run ended.")
-    durationSeconds: float | None = Field(None, description="How long the last good run took.")
-    scannedBytes: int | None = Field(None, description="Bytes of log that it read.")
-    report: str | None = Field(None, description="Where the last good report lies.")
-    topSavings: list[TopicSaving] = Field(default_factory=list, description="The topics that would save most.")
-    nextRun: str | None = Field(None, description="When it runs next.")
+    message: str = Field("", description="Reason of the failure, or a summary of the findings.")
+    lastSuccess: str | None = Field(None, description="End of the last good run.")
+    durationSeconds: float | None = Field(None, description="Duration of the last good run.")
+    scannedBytes: int | None = Field(None, description="Bytes of log that the last good run read.")
+    report: str | None = Field(None, description="Location of the last good report.")
+    topSavings: list[TopicSaving] = Field(default_factory=list, description="Topics with the largest savings.")
+    nextRun: str | None = Field(None, description="Time of the next run.")
 
 
 class BrokerClusterStatus(_Status):
     """The state of the cluster."""
 
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this is about.")
+    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     phase: Phase = Field("Pending", description="The state in one word.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Available: a client can send and read. Progressing: something is being changed. Degraded: "
-        "it works, but with less redundancy than asked for.",
+        description="Available: a client can send and read. Progressing: a change is in progress. Degraded: "
+        "it works, but with less redundancy than the spec requires.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    readyMembers: str = Field("", description="Members that are ready, of all: 3/3.")
+    readyMembers: str = Field("", description="Ready members of all members: 3/3.")
     masters: str = Field("", description="The master of each group.")
     members: list[MemberRow] = Field(default_factory=list, description="A row for each broker.")
     nameServers: list[str] = Field(default_factory=list, description="The address of each NameServer.")
     nameServerMembers: list[NameServerRow] = Field(default_factory=list, description="A row for each NameServer.")
-    addresses: Addresses = Field(default_factory=lambda: Addresses(), description="What clients are configured with.")
+    addresses: Addresses = Field(
+        default_factory=lambda: Addresses(), description="Addresses for clients' configuration."
+    )
     lastFailover: LastFailover | None = Field(None, description="The last change of a master.")
     analytics: AnalyticsStatus | None = Field(None, description="The last runs of the report.")
 
     def to_object(self) -> dict[str, Any]:
-        """As JSON for the Kubernetes API: without absent fields."""
+        """As JSON for the Kubernetes API, without absent fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

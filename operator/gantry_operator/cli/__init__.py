@@ -1,4 +1,4 @@
-"""The `gantry` command. `main` is the entry point; what a command needs is imported when it runs."""
+"""The `gantry` command. `main` is the entry point. Each command imports its modules when it runs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _Done = TypeVar("_Done")
 
 @dataclass(frozen=True)
 class Source:
-    """What a command is about. One of the last three."""
+    """The source of the logs: one of the last three fields is set."""
 
     name: str
     paths: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Source:
     folder: Path | None = None
 
     def token_file(self, given: Path | None) -> str | None:
-        """The file with the brokers' admin token: the one given, or that of a local cluster."""
+        """The file with the brokers' admin token: the given one, or that of a local cluster."""
         from gantry_operator.platforms.local.folder import ClusterFolder
 
         if given is not None:
@@ -59,7 +59,7 @@ class Source:
 
     @property
     def out(self) -> str:
-        """Where its reports lie when nobody says where."""
+        """The default folder for its reports."""
         from gantry_operator.platforms.local.folder import state_home
 
         if self.folder is not None:
@@ -70,7 +70,7 @@ class Source:
 
 
 def resolve(text: str | None, directory: Path | None = None) -> Source:
-    """Raises CliError: there is no such cluster or directory."""
+    """Resolve the source. Raises CliError if there is no such cluster or directory."""
     if text is not None and directory is None:
         if re.match(r"([^=/]+=)?https?://", text):
             return Source(text, brokers=tuple(text.split(",")))
@@ -100,7 +100,7 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
 
 
 def _spark(memory: str, log_bytes: int) -> Any:
-    """A local session for a log of this size. Raises CliError: what to install."""
+    """A local session for a log of this size. Raises CliError with the packages to install."""
     try:
         from gantry_spark.session import NoJava, session
     except ModuleNotFoundError as error:
@@ -113,9 +113,7 @@ def _spark(memory: str, log_bytes: int) -> Any:
 
 
 def _with_spark(memory: str, check: Callable[[], int], work: Callable[[Any], _Done]) -> _Done:
-    """Check first what can be told at once, then work in a session. Raises CliError with the message for people.
-
-    `check` gives the bytes of the logs."""
+    """Run `check` first, then work in a session. Raises CliError. `check` returns the bytes of the logs."""
     from gantry_spark.main import error_message
 
     spark = None
@@ -163,13 +161,14 @@ def _memory(text: str) -> str:
 def analyze(
     source: SourceArgument = None,
     topics: Annotated[
-        list[str] | None, typer.Option(help="Only these, * and ? allowed; again or with commas for more.")
+        list[str] | None,
+        typer.Option(help="Only these topics, with * and ? as wildcards. Repeat it, or separate by commas."),
     ] = None,
     since: Annotated[str | None, typer.Option(help="Only records of the last 12h, 7d, ...")] = None,
     out: Annotated[
-        str | None, typer.Option(help="Where reports and state are kept; any path that Hadoop knows.")
+        str | None, typer.Option(help="Folder for reports and state: any path that Hadoop supports.")
     ] = None,
-    tombstones: Annotated[str, typer.Option(help="How long compaction would keep tombstones.")] = "24h",
+    tombstones: Annotated[str, typer.Option(help="Retention of tombstones for compaction.")] = "24h",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Hot keys of each topic.")] = 20,
     rate: Annotated[int, typer.Option(min=0, help="Bytes a second read from brokers; 0: no limit.")] = 0,
     token_file: TokenOption = None,
@@ -180,9 +179,10 @@ def analyze(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Say for each topic what log compaction would save, and more: hot keys, growth, ages, who would be hurt.
+    """Report for each topic the savings of log compaction, hot keys, growth and ages, and the consumer groups that
+    compaction would affect.
 
-    A second run reads only what is new. On Kubernetes the operator starts the cluster's own job (spec.analytics).
+    A second run reads only new records. On Kubernetes the operator starts the cluster's own job (spec.analytics).
     """
     as_json = output == Output.json
     if on_kubernetes(context, namespace):
@@ -222,7 +222,7 @@ def opens(source: str | None, out: str | None, directory: Path | None) -> str:
 
 
 def _ondemand() -> Any:
-    """The part that speaks to Kubernetes. Raises CliError: what to install."""
+    """The module for Kubernetes. Raises CliError with the packages to install."""
     try:
         return importlib.import_module("gantry_operator.cli.analytics_on_demand")
     except ModuleNotFoundError as error:
@@ -276,9 +276,9 @@ def _damage(found: dict[str, Any]) -> str:
 def compact(
     topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
     source: SourceArgument = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would save.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the compacted log there, as a new store directory.")] = None,
-    tombstones: Annotated[str, typer.Option(help="How long tombstones are kept.")] = "24h",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report the savings.")] = False,
+    out: Annotated[Path | None, typer.Option(help="New store directory for the compacted log.")] = None,
+    tombstones: Annotated[str, typer.Option(help="Retention of tombstones.")] = "24h",
     as_of: Annotated[
         str | None,
         typer.Option(help="The time from which tombstones' age is counted, as a report's asOf. Default: now."),
@@ -288,9 +288,9 @@ def compact(
     directory: DirOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Keep only the newest record of each key of a topic: say what that saves, or write the compacted log.
+    """Keep only the newest record of each key of a topic: report the savings, or write the compacted log.
 
-    The live cluster is not changed. OUT is a store directory for each broker group, which a broker opens.
+    The live cluster does not change. OUT is a store directory for each broker group, which a broker can open.
     """
     as_json = output == Output.json
     if dry_run == (out is not None):
@@ -334,14 +334,14 @@ def _as_of(text: str) -> int:
 
 def report(
     source: SourceArgument = None,
-    out: Annotated[str | None, typer.Option(help="Where `analyze --out` put it.")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder of `analyze --out`.")] = None,
     copy: Annotated[Path | None, typer.Option("--save", help="Copy the page there.")] = None,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
     directory: DirOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Open the page of the last report. From Kubernetes it is fetched first, by a pod that mounts the output."""
+    """Open the page of the last report. On Kubernetes a pod that mounts the output fetches it first."""
     if on_kubernetes(context, namespace):
         page = _fetched(source, context, namespace, copy)
     else:

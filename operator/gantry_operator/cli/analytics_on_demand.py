@@ -1,4 +1,4 @@
-"""From a laptop to Kubernetes: ask the operator for a run and wait for what the status says; fetch the last report."""
+"""Reports on Kubernetes from a laptop: ask the operator for a run and wait for its status, or fetch the last report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ POLL_S = 1.0
 SHOW_TIMEOUT_S = 120.0
 SHOW_BEGIN = "-----BEGIN GANTRY REPORT-----"
 SHOW_END = "-----END GANTRY REPORT-----"
-"""The lines around a file, as `gantry_spark.showlog` writes them; that package may not be installed here."""
+"""The lines around a file in the output of `gantry_spark.showlog`. That package may be missing here."""
 
 
 async def analyze(context: str | None, namespace: str | None, name: str | None, timeout_s: float) -> dict[str, Any]:
-    """`status.analytics` after the run. Raises CliError: no such cluster, a spec that is refused, no spec.analytics, or
-    why the run failed."""
+    """Run a report and return `status.analytics`. Raises CliError: no such cluster, a refused spec, no
+    spec.analytics, or a failed run.
+    """
     try:
         async with KubeTarget(context, namespace, name) as target:
             resource = await target.resource()
@@ -50,7 +51,7 @@ def _status(resource: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(resource: dict[str, Any]) -> str:
-    """Why nothing is run, under a spec that the operator refuses; empty: it does not, as far as it has said."""
+    """The reason why no run starts under a refused spec; empty: the operator has reported no refusal."""
     status = resource.get("status") or {}
     if status.get("phase") != "Refused" or status.get("observedGeneration") != resource["metadata"].get("generation"):
         return ""
@@ -59,7 +60,7 @@ def _refusal(resource: dict[str, Any]) -> str:
 
 
 async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """A run that was at work already counts as the one that was asked for: there are never two."""
+    """Wait for the run. An active run counts as the requested one, because there is never more than one."""
     deadline = time.monotonic() + timeout_s
     ran = before.get("lastResult") == "Running"
     while time.monotonic() < deadline:
@@ -72,7 +73,8 @@ async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) ->
         if waiting or running:
             refused = _refusal(resource)
             if refused and waiting:
-                # Else a run would begin with the next good spec, after it was said that there is none.
+                # Withdraw the request. Otherwise a run would start with the next valid spec, after the command has
+                # failed.
                 withdrawn = {"metadata": {"annotations": {ANALYZE_ANNOTATION: None}}}
                 await target.api.merge(BROKER_CLUSTER, target.namespace, target.name, withdrawn)
             if refused:
@@ -85,14 +87,14 @@ async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) ->
             return now
         if failed and now.get("message") != before.get("message"):
             raise CliError(str(now.get("message", "")))
-    raise CliError(f"no run ended within {timeout_s:.0f} s; gantry status shows what became of it", Exit.NOT_IN_TIME)
+    raise CliError(f"no run ended within {timeout_s:.0f} s; see gantry status for its result", Exit.NOT_IN_TIME)
 
 
 async def fetch(context: str | None, namespace: str | None, name: str | None, file: str) -> tuple[str, bytes]:
-    """`report.json` or `report.html` of the last good report, and `namespace-name` of its cluster.
+    """Return `report.json` or `report.html` of the last good report, and `namespace-name` of its cluster.
 
-    A pod of the cluster mounts the output and writes it to its log. Raises CliError: there is none, or why it cannot
-    be had.
+    A pod of the cluster mounts the output and writes it to its log. Raises CliError if there is no report, or with the
+    reason of a failure.
     """
     try:
         async with KubeTarget(context, namespace, name) as target:
@@ -133,7 +135,7 @@ async def _shown(target: KubeTarget, pod: dict[str, Any]) -> bytes:
 
 
 def from_log(text: str) -> bytes:
-    """A file out of the lines that `gantry_spark.showlog` writes. Raises CliError: they are not all there."""
+    """Extract a file from the lines of `gantry_spark.showlog`. Raises CliError if lines are missing."""
     lines = text.splitlines()
     try:
         begin, end = lines.index(SHOW_BEGIN), lines.index(SHOW_END)

@@ -1,4 +1,4 @@
-"""The commands and their options. Each hands over at once to a module that does the work."""
+"""The commands and their options. Each calls a module that does the work."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EPILOG,
-    help="RocketMQ-protocol broker clusters that keep their promises, on this machine or on Kubernetes.\n\n"
+    help="RocketMQ-protocol broker clusters on this machine or on Kubernetes.\n\n"
     "Begin with: [bold]gantry up --detach[/bold]; `gantry examples` has more manifests.",
     rich_markup_mode="rich",
 )
-topic_app = typer.Typer(no_args_is_help=True, help="Make and list topics.", rich_markup_mode="rich")
+topic_app = typer.Typer(no_args_is_help=True, help="Create and list topics.", rich_markup_mode="rich")
 app.add_typer(topic_app, name="topic")
 dlq_app = typer.Typer(
     no_args_is_help=True,
     help="Dead letters: messages that a consumer group failed to consume too often.\n\n"
-    "[bold]gantry dlq list[/bold], then [bold]gantry dlq read billing[/bold], and once the consumer is mended "
+    "[bold]gantry dlq list[/bold], then [bold]gantry dlq read billing[/bold], and once the consumer is repaired "
     "[bold]gantry dlq resend billing[/bold].",
     rich_markup_mode="rich",
 )
@@ -62,14 +62,14 @@ def up(
         ),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Keep everything of the cluster here, not under your state folder.")
+        Path | None, typer.Option("--dir", help="Folder for all files of the cluster. Default: your state folder.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it with --detach.")] = 60.0,
 ) -> None:
-    """Run a cluster on this machine, keep it alive, and fail over when a master dies.
+    """Run a cluster on this machine, restart its processes, and fail over when a master dies.
 
-    Brokers go on when this command ends or is killed; run it again to take them over, also with a changed manifest:
+    Brokers continue when this command ends or is killed. Run it again to adopt them, also with a changed manifest:
     members are then replaced one at a time, without loss. `gantry down` stops everything.
     """
     from gantry_operator.cli.up import up as run_up
@@ -96,7 +96,7 @@ def status(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show the cluster: members, who leads, how far everybody is, what happened last."""
+    """Show the cluster: members, leaders, replication progress and recent events."""
     from gantry_operator.cli.show import show_status
     from gantry_operator.cli.target import find_target
 
@@ -106,16 +106,16 @@ def status(
 @app.command(epilog=EPILOG)
 def switchover(
     group: Annotated[str, typer.Argument(help="The broker group, as in spec.brokerGroups.", show_default=False)],
-    to: Annotated[str | None, typer.Option(help="Who shall lead, like demo-a-1. Default: the best.")] = None,
+    to: Annotated[str | None, typer.Option(help="The next leader, like demo-a-1. Default: the best candidate.")] = None,
     directory: DirOption = None,
     name: NameOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Let another member of a group lead. Clients see no error: the old master hands over.
+    """Hand a group over to another member. Clients see no error.
 
-    When the master does not answer and failover.automatic is false, this promotes the member.
+    If the master does not answer and failover.automatic is false, this promotes the member.
     """
     from gantry_operator.cli.show import show_done
     from gantry_operator.cli.target import find_target, run_async
@@ -129,7 +129,7 @@ def down(
     directory: DirOption = None,
     name: NameOption = None,
     delete_data: Annotated[
-        bool, typer.Option("--delete-data", help="Delete the messages and everything else of the cluster, too.")
+        bool, typer.Option("--delete-data", help="Also delete the messages and all other files of the cluster.")
     ] = False,
 ) -> None:
     """Stop a local cluster cleanly. Its messages are kept for the next `gantry up`."""
@@ -148,7 +148,7 @@ def topic_create(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Make a topic in every broker group, or change the number of its queues."""
+    """Create a topic in every broker group, or change the number of its queues."""
     from gantry_operator.cli.target import find_target
     from gantry_operator.cli.topics import create
 
@@ -175,22 +175,24 @@ def topic_list(
 def produce(
     topic: Annotated[
         str,
-        typer.Argument(help="Where to send. Made when it is not there, if the cluster makes any.", show_default=False),
+        typer.Argument(
+            help="The topic. The cluster creates a missing topic if it is configured to.", show_default=False
+        ),
     ],
     lines: Annotated[
         str | None, typer.Argument(metavar="[-]", help="'-': a message for each line of stdin.", show_default=False)
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Send so many messages of --size bytes.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Send this many messages of --size bytes.")] = None,
     size: Annotated[int, typer.Option(min=1, max=4_194_304, help="Bytes of each, with --count.")] = 100,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A message for each line of this file.")] = None,
     tags: Annotated[str, typer.Option(help="Tag of every message.")] = "",
     keys: Annotated[str, typer.Option(help="Key of every message; '{n}' is its number.")] = "",
-    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Sends that wait for their answer at once.")] = 32,
+    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Maximum of sends without an answer.")] = 32,
     patience: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Seconds for which a send that was not acknowledged is repeated; once one was given up, "
+            help="Seconds for which a send without acknowledgement is repeated. After one was given up, "
             "the others are tried once, until something is acknowledged.",
         ),
     ] = 30.0,
@@ -200,9 +202,10 @@ def produce(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Send messages and say how many were acknowledged.
+    """Send messages and report the number of acknowledgements.
 
-    [bold]gantry produce Orders --count 1000 --size 200[/bold], [bold]seq 10 | gantry produce Orders -[/bold]
+    [bold]gantry produce Orders --count 1000 --size 200[/bold],
+    [bold]seq 10 | gantry produce Orders -[/bold]
     """
     from gantry_operator.cli.messages import ProduceOptions, run_produce
     from gantry_operator.cli.target import find_target
@@ -216,12 +219,12 @@ def produce(
 
 @app.command(epilog=EPILOG)
 def consume(
-    topic: Annotated[str, typer.Argument(help="What to read.", show_default=False)],
-    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group: it remembers how far you are.")],
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
-    timeout: Annotated[float | None, typer.Option(min=0, help="End when nothing came for so many seconds.")] = None,
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group. The cluster stores its position.")],
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without a message.")] = None,
     tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "*",
-    from_last: Annotated[bool, typer.Option("--from-last", help="A new group begins with what comes next.")] = False,
+    from_last: Annotated[bool, typer.Option("--from-last", help="A new group begins with the next message.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only count.")] = False,
     directory: DirOption = None,
     name: NameOption = None,
@@ -231,7 +234,7 @@ def consume(
 ) -> None:
     """Read messages: a line for each on stdout, with -o json an object for each.
 
-    A new group begins with the oldest message. Ctrl-C ends; the next run goes on from there.
+    A new group begins with the oldest message. Ctrl-C ends; the next run continues from there.
     """
     from gantry_operator.cli.messages import ConsumeOptions, run_consume
     from gantry_operator.cli.target import find_target
@@ -244,9 +247,7 @@ DeadGroupArgument = Annotated[str, typer.Argument(help="The consumer group.", sh
 IdOption = Annotated[
     list[str] | None, typer.Option("--id", help="Only the letter with this id, as read shows it; may be repeated.")
 ]
-OriginOption = Annotated[
-    str | None, typer.Option("--topic", help="Only letters that were sent to this topic at first.")
-]
+OriginOption = Annotated[str | None, typer.Option("--topic", help="Only letters whose original topic is this one.")]
 
 
 @dlq_app.command("list", epilog=EPILOG)
@@ -257,7 +258,7 @@ def dlq_list(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """List the groups that have dead letters, with how many wait to be sent again."""
+    """List the groups with dead letters, and the number of letters that were not sent again."""
     from gantry_operator.cli.dlq import show_groups
     from gantry_operator.cli.target import find_target
 
@@ -269,7 +270,7 @@ def dlq_read(
     group: DeadGroupArgument,
     ids: IdOption = None,
     topic: OriginOption = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
     waiting: Annotated[bool, typer.Option("--waiting", help="Only letters that were not sent again yet.")] = False,
     directory: DirOption = None,
     name: NameOption = None,
@@ -293,13 +294,13 @@ def dlq_resend(
     group: DeadGroupArgument,
     ids: IdOption = None,
     topic: OriginOption = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Also letters that were sent again before.")] = False,
     to: Annotated[
         str | None,
         typer.Option("--to", help="Send to this topic instead of the group: all groups of the topic get it."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report their number.")] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds for which a send is repeated.")] = 30.0,
     directory: DirOption = None,
     name: NameOption = None,
@@ -309,8 +310,8 @@ def dlq_resend(
 ) -> None:
     """Send a group's dead letters again: to this group alone, with all its tries, unless --to names a topic.
 
-    The cluster remembers how far it came, so the next run sends only what died since. A run that was interrupted may
-    repeat some letters. The letters themselves stay in the dead-letter topic until they expire.
+    The cluster stores the progress, so the next run sends only newer letters. An interrupted run may repeat some
+    letters. The letters themselves stay in the dead-letter topic until they expire.
     """
     from gantry_operator.cli.dlq import Choice, run_resend
     from gantry_operator.cli.target import find_target
@@ -323,7 +324,7 @@ register_analytics(app)
 
 
 def run() -> None:
-    """Parses, runs, and turns what went wrong into one line and an exit code."""
+    """Parse and run a command. Turns an error into one line and an exit code."""
     if Path(sys.argv[0]).name.startswith("kubectl-"):
         os.environ.setdefault(KUBERNETES, "1")
     try:
@@ -334,6 +335,6 @@ def run() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; stdout must not be flushed again at exit.
+        # The reader of our output has closed it. stdout must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

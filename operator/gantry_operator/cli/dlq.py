@@ -1,4 +1,4 @@
-"""`gantry dlq list`, `read` and `resend`: what consumer groups gave up."""
+"""`gantry dlq list`, `read` and `resend`: messages that consumer groups could not process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gantry_operator.cli.target import Target, run_async
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which letters of a group. `count`: so many at most."""
+    """A selection of a group's letters. `count`: the maximum number."""
 
     group: str
     ids: tuple[str, ...]
@@ -33,7 +33,7 @@ class Choice:
 
 
 def show_groups(target: Target, as_json: bool) -> None:
-    """Raises CliError."""
+    """List groups with dead letters. Raises CliError."""
     rows = run_async(_groups(target))
     if as_json:
         print_json(
@@ -58,7 +58,7 @@ async def _groups(target: Target) -> list[DeadGroup]:
 
 
 def run_read(target: Target, choice: Choice, as_json: bool) -> None:
-    """A line for each letter. Raises CliError."""
+    """Print a line for each letter. Raises CliError."""
     shown = 0
 
     def show(letter: ReceivedMessage) -> None:
@@ -81,7 +81,7 @@ async def _read(target: Target, choice: Choice, show: Callable[[ReceivedMessage]
 
 
 def run_resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool, as_json: bool) -> None:
-    """Raises CliError, after the figures were printed, when a letter could not be sent."""
+    """Send letters again. Raises CliError, after printing the counts, when a letter could not be sent."""
     result = run_async(_resend(target, choice, to, patience, dry_run))
     if as_json:
         print_json(result)
@@ -93,7 +93,7 @@ def run_resend(target: Target, choice: Choice, to: str | None, patience: float, 
             note("all were sent again before; --all sends them once more")
     if result["problem"]:
         raise CliError(
-            f"stopped after {result['sent']} letters: {result['problem']}. Run it again: it goes on from there"
+            f"stopped after {result['sent']} letters: {result['problem']}. Run it again: it continues from there"
         )
 
 
@@ -101,7 +101,7 @@ async def _resend(target: Target, choice: Choice, to: str | None, patience: floa
     result: dict[str, Any] = {
         "group": choice.group, "to": to or f"group {choice.group}", "found": 0, "sent": 0, "problem": "",
     }  # fmt: skip
-    # A mark says "everything before is sent": only a run that takes all letters as they lie may move it.
+    # A mark means "everything before is sent". Only a run over all letters in order may move it.
     marking = not (choice.ids or choice.topic is not None or to is not None or dry_run)
     async with target.name_servers() as servers, DeadLetters(servers, timeout=max(patience, 1.0)) as dead:
         known = await _known(dead, choice.group)
@@ -123,7 +123,7 @@ async def _resend(target: Target, choice: Choice, to: str | None, patience: floa
 
 
 async def _send(dead: DeadLetters, group: str, letters: list[ReceivedMessage], to: str | None) -> tuple[int, str]:
-    """How many were promised (SEND_OK), and what went wrong with the first of the others."""
+    """The number of acknowledged letters (SEND_OK), and the error of the first other letter."""
     answers = await asyncio.gather(
         *(dead.send_again(group, letter, to=to) for letter in letters), return_exceptions=True
     )
@@ -148,7 +148,7 @@ async def _known(dead: DeadLetters, group: str) -> DeadGroup:
 
 
 async def _chosen(dead: DeadLetters, choice: Choice) -> AsyncGenerator[Page, None]:
-    """Pages with only what was asked for; the last one may be shorter than it was read."""
+    """Pages with only the selected letters. The last one may be shorter than the page that was read."""
     if choice.ids:
         for message_id in choice.ids:
             found = await dead.find(choice.group, message_id)

@@ -1,4 +1,4 @@
-"""`gantry down`: the supervisor first, so that nothing is started again; then all processes, cleanly."""
+"""`gantry down`: ends the supervisor first, so that no process is restarted; then all processes, cleanly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROCESSES_S = 15.0
 
 
 def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
-    """Raises CliError."""
+    """Stop the cluster. Raises CliError."""
     folder = find_local(directory, name)
     with _without_supervisor(folder):
         _end_all(folder, delete_data)
@@ -30,7 +30,7 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
 def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
     records = [r for r in map(load_record, sorted((folder.root / "run").glob("*.json"))) if r is not None]
     known = {r.pid for r in records}
-    # One that could not be written down would go on in files that are gone, and hold them against the next start.
+    # A process without a record would go on with deleted files, and hold their locks against the next start.
     records += [r for r in started_with(folder.configs, (BROKER, NAME_SERVER)) if r.pid not in known]
     killed = end(records, PROCESSES_S)
     for path in (folder.root / "run").glob("*.json"):
@@ -50,7 +50,7 @@ def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
 
 
 def _without_supervisor(folder: ClusterFolder) -> IO[str]:
-    """The supervisor's lock once there is none: one that is starting has processes before it can be asked to stop."""
+    """Take the supervisor's lock once it is free. A starting supervisor has processes before it accepts requests."""
     deadline = time.monotonic() + SUPERVISOR_S
     while True:
         try:

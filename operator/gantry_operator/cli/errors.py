@@ -1,4 +1,4 @@
-"""How a command fails: one line that says what to do, and a code that a program can tell apart."""
+"""The error of a command: one line that says what to do, and an exit code for programs."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class CliError(Exception):
 
 
 def api_server(error: Exception) -> CliError:
-    """For what the Kubernetes API server refuses, and for one that does not answer."""
+    """For refusals of the Kubernetes API server, and for one that does not answer."""
     return CliError(f"the Kubernetes API server refuses or does not answer: {error}")

@@ -1,4 +1,4 @@
-"""`gantry produce` and `gantry consume`, on the project's own client."""
+"""`gantry produce` and `gantry consume`, with the project's own client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AGAIN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProduceOptions:
-    """What to send, and how. Sizes in bytes, times in seconds."""
+    """The messages to send. Sizes in bytes, times in seconds."""
 
     topic: str
     count: int | None
@@ -52,7 +52,7 @@ class ProduceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeOptions:
-    """What to read, and when to stop."""
+    """The messages to read, and when to stop."""
 
     topic: str
     group: str
@@ -64,7 +64,7 @@ class ConsumeOptions:
 
 
 def run_produce(target: Target, options: ProduceOptions, as_json: bool) -> None:
-    """Raises CliError, after the figures were printed, when something was not acknowledged."""
+    """Send messages. Raises CliError, after printing the counts, when a message was not acknowledged."""
     result = run_async(_produce(target, options))
     if as_json:
         print_json(result)
@@ -80,7 +80,9 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
     statuses: Counter[str] = Counter()
     state = {"failed": 0, "resent": 0}
     problem = ""
-    hopeless = False  # One was given up, and nothing was acknowledged since: each of the others would cost as long.
+    hopeless = (
+        False  # A message was given up, and none was acknowledged since: each further message would wait as long.
+    )
     started = time.monotonic()
     bodies = iter(_bodies(options))
     numbers = itertools.count()
@@ -91,13 +93,13 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
             async def take() -> bytes | None:
                 if options.count is not None:
                     return next(bodies, None)
-                # A pipe may have its next line in an hour: what was read is sent meanwhile.
+                # The next line of a pipe may come in an hour, so the lines so far are sent meanwhile.
                 async with turn:
                     return await asyncio.to_thread(next, bodies, None)
 
             async def send_some() -> None:
                 nonlocal problem, hopeless
-                # One source for all: each message is taken by one of those that send.
+                # All senders take messages from one source.
                 while (body := await take()) is not None:
                     keys = options.keys.replace("{n}", str(next(numbers)))
                     message = Message(options.topic, body, options.tags, keys)
@@ -129,9 +131,8 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
 
 
 async def _send(producer: Producer, message: Message, patience: float) -> tuple[SendStatus, int]:
-    """Until it is promised (SEND_OK), or for `patience` seconds; then what was reached last. Also the number of tries.
-
-    Raises what the client raised last.
+    """Send until acknowledged (SEND_OK), or for `patience` seconds; then return the last result. Also returns the
+    number of tries. Raises the last exception of the client.
     """
     deadline = time.monotonic() + patience
     tries = 0
@@ -162,7 +163,7 @@ def _bodies(options: ProduceOptions) -> Iterable[bytes]:
 
 
 def _numbered(count: int, size: int) -> Iterator[bytes]:
-    """Bodies that differ: a number, filled up to the size."""
+    """Distinct bodies: a number, padded to the size."""
     for number in range(count):
         yield f"{number} ".encode()[:size].ljust(size, b".")
 
@@ -176,7 +177,9 @@ def _lines(stream: Any) -> Iterator[bytes]:
 
 
 def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
-    """Raises CliError when fewer came than were asked for in time, BrokenPipeError when nobody reads on."""
+    """Read messages. Raises CliError when fewer than `count` arrived in time, BrokenPipeError when the reader closed
+    stdout.
+    """
     seen = 0
     unwritten: list[OSError] = []
 
@@ -202,7 +205,7 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
     for error in unwritten:
         if isinstance(error, BrokenPipeError):
             raise error
-        raise CliError(f"what was received cannot be written: {error.strerror}")
+        raise CliError(f"received messages cannot be written to stdout: {error.strerror}")
     if options.quiet and as_json:
         print_json({"topic": options.topic, "group": options.group, "messages": seen})
     else:
@@ -221,7 +224,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
     async def handle(message: ReceivedMessage) -> bool:
         nonlocal left, last
         if left == 0 or not show(message):
-            # Not ours: a consumer that closes neither consumes it nor sends it back, the next one in the group gets it.
+            # Not processed: the client neither commits it nor sends it back, so the group's next consumer gets it.
             done.set()
             await closing.wait()
             return False
@@ -261,7 +264,7 @@ def _as_text(message: ReceivedMessage) -> str:
 
 
 def as_json_line(message: ReceivedMessage, more: Mapping[str, Any] | None = None) -> str:
-    """A message as one line of JSON; `more`: further fields."""
+    """A message as one line of JSON. `more`: further fields."""
     out: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.broker,

@@ -1,4 +1,4 @@
-"""Options that commands share: which cluster is meant, and in which form the answer comes."""
+"""Common options: the choice of the cluster and the output format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 KUBERNETES: str = "GANTRY_KUBERNETES"
-"""In the environment of `kubectl gantry`: commands are about clusters on Kubernetes, whatever options say."""
+"""Environment variable of `kubectl gantry`: commands are about clusters on Kubernetes, whatever the options are."""
 CLUSTER = "Which cluster"
 
 
@@ -23,12 +23,12 @@ class Output(StrEnum):
 
 DirOption = Annotated[
     Path | None,
-    typer.Option("--dir", help="Folder of a local cluster. Without it: the one that you started.",
+    typer.Option("--dir", help="Folder of a local cluster. Default: the cluster that you started.",
                  rich_help_panel=CLUSTER),
 ]  # fmt: skip
 NameOption = Annotated[
     str | None,
-    typer.Option("--cluster", "-c", help="Name of the cluster, when there are several.", rich_help_panel=CLUSTER),
+    typer.Option("--cluster", "-c", help="Name of the cluster, if there are several.", rich_help_panel=CLUSTER),
 ]
 ContextOption = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, tables for people, a bar on a terminal."""
+"""Output of commands: JSON for programs, tables for users, a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 def console() -> Console:
-    """For tables. Plain text without colour when stdout is no terminal; lines are not cut there."""
+    """The console for tables. It prints plain text without colour, and cuts no lines, when stdout is no terminal."""
     if sys.stdout.isatty():
         return Console()
     return Console(width=200, color_system=None, force_terminal=False)
@@ -22,7 +22,7 @@ def print_json(value: Any) -> None:
 
 
 def size(count: int) -> str:
-    """Bytes for people: 1.4 MiB."""
+    """Bytes for users: 1.4 MiB."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -32,5 +32,5 @@ def size(count: int) -> str:
 
 
 def note(text: str) -> None:
-    """For people only: stdout stays clean for data."""
+    """Print a remark for users to stderr, so that stdout holds only data."""
     print(text, file=sys.stderr, flush=True)

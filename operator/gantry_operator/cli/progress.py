@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 MOMENT = 1000
-"""Messages whose handling is over before a bar could be read."""
+"""Fewer messages are processed too fast for a bar."""
 
 
 def optional_bar(total: int | None, label: str, wanted: bool = True) -> AbstractContextManager[Callable[..., None]]:
-    """A progress bar on a terminal; nothing elsewhere, and nothing for less than a moment's work."""
+    """A progress bar on a terminal. It is not shown elsewhere, and not for a few messages."""
     if not wanted or not sys.stderr.isatty() or (total is not None and total < MOMENT):
         return nullcontext(lambda step=1: None)
     return bar(total, label)
@@ -19,7 +19,7 @@ def optional_bar(total: int | None, label: str, wanted: bool = True) -> Abstract
 
 @contextmanager
 def bar(total: int | None, label: str) -> Iterator[Callable[..., None]]:
-    """Gives a function that moves it on by one, or by as many as it is told."""
+    """Yields a function that advances the bar by one, or by the given number."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

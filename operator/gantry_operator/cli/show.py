@@ -1,4 +1,4 @@
-"""`gantry status` and what a switchover says, for people and for programs."""
+"""The output of `gantry status` and of a switchover, for users and for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def show_done(done: str, as_json: bool) -> None:
 
 
 def _promise(spec: dict[str, Any]) -> str:
-    """When a send is acknowledged: the settings that count in this mode."""
+    """The condition of an acknowledgement: the settings that apply in this mode."""
     if spec.get("mode") == "Raft":
         return "a majority of the members has it on disk, mode Raft"
     return (
@@ -40,7 +40,7 @@ def _promise(spec: dict[str, Any]) -> str:
 
 
 def show_resource(resource: dict[str, Any]) -> None:
-    """In the order of `kubectl describe`: what it is, what holds, who runs, what happened."""
+    """In the order of `kubectl describe`: metadata, conditions, processes, events."""
     out = console()
     status, spec, name = resource.get("status", {}), resource["spec"], resource["metadata"]["name"]
     phase = status.get("phase", "Pending")
@@ -52,7 +52,7 @@ def show_resource(resource: dict[str, Any]) -> None:
     ]  # fmt: skip
     last = status.get("lastFailover")
     if last:
-        kind = "hand-over" if last.get("planned") else "failover"
+        kind = "switchover" if last.get("planned") else "failover"
         facts.append(
             ("Last change", f"{last['time']}  {kind} from {last.get('from') or '-'} to {last['to']} "
                             f"in {last.get('durationMs', 0)} ms: {last['reason']}")

@@ -1,4 +1,4 @@
-"""Which cluster a command is about: a local one, or one on Kubernetes."""
+"""The cluster of a command: a local one, or one on Kubernetes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SWITCHOVER_S = 20.0
 
 
 class Target(Protocol):
-    """What commands ask of a cluster."""
+    """The operations that commands need."""
 
     async def resource(self) -> dict[str, Any]:
-        """The BrokerCluster with its status; `status.events` has what happened last."""
+        """The BrokerCluster with its status; `status.events` has recent events."""
         ...
 
     async def switchover(self, group: str, to: str | None) -> str:
-        """What was done, in words. Raises CliError."""
+        """Hand over. Returns a sentence about the result. Raises CliError."""
         ...
 
     def name_servers(self) -> AbstractAsyncContextManager[str]:
@@ -65,7 +65,7 @@ class LocalTarget:
 
 
 class KubernetesTarget:
-    """A cluster on Kubernetes. Every call opens the API anew: a command makes one or two."""
+    """A cluster on Kubernetes. Every call opens its own connection to the API: a command makes one or two."""
 
     def __init__(self, context: str | None, namespace: str | None, name: str | None) -> None:
         self._wanted = (context, namespace, name)
@@ -115,7 +115,7 @@ def find_target(directory: Path | None, name: str | None, context: str | None, n
 
 
 def find_local(directory: Path | None, name: str | None) -> ClusterFolder:
-    """Raises CliError."""
+    """Find the cluster. Raises CliError."""
     try:
         return find_folder(directory, name)
     except ClusterNotFound as error:
@@ -123,7 +123,7 @@ def find_local(directory: Path | None, name: str | None) -> ClusterFolder:
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """One command, one event loop; failures of clients become one line. Raises CliError."""
+    """Run a command in an event loop. Turns client errors into one line. Raises CliError."""
     from gantry_broker.client import ClientError
     from gantry_broker.protocol.bodies import BodyError
     from gantry_broker.remoting.errors import RemotingError

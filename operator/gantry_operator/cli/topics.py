@@ -15,7 +15,7 @@ from gantry_operator.cli.target import Target, run_async
 
 
 def create(target: Target, topic: str, queues: int, as_json: bool) -> None:
-    """Raises CliError."""
+    """Create or change a topic. Raises CliError."""
     groups = run_async(_create(target, topic, queues))
     if as_json:
         print_json({"topic": topic, "queues": queues, "groups": groups})
@@ -36,7 +36,7 @@ async def _create(target: Target, topic: str, queues: int) -> list[str]:
 
 
 def show(target: Target, all_topics: bool, as_json: bool) -> None:
-    """Raises CliError."""
+    """List topics. Raises CliError."""
     rows = run_async(_list(target, all_topics))
     if as_json:
         print_json(rows)
@@ -63,7 +63,7 @@ async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
 
 
 async def _row(admin: Admin, topic: str) -> dict[str, Any]:
-    """Topics of the NameServer that no broker has (any more) have no queues."""
+    """Topics that a NameServer knows, but no broker holds (any more), have no queues."""
     try:
         table = await admin.topic_stats(topic)
     except (BrokerError, RemotingError):

@@ -1,4 +1,4 @@
-"""`gantry up`: check the manifest, then become the supervisor, or start one, or give the running one a new spec."""
+"""`gantry up`: checks the manifest, then becomes the supervisor, starts one, or sends the running one a new spec."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ POLL_S = 0.05
 
 
 def up(file: Path | None, directory: Path | None, detach: bool, timeout: float) -> None:
-    """Raises CliError. In the foreground it does not return: this process becomes the supervisor."""
-    os.umask(0o077)  # Of the supervisor and of all that it starts, too: their files are for this user alone.
+    """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor."""
+    os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
     cluster = _load(file or default_manifest(directory))
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
@@ -40,7 +40,7 @@ def up(file: Path | None, directory: Path | None, detach: bool, timeout: float) 
         return
     with _claim(folder) as lock:
         _prepare(folder, cluster)
-        # The supervisor goes on with the lock: no other command comes in between.
+        # The supervisor keeps the lock, so no other command can take it in between.
         argv = [
             sys.executable,
             "-P",
@@ -81,8 +81,10 @@ def _load(file: Path) -> BrokerCluster:
 
 
 def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Path | None) -> None:
-    """A folder belongs to one cluster, and a name that runs elsewhere is not started a second time by mistake. One that
-    was begun and holds no manifest yet, since the disk was full for example, is known by its lock."""
+    """Refuse a folder of another cluster, and a name that runs elsewhere. Raises CliError.
+
+    A folder without a manifest, after a full disk for example, is recognised by its lock.
+    """
     known = read_json(folder.manifest)
     if isinstance(known, dict):
         before = known.get("metadata", {}).get("name")
@@ -100,13 +102,13 @@ def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Pa
 
 
 def _claim(folder: ClusterFolder) -> IO[str]:
-    """The lock, before anything else is written. Raises CliError."""
+    """Take the lock before writing any other file. Raises CliError."""
     try:
         make_private(folder.root)
         return take_lock(folder)
     except AlreadySupervised:
         raise CliError(
-            "another command is at work on this cluster, or another `gantry up` is just starting: try again"
+            "another command uses this cluster, or another `gantry up` is just starting: try again"
         ) from None
     except OSError as error:
         raise CliError(f"{folder.root} cannot be used: {error}") from None
@@ -128,7 +130,7 @@ def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
     except ValidationError as error:
         fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors())
         raise CliError(
-            f"{folder.manifest} was written by another version of gantry ({fields} cannot be read): go on with that "
+            f"{folder.manifest} was written by another version of gantry ({fields} cannot be read): use that "
             "version, or use another --dir"
         ) from None
     except OSError as error:
@@ -144,7 +146,7 @@ def _apply(folder: ClusterFolder, cluster: BrokerCluster) -> None:
 
 
 def _wait_ready(folder: ClusterFolder, timeout: float, child: subprocess.Popen[bytes] | None) -> None:
-    """Until a client can send and read. Raises CliError with what is still missing."""
+    """Wait until a client can send and read. Raises CliError with the missing condition."""
     deadline = time.monotonic() + timeout
     missing = "the supervisor has not started"
     while time.monotonic() < deadline:
@@ -160,11 +162,9 @@ def _wait_ready(folder: ClusterFolder, timeout: float, child: subprocess.Popen[b
                 return
             missing = info["notReady"] or info["rolling"]
         time.sleep(POLL_S)
-    raise CliError(
-        f"not ready after {timeout:g} s: {missing}. It goes on trying: see `gantry status`", Exit.NOT_IN_TIME
-    )
+    raise CliError(f"not ready after {timeout:g} s: {missing}. It keeps trying: see `gantry status`", Exit.NOT_IN_TIME)
 
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

@@ -1,8 +1,7 @@
-"""Keeps asking whether clients can use each group: at once when something changed on which that depends, and from time
-to time.
+"""Checks whether clients can use each group: after a relevant change, and at intervals.
 
-Until a check has gone through it is repeated every second; then it rests. A group of which the failover says that it
-has no master is not asked: the reason is known.
+A failed check repeats every second until one succeeds. A group without a leader is not checked, because the failover
+reports the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gantry_operator.cluster.probe import check_group
 AGAIN_S = 1.0
 TRIES = 4
 TRY_AGAIN_S = 0.5
-"""A check counts as failed after so many tries, with such pauses."""
+"""Tries and the seconds between them before a check counts as failed."""
 REST_S = 60.0
 
 
@@ -39,7 +38,7 @@ class _Group:
 
 
 class Availability:
-    """Of one cluster. `on_news` is called when an answer changes."""
+    """The checks of one cluster. Calls `on_news` when a result changes."""
 
     def __init__(self, client: RemotingClient, on_news: Callable[[], None]) -> None:
         self._client = client
@@ -50,8 +49,9 @@ class Availability:
         self, group: str, epoch: int, waits: str, answering: object, name_servers: Sequence[str], registered: str,
         reached: str,
     ) -> None:  # fmt: skip
-        """What is known of the group now. `waits`: why it has no master that serves; empty: it has. `answering`: which
-        members answer and take writes, by anything that is another value when that has changed."""
+        """Report the present state of the group. `waits`: why it has no working leader; empty: it has one.
+        `answering`: the members that answer and accept writes, as any value that changes when they change.
+        """
         g = self._groups.setdefault(group, _Group())
         if waits and (g.said != waits or not g.known):
             g.said, g.known = waits, True
@@ -66,7 +66,7 @@ class Availability:
             g.task = asyncio.create_task(self._check_forever(group, g))
 
     def answers(self) -> dict[str, str | None]:
-        """By group: None when the last check went through, else why not. Not checked yet: absent."""
+        """By group: None after a successful check, else the reason. A group without a check is absent."""
         return {name: g.said for name, g in self._groups.items() if g.known}
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class Availability:
                 continue
 
     async def _check(self, group: str, g: _Group) -> str | None:
-        """While clients' route moves to a new master a check may fail where a client's own retry would not."""
+        """While the clients' route moves to a new leader, a check may fail where a client's own retry would not."""
         for _ in range(TRIES):
             said = await check_group(self._client, g.name_servers, group, g.registered, g.reached)
             if said is None or g.waits:

@@ -1,6 +1,6 @@
-"""What every loop over a group does: follow its members, look at once when there is news, report what fails.
+"""The common loop over one group: follow its members, look at once after news, report failures.
 
-A pass that raises is reported and followed by the next; a watch that died is made anew.
+A pass that raises is reported, and the next pass follows. A member watch that ended is restarted.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from gantry_operator.registry import RegistryUnavailable
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""A pass at least this often."""
+"""Longest pause in seconds between two passes."""
 BUSY_S = 0.1
-"""The same while something is not as it should be."""
+"""The same while the group is not healthy."""
 EVENT_AFTER_S = 3.0
-"""A moment's doubt is no event."""
+"""Seconds after which a wait becomes an event. Shorter doubts are not reported."""
 LOOK_S = 0.02
 HANDOVER_MS = 2_000
 HANDOVER_AGAIN_S = 1.0
 ANNOUNCE_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses between attempts to announce one epoch; the last one is repeated."""
+"""Seconds between attempts to announce one epoch. The last value repeats."""
 
 
 class SwitchoverFailed(Exception):
-    """The reason, in words."""
+    """A switchover did not complete. The text is the reason."""
 
 
 class GroupController(ABC):
-    """One group. `run` never returns; cancel it. All of it lives in one event loop."""
+    """The controller of one group. `run` never returns; cancel it. It lives in one event loop."""
 
     def __init__(
         self,
@@ -53,23 +53,23 @@ class GroupController(ABC):
         settings: Callable[[], FailoverSettings],
         clock: StallCompensatedClock | None = None,
     ) -> None:
-        """`settings` is asked at each pass. Loops in one event loop should share one `clock`."""
+        """`settings` is called in each pass. Controllers in one event loop should share one `clock`."""
         self.group = group
         self.watches: dict[int, MemberWatch] = {}
         self.waits: Wait | None = None
-        """What the last pass waited for; None: all is well or being done."""
+        """The reason why the last pass waited; None: the group is healthy or a change is in progress."""
         self._platform = platform
         self._client = client
         self._settings = settings
         self._clock = clock if clock is not None else StallCompensatedClock()
         self._member_client = MemberClient(client, self.wake, self._clock.now)
         self._news = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._switchover_lock = asyncio.Lock()
         self._manual_requests = 0
-        """LeaderPreference of persons that wait for their turn."""
+        """The switchover requests of users that wait for their turn."""
         self._problems: dict[str, str] = {}
         self._unusable_since: dict[int, float] = {}
-        """By member: since when its reports cannot be used."""
+        """By member: the time since which its reports are unusable."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[int, asyncio.Task[None]] = {}
         self._noticed_at: float | None = None
@@ -77,24 +77,27 @@ class GroupController(ABC):
         self._wait_reported = False
         self._announced = 0
         self._announcement: tuple[int, asyncio.Task[None]] | None = None
-        """The epoch that is being announced, or was last."""
+        """The epoch that is being announced, or was announced last."""
         self._not_announced = (0, 0, 0.0)
-        """The epoch whose announcement failed last, how often in a row, and when it is tried again."""
+        """The epoch of the last failed announcement, the number of failures in a row, and the time of the next try."""
         self._unfinished = False
 
-    # ---- from outside
+    # ---- called from outside
 
     def wake(self) -> None:
-        """Something happened that may have to be decided on."""
+        """Wake the loop: an event may need a decision."""
         self._news.set()
 
     def silence_s(self, member: int) -> float:
-        """For how long nothing was heard of a member, by time in which this program listened."""
+        """Seconds since a member was last heard. Only time in which this program listened counts."""
         return self._clock.now() - self.watches[member].line_at
 
     async def _next_look(self) -> None:
-        """Look again now, and give that the time it takes. After a pass that failed the next one comes by itself: the
-        registry is not asked without pause while it does not answer."""
+        """Look again now. Returns after the pass.
+
+        After a failed pass the next one comes by itself. The registry is not read without a pause while it does not
+        answer.
+        """
         if "pass" not in self._problems:
             self.wake()
         await asyncio.sleep(LOOK_S)
@@ -102,78 +105,85 @@ class GroupController(ABC):
     @property
     @abstractmethod
     def leadership(self) -> LeadershipRecord | None:
-        """Who leads in which epoch, with which set; None: not known yet."""
+        """The present epoch, leader and in-sync set; None: not known yet."""
 
     def in_sync(self, report: Report) -> bool:
-        """The group does without another one while this one is there."""
+        """The group cannot spare this member if another one is away."""
         return self.leadership is not None and report.id in self.leadership.in_sync
 
     async def known_leadership(self, timeout_s: float = 15.0) -> LeadershipRecord:
-        """The cell, as soon as it is known. Raises SwitchoverFailed."""
+        """Wait for the leadership record. Raises SwitchoverFailed."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             leadership = self.leadership
             if leadership is not None:
                 return leadership
             await self._next_look()
-        why = self.problem or (self.waits.reason if self.waits is not None else "nobody has answered yet")
-        raise SwitchoverFailed(f"it is not known who leads {self.group}: {why}")
+        why = self.problem or (
+            self.waits.reason if self.waits is not None else "the registry or the members have not answered yet"
+        )
+        raise SwitchoverFailed(f"the leader of {self.group} is not known: {why}")
 
     @property
     def announced(self) -> bool:
-        """The group's address leads to the master of the present cell, as far as this program has brought it about."""
+        """This program has moved the group's address to the leader of the present record."""
         return self.leadership is not None and self._announced == self.leadership.epoch
 
     @property
     def still_counted(self) -> Sequence[int]:
-        """Members that the plan has no more and that the group still counts in its majority (mode Raft)."""
+        """Removed members that the group still counts in its majority (mode Raft)."""
         return ()
 
     @property
     def problem(self) -> str:
-        """Why the last pass failed, or what else does not succeed; empty: nothing."""
+        """Why the last pass or another step failed; empty: no failure."""
         return next(iter(self._problems.values()), "")
 
     async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:
-        """Hand over to member `to`, or to the best. Returns when the new master leads, with what was done in words.
+        """Hand over to member `to`, or to the best candidate. Returns a sentence about the result once the new leader
+        leads.
 
-        `force`: a person asks. There is one request at a time, so that nobody is given another's answer: a person waits
-        for the turn, whoever else asks is to look again and to ask for what is right then.
-        Raises SwitchoverFailed with the reason when it did not come about in time.
+        `force`: a user asks. One request runs at a time, so that each caller gets its own result. A user's request
+        waits for its turn. Any other caller gets an error and must evaluate the group again. Raises SwitchoverFailed
+        with the reason if the handover does not complete in time.
         """
         deadline = time.monotonic() + timeout_s
-        if self._turn.locked() and not force:
-            raise SwitchoverFailed(f"another hand-over of {self.group} is under way")
+        if self._switchover_lock.locked() and not force:
+            raise SwitchoverFailed(f"another switchover of {self.group} is under way")
         self._manual_requests += force
         try:
             async with asyncio.timeout(timeout_s):
-                await self._turn.acquire()
+                await self._switchover_lock.acquire()
         except TimeoutError:
-            raise SwitchoverFailed(f"another hand-over of {self.group} took all the time") from None
+            raise SwitchoverFailed(f"another switchover of {self.group} took too long") from None
         finally:
             self._manual_requests -= force
         try:
             return await self._perform_switchover(Switchover(to, reason, force), deadline)
         finally:
-            self._turn.release()
+            self._switchover_lock.release()
 
     @abstractmethod
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
-        """As `switchover`, alone."""
+        """Like `switchover`, while no other request runs."""
 
     def _keep_waiting(self, request: Switchover, deadline: float, under_way: bool) -> bool:
-        """Whether to wait for a request any longer. What is `under_way` comes about or fails in a moment, and whoever
-        asked is told which. Raises SwitchoverFailed where a person's request comes first."""
+        """Whether to wait longer for a request. A handover that is `under_way` completes or fails in a moment.
+
+        Raises SwitchoverFailed if a user's request comes first.
+        """
         if under_way:
             return True
         if self._manual_requests and not request.force:
-            raise SwitchoverFailed(f"a person has asked for another hand-over of {self.group}")
+            raise SwitchoverFailed(f"a user has requested another switchover of {self.group}")
         return time.monotonic() < deadline
 
     @abstractmethod
     async def _pass(self) -> bool:
-        """Look and act once. True: something was changed, so look again at once. `_unfinished` says whether something
-        was found to do, which may have to be done again."""
+        """Look and act once. True: a change was made, so look again at once.
+
+        `_unfinished` says whether the pass found work that may have to be repeated.
+        """
 
     # ---- the loop
 
@@ -196,7 +206,7 @@ class GroupController(ABC):
             await self._member_client.close()
 
     async def _guarded_pass(self) -> bool:
-        """A pass that raises must not be the last one: it is reported, and the next follows after a pause."""
+        """A pass that raises must not be the last one: report it, and start the next one after a pause."""
         try:
             again = await self._pass()
         except RegistryUnavailable as error:
@@ -210,7 +220,7 @@ class GroupController(ABC):
         return again
 
     def _report_problem(self, about: str, problem: str) -> None:
-        """Told once, until it is another one or was solved in between."""
+        """Report a problem once, until it changes or is solved."""
         if problem != self._problems.get(about):
             self._event("Warning", "GroupControllerFailed", problem)
         self._problems[about] = problem
@@ -219,8 +229,10 @@ class GroupController(ABC):
         self._problems.pop(about, None)
 
     def _may_announce(self, epoch: int) -> bool:
-        """It is still to be announced. What failed a moment ago has its pause, and what is under way may hang: neither
-        keeps another epoch waiting."""
+        """The epoch is not announced yet, is not being announced now, and is not in the pause after a failure.
+
+        An announcement under way may hang. Neither it nor a pause delays another epoch.
+        """
         failed, _, again_at = self._not_announced
         paused = failed == epoch and time.monotonic() < again_at
         last = self._announcement
@@ -228,7 +240,7 @@ class GroupController(ABC):
         return self._announced != epoch and not under_way and not paused
 
     def _announce(self, master: MemberEndpoint, epoch: int) -> asyncio.Task[None]:
-        """In place of another epoch, if one is still being announced."""
+        """Announce this epoch. Cancels the announcement of another epoch."""
         if self._announcement is not None:
             self._announcement[1].cancel()
         task = asyncio.create_task(self._try_to_announce(master, epoch))
@@ -255,9 +267,8 @@ class GroupController(ABC):
     # ---- inner parts
 
     def _unusable(self, member: int, recorded: int | None) -> str:
-        """Why nothing may be decided by what a member reports, in words, which are reported too; empty: it may.
-
-        `recorded`: the epoch that is recorded, where one is known.
+        """Why a member's report must not influence decisions; empty: it may. The reason is also reported.
+        `recorded`: the epoch in the registry, if known.
         """
         watch = self.watches[member]
         why = watch.unusable
@@ -266,7 +277,7 @@ class GroupController(ABC):
         about = f"report-{member}"
         if why:
             self._unusable_since.setdefault(member, self._clock.now())
-            if about not in self._problems:  # The value may be another one with each line.
+            if about not in self._problems:  # The value may change with each line.
                 self._report_problem(about, f"{watch.name}: {why}")
         else:
             self._unusable_since.pop(member, None)
@@ -274,7 +285,7 @@ class GroupController(ABC):
         return why
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        """One watch per member of the plan; a watch that died is made anew."""
+        """Keep one watch per member of the plan. A watch that ended is restarted."""
         wanted = {e.member: e for e in endpoints}
         former: dict[int, tuple[Report, float]] = {}
         for number in list(self.watches):
@@ -315,11 +326,11 @@ class GroupController(ABC):
         self.waits = wait
 
     def _patience_s(self) -> float:
-        """What is waited for becomes an event after this long."""
+        """A wait becomes an event after this many seconds."""
         return EVENT_AFTER_S
 
     def _changing(self) -> bool:
-        """A change of the master is under way, whose beginning is still to be reported."""
+        """A change of the leader is in progress, and its start is not reported yet."""
         return False
 
     def _pause(self) -> float:

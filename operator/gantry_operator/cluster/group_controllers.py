@@ -74,7 +74,7 @@ class GroupControllers:
         self.wake()
 
     def make(self, group: str, mode: str) -> GroupController:
-        """A new controller of this group, in place of a former one. The caller runs it."""
+        """Build a new controller for this group, in place of a former one. The caller runs it."""
         made = self.controllers[group] = self._controller(group, mode)
         return made
 
@@ -93,7 +93,7 @@ class GroupControllers:
         return (controller.problem for controller in self.controllers.values() if controller.problem)
 
     async def close(self) -> None:
-        """Ends all controllers. The members keep running."""
+        """End all controllers. The members keep running."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,6 +1,6 @@
-"""Who should lead where nobody has to: the member that the spec prefers, and in mode Raft leaders on different nodes.
+"""The preferred leader of each group, and in mode Raft leaders on different nodes.
 
-Nothing is moved in a hurry: only a group that has been calm for a while, one at a time, by a planned hand-over.
+Only a group that has been calm for a while changes its leader, one group at a time, by a handover.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from gantry_operator.platforms.base import ProcessState
 log = logging.getLogger(__name__)
 
 CALM_S = 10.0
-"""For so long the same one has led and everybody has answered before it is asked to hand over."""
+"""Seconds for which a group must have the same leader and all members answering before a handover."""
 AGAIN_S = 30.0
-"""After a hand-over that failed."""
+"""Seconds after a failed handover before the next one."""
 LOOK_S = 1.0
 BEHIND_BYTES = 1 << 20
-"""Who lacks more would let senders wait during the hand-over."""
+"""A member that lacks more bytes would delay writes during the handover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One calm group. `able`: by number the node of everybody who could lead now, the leader included; "": unknown."""
+    """One calm group. `able`: by number the node of each member that could lead now, the leader included; "":
+    unknown.
+    """
 
     group: str
     leader: int
@@ -46,8 +48,9 @@ class Move:
 
 
 def next_move(groups: Sequence[Standing]) -> Move | None:
-    """The one hand-over that is worth it. Spreading moves a leader only where the other node is better off by two, so
-    that nothing moves to and fro."""
+    """Return the one handover with a benefit, or None. Balancing needs a difference of two leaders, to prevent
+    oscillation.
+    """
     for g in groups:
         if g.preferred is not None and g.preferred != g.leader and g.preferred in g.able:
             return Move(g.group, g.preferred, f"member {g.preferred} is preferred by the spec")
@@ -65,14 +68,14 @@ def next_move(groups: Sequence[Standing]) -> Move | None:
 
 @dataclass(frozen=True, slots=True)
 class LeaderPreference:
-    """What the spec says. `preferred`: by group a member's number."""
+    """Preferences of the spec. `preferred`: member number by group."""
 
     preferred: Mapping[str, int]
     spread: bool = False
 
     @classmethod
     def of(cls, spec: BrokerClusterSpec) -> LeaderPreference | None:
-        """None: nothing is to be moved by itself."""
+        """The preferences of this spec; None: no leader moves without a request."""
         if not spec.failover.automatic:
             return None
         preferred = {g.name: g.preferredMaster for g in spec.brokerGroups if g.preferredMaster is not None}
@@ -80,7 +83,7 @@ class LeaderPreference:
 
 
 class LeaderBalancer:
-    """Of one cluster. `preference` is asked at each look; None: nothing is to be moved."""
+    """The balancer of one cluster. `preference` is called at each look; None: no leader moves."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class LeaderBalancer:
         process_state: Callable[[str], ProcessState],
         failed: Callable[[str, str], None],
     ) -> None:
-        """`failed(group, why)`: a hand-over did not come about, or all of this failed (no group); it is tried again."""
+        """`failed(group, why)`: a handover failed, or the whole look failed (no group). Both are tried again."""
         self._controllers = controllers
         self._preference = preference
         self._process_state = process_state
@@ -103,7 +106,7 @@ class LeaderBalancer:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look()
-            except Exception as error:  # It must look again all the same.
+            except Exception as error:  # Look again in any case.
                 log.exception("preferred masters")
                 self._failed("", f"{type(error).__name__}: {error}")
                 self._not_before = time.monotonic() + AGAIN_S
@@ -131,7 +134,7 @@ class LeaderBalancer:
         return found
 
     def _standing(self, group: str, controller: GroupController, preference: LeaderPreference) -> Standing | None:
-        """None: it is not calm, somebody is away."""
+        """The group's state for balancing; None: it is not calm, or a member is away."""
         leadership = controller.leadership
         if (
             leadership is None

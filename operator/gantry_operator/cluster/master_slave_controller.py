@@ -1,8 +1,8 @@
 """The failover of one group in mode MasterSlave: observe, decide, swap, assign, announce.
 
-One pass reads the registry, puts together what the watches heard, asks `decide`, and carries the answer out. A pass
-follows every piece of news at once and a timer otherwise. Swaps are awaited in the pass; what is told to members runs
-beside it, so that one that does not answer holds nobody up. A pass that raises is reported and followed by the next.
+One pass reads the registry, collects the members' reports, calls `decide`, and acts on the result. A pass follows every
+event at once, and a timer otherwise. The pass awaits the swap. Assignments are sent in the background, so that a member
+that does not answer delays no other. A pass that raises is reported, and the next one follows.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ from gantry_operator.registry import Entry, RegistryUnavailable, RoleRegistry
 log = logging.getLogger(__name__)
 
 READY_S = 2.0
-"""A hand-over that is ready is swapped within this time or ended; the master parks for longer.
-Once it is recorded the new master is waited for as long."""
+"""Seconds within which a ready handover is recorded or ended. The leader pauses writes for longer than that. The
+wait for the new leader has the same limit.
+"""
 ANNOUNCE_AFTER_S = 1.0
-"""The address moves after the old master has forwarded what it parked, but does not wait longer for it."""
+"""Seconds for which the move of the address waits until the old leader has forwarded its paused writes."""
 
 
 PROMOTION_REASONS = {"handover": "SwitchoverStarted", "unclean": "UncleanFailoverStarted"}
@@ -65,7 +66,7 @@ WRITE_REASONS: dict[type, str] = {
 
 
 class MasterSlaveController(GroupController):
-    """One group in mode MasterSlave: the operator decides who is master."""
+    """The controller of one group in mode MasterSlave: the operator decides about the leader."""
 
     def __init__(
         self,
@@ -80,23 +81,23 @@ class MasterSlaveController(GroupController):
         self.entry: Entry | None = None
         self._registry = registry
         self._goals: dict[MemberId, tuple[int, int, float]] = {}
-        """By follower: an epoch, an end that its master had in it, and when."""
+        """By follower: an epoch, the end of the leader's log in it, and the time."""
         self._switchover: Switchover | None = None
         self._handover_requested = False
         self._handover_ready: tuple[HandoverReady, float] | None = None
         self._handover_not_before = 0.0
         self._handover_problem = ""
-        """Why the last hand-over for the present request did not come about."""
+        """Why the last handover for the present request failed."""
         self._waited_for: Wait | None = None
-        """What the last pass waited for that found no hand-over under way: it may be under way for another reason."""
+        """Why the last pass waited without a handover. A handover for another reason may be under way."""
         self._recorded_until = 0.0
         self._promoting = False
-        """The last pass found that there must be another master, which may be hard to record."""
+        """The last pass found that another leader is needed. Recording it may fail."""
         self._pending_change: tuple[Promote, float] | None = None
         self._unsure: tuple[Write, dict[MemberId, str]] | None = None
-        """A write of which it is not known whether the registry has taken it, and the members' names."""
+        """A write with unknown outcome, and the members' names."""
 
-    # ---- from outside
+    # ---- called from outside
 
     @property
     def leadership(self) -> LeadershipRecord | None:
@@ -104,7 +105,7 @@ class MasterSlaveController(GroupController):
 
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
         while self.leadership is None and self._keep_waiting(request, deadline, under_way=False):
-            await self._next_look()  # What was before is not known yet.
+            await self._next_look()  # The former leader is not known yet.
         before = self.leadership
         self._switchover = request
         self._handover_not_before, self._handover_problem = 0.0, ""
@@ -121,18 +122,18 @@ class MasterSlaveController(GroupController):
                     return f"{name} leads {self.group} in epoch {leadership.epoch}"
         finally:
             self._switchover = None
-        # What the last pass waited for says nothing where there can be no pass.
+        # The reason of the last pass is outdated if no pass is possible now.
         failed = self._handover_problem or self._problems.get("pass", "")
         said = failed or (self._waited_for.reason if self._waited_for is not None else "") or self.problem
-        raise SwitchoverFailed(said or "no new master came about in time")
+        raise SwitchoverFailed(said or "no new master took over in time")
 
     def _under_way(self) -> bool:
-        """A hand-over was asked for, is ready to be recorded, is being recorded, or was just now."""
+        """A handover was requested, is ready, is being recorded, or was recorded just now."""
         now, ready = time.monotonic(), self._handover_ready
         return self._handover_requested or now <= self._recorded_until or (ready is not None and now <= ready[1])
 
     def _leads(self, leadership: LeadershipRecord) -> bool:
-        """The recorded master says that it leads."""
+        """The recorded leader reports that it leads."""
         watch = None if leadership.master is None else self.watches.get(leadership.master.member)
         if watch is None or watch.report is None or watch.reach != "ok":
             return False
@@ -145,7 +146,7 @@ class MasterSlaveController(GroupController):
         return self._promoting or self._pending_change is not None
 
     async def _pass(self) -> bool:
-        """True: the cell was changed, so look again at once."""
+        """True: the leadership record changed, so look again at once."""
         endpoints = list(self._platform.members(self.group))
         self._follow(endpoints)
         self.entry = await self._registry.read(self.group)
@@ -153,7 +154,7 @@ class MasterSlaveController(GroupController):
         obs = self.observe(endpoints)
         self._look_for_role(obs)
         decisions = decide(obs)
-        # What is told may fail: it is told again soon, not at the next occasion.
+        # An assignment may fail. It is sent again soon, not only at the next event.
         self._unfinished = bool(decisions)
         self._promoting = any(isinstance(d, Promote) and d.kind != "handover" for d in decisions)
         wait = next((d for d in decisions if isinstance(d, Wait)), None)
@@ -173,7 +174,7 @@ class MasterSlaveController(GroupController):
         return False
 
     def observe(self, endpoints: list[MemberEndpoint]) -> Observation:
-        """What is known at this moment."""
+        """The present observation of the group."""
         now = self._clock.now()
         settings = self._settings()
         leadership = self.leadership
@@ -187,7 +188,7 @@ class MasterSlaveController(GroupController):
             if reach == "ok" and age >= settings.detection_ms:
                 reach, reach_ms = "silent", age
             if self._unusable(e.member, None if leadership is None else leadership.epoch):
-                # As one that answers nothing: what it said before still counts as the last that is known of it.
+                # It counts as a member that does not answer. Its last usable report remains.
                 reach, reach_ms = "silent", int((now - self._unusable_since[e.member]) * 1000)
                 if not watch.unusable:
                     report = None
@@ -229,7 +230,9 @@ class MasterSlaveController(GroupController):
         )
 
     def _stalled_ms(self, leadership: LeadershipRecord | None, follower: MemberWatch, now: float) -> int:
-        """For how long a follower has not acknowledged what its master had at the beginning of that time."""
+        """Milliseconds for which a follower has not acknowledged the records that its leader had at the start of
+        that time.
+        """
         if leadership is None or leadership.master is None or follower.report is None:
             return 0
         id = follower.report.id
@@ -244,7 +247,7 @@ class MasterSlaveController(GroupController):
             return 0
         return int((now - since) * 1000)
 
-    # ---- acting
+    # ---- actions
 
     async def _write(self, obs: Observation, write: Write) -> bool:
         names = {m.report.id: m.name for m in obs.members if m.report is not None}
@@ -270,11 +273,13 @@ class MasterSlaveController(GroupController):
         if swapped:
             self._written(write, names)
         else:
-            log.info("group %s: somebody else has written the cell; looking again", self.group)
+            log.info("group %s: another program has written the leadership record; looking again", self.group)
         return True
 
     def _look_for_write(self) -> None:
-        """The answer to a write may have been lost: then the registry holds it. An older cell says nothing yet."""
+        """The answer to a write may be lost. If the registry holds the new record, the write succeeded. An older
+        record proves nothing yet.
+        """
         if self._unsure is None or self.leadership is None:
             return
         write, names = self._unsure
@@ -284,7 +289,7 @@ class MasterSlaveController(GroupController):
             self._unsure = None
 
     def _written(self, write: Write, name: dict[MemberId, str]) -> None:
-        """What follows from a cell that the registry has taken."""
+        """Act on a record that the registry has accepted."""
         now = time.monotonic()
         self._unsure = self._handover_ready = None
         request = self._switchover
@@ -310,7 +315,7 @@ class MasterSlaveController(GroupController):
         self._member_client.send_assignment(member, watch.url, assignment, then)
 
     def _look_for_role(self, obs: Observation) -> None:
-        """The answer to its assignment may have been lost: then the new master's own status line says that it leads."""
+        """The answer to an assignment may be lost. The new leader's own status line then confirms that it leads."""
         if self._pending_change is not None:
             promoted = self._pending_change[0]
             said = (m.report for m in obs.members if m.report is not None and m.report.id == promoted.new)
@@ -368,7 +373,7 @@ class MasterSlaveController(GroupController):
         self._spawn(self._announce(master, leadership.epoch))
 
     def _old_master_forwards(self, leadership: LeadershipRecord) -> bool:
-        """Rule 23: the address is announced after the parked sends are stored, in their order."""
+        """Rule 23: announce the address after the old leader's paused writes are stored, to keep their order."""
         if self._announced == 0 or not self._member_client.any_underway():
             return False
         pauses = any(w.report is not None and w.report.writes_paused and w.reach == "ok" for w in self.watches.values())

@@ -1,4 +1,4 @@
-"""What is told to members: assignments and requests to hand over, each beside the loop, none twice at once."""
+"""Assignments and handover requests to members. They run beside the loop, one of each kind at a time."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ SEND_TIMEOUT_S = 1.5
 AGAIN_AFTER_FAILURE_S = 0.1
 AGAIN_AFTER_REFUSAL_S = 0.5
 AGAIN_AFTER_SUCCESS_S = 1.0
-"""The same assignment is not repeated sooner to a member that took it."""
+"""Seconds before an accepted assignment is sent again to the same member."""
 REFUSED_FOR_S = 2.0
-"""What a member refused is told again after this long: the reason may have ended with the process that gave it."""
+"""Seconds before a refused assignment is sent again. A new process may accept it."""
 REFUSING_S = 3 * REFUSED_FOR_S
-"""After this long without another one, a refusal is the first of its kind again."""
+"""Seconds without a refusal after which the next one starts a new series."""
 LINE_AFTER_ANSWER_S = 3.0
-"""A status line that is newer than the answer must come within this time, else the old one counts again."""
+"""Seconds within which a status line newer than the answer must arrive. Otherwise the old line counts again."""
 
 
 JSON: Final = {"content-type": "application/json"}
 _TOKEN: Final = frozenset({401, 403, 503})
-"""Status of an answer for want of the right token; the last one: the member cannot read its own."""
+"""HTTP status codes for a wrong token. With the last one the member cannot read its own token."""
 
 
 class _Refusal(NamedTuple):
     leadership: LeadershipRecord | None
-    """None: it would not do anything else, either."""
+    """HTTP status codes of a member that could not act on any assignment."""
     why: str
     at: float
     token: bool
 
 
 class MemberClient:
-    """For one group. `wake` is called after each answer."""
+    """The client of one group. Calls `wake` after each answer."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class MemberClient:
     def send_assignment(
         self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
     ) -> None:
-        """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
+        """Send an assignment unless it is in progress or was sent just now. Calls `then` once it is accepted."""
         busy = self._underway.get(member)
         if busy is not None:
             if busy[0] == assignment.leadership:
@@ -78,8 +78,10 @@ class MemberClient:
         self._underway[member] = (assignment.leadership, task, self._now())
 
     def pending(self, member: int, line_at: float, order: tuple[int, int]) -> bool:
-        """What was last heard of the member is older than what it was last told. `order`: (epoch, version) in its last
-        line, which often comes before the answer: one that has what was told is not older, whenever it came."""
+        """The last report of the member is older than its last assignment. `order`: (epoch, version) in its last line.
+
+        The line often arrives before the HTTP answer. A line with the new assignment is current at any time.
+        """
         if self._orders.get(member, (0, 0)) == order:
             return False
         if member in self._underway:
@@ -88,56 +90,58 @@ class MemberClient:
         return answered_at is not None and line_at <= answered_at and self._now() - answered_at < LINE_AFTER_ANSWER_S
 
     def assigned_order(self, member: int) -> tuple[int, int]:
-        """(epoch, version) of what it is being told, or was told last."""
+        """(epoch, version) of the assignment that is on its way, or was sent last."""
         return self._orders.get(member, (0, 0))
 
     def accepted_order(self, member: int) -> tuple[int, int]:
-        """(epoch, version) of what it accepted last."""
+        """(epoch, version) of the last accepted assignment."""
         accepted = self._accepted.get(member)
         return (0, 0) if accepted is None else accepted.leadership.order
 
     def assigned_unclean(self, member: int) -> bool | None:
-        """Whether what it accepted last let it give confirmed records up; None: it was told nothing from here."""
+        """Whether the last accepted assignment allows giving confirmed records up; None: this program sent none."""
         accepted = self._accepted.get(member)
         return None if accepted is None else accepted.unclean
 
     def refusal(self, member: int, leadership: LeadershipRecord) -> str:
-        """Why it refused this very cell a moment ago, or could do nothing that it was told; empty: it did not."""
+        """Why it refused exactly this record a moment ago, or could act on no assignment; empty: it did not."""
         refused = self._refusals.get(member)
         if refused is None or refused.leadership not in (None, leadership) or self._now() - refused.at >= REFUSED_FOR_S:
             return ""
         return refused.why
 
     def lacks_token(self, member: int) -> bool:
-        """What it refused last it refused for the token."""
+        """Its last refusal was because of the token."""
         refused = self._refusals.get(member)
         return refused is not None and refused.token
 
     def refusing_s(self, member: int) -> float:
-        """Since the first of its refusals, between which it accepted nothing and was told again soon; 0: none."""
+        """Seconds since the first refusal of the present series, without an acceptance since; 0: none."""
         return self._now() - self._refusing_since.get(member, self._now())
 
-    def _refused(self, member: int, url: str, told: LeadershipRecord, why: str, *, status: int = 200) -> None:
+    def _refused(self, member: int, url: str, record: LeadershipRecord, why: str, *, status: int = 200) -> None:
         now, last = self._now(), self._refusals.get(member)
         if last is None or now - last.at >= REFUSING_S:
             self._refusing_since[member] = now
-        # Where it could not do it, its answer to the next epoch would be the same: where all answer so, epochs would
-        # follow each other without pause.
-        self._refusals[member] = _Refusal(told if status == 200 else None, why, now, status in _TOKEN)
+        # A member that cannot act refuses the next epoch, too. If all members do, epochs would follow each other
+        # without a pause.
+        self._refusals[member] = _Refusal(record if status == 200 else None, why, now, status in _TOKEN)
         if last is None or last.why != why:
-            log.warning("%s refuses epoch %s version %s: %s", url, told.epoch, told.version, why)
+            log.warning("%s refuses epoch %s version %s: %s", url, record.epoch, record.version, why)
 
     def any_underway(self) -> bool:
         return bool(self._underway)
 
     def busy_for_s(self) -> float:
-        """Since the oldest of what is under way began."""
+        """Seconds since the start of the oldest request under way; 0: none."""
         return max((self._now() - since for _, _, since in self._underway.values()), default=0.0)
 
     async def handover(
         self, url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int
     ) -> tuple[bool, str]:
-        """Ask the master to park and to bring `target` to its end: (ready, why not)."""
+        """Ask the leader to pause writes and to bring `target` to the end of the log. Returns (ready, reason if
+        not).
+        """
         try:
             answer = await self._client.post(
                 f"{url}/v1/handover",
@@ -146,14 +150,16 @@ class MemberClient:
                 timeout=httpx.Timeout(1.0, read=timeout_ms / 1000 + 1.0),
             )
             if answer.status_code != 200:
-                return False, f"the master answered {answer.status_code} to the hand-over: {answer.text[:200]}"
+                return False, f"the master answered {answer.status_code} to the handover request: {answer.text[:200]}"
             said = HandoverAnswer.model_validate_json(answer.content)
         except (httpx.HTTPError, ValueError) as error:
-            return False, f"the master did not answer the hand-over: {error!r}"
+            return False, f"the master did not answer the handover request: {error!r}"
         return said.ready, said.reason
 
     async def remove(self, url: str, member: int) -> str:
-        """Mode Raft: ask the leader to take a member that has gone out of the group. Answers why not, or nothing."""
+        """Mode Raft: ask the leader to remove a member that has left the plan. Returns the reason for a refusal, or
+        "".
+        """
         try:
             answer = await self._client.post(
                 f"{url}/v1/members/remove",
@@ -185,7 +191,7 @@ class MemberClient:
                 timeout=SEND_TIMEOUT_S,
             )
             if answer.status_code != 200:
-                # It could not write it down, or has another token, for example: another one may do it.
+                # It could not write its disk, or has another token. Another member may succeed.
                 again = AGAIN_AFTER_REFUSAL_S
                 why = f"it answered {answer.status_code}: {answer.text[:200]}"
                 self._refused(member, url, leadership, why, status=answer.status_code)

@@ -1,6 +1,6 @@
-"""Between the HTTP models of the brokers and the plain values of the decisions.
+"""Conversion between the brokers' HTTP models and the plain values of the decisions.
 
-A status line comes from every member each second, so it is read without building models; a test keeps the two equal.
+Every member sends a status line each second, so lines are read without building models. A test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LINKS: Final = frozenset(get_args(LinkState))
 
 
 class BadStatus(ValueError):
-    """A status line that is none, or has a value that no correct member reports."""
+    """A status line that cannot be parsed, or has a value that no correct member reports."""
 
 
 def report_from(status: dict[str, Any]) -> Report:
-    """The JSON of a `MemberStatus` as a `Report`. Raises BadStatus, which names the field and its value."""
+    """Parse the JSON of a `MemberStatus` into a `Report`. Raises BadStatus with the field and its value."""
     try:
         link = status.get("leader_link") or {}
         link_leader = link.get("member")
@@ -65,7 +65,7 @@ def report_from(status: dict[str, Any]) -> Report:
 
 
 def impossible_epoch(report: Report, recorded: int) -> str:
-    """Why no correct member of a group whose recorded epoch is `recorded` reports this; empty: it may."""
+    """Why no correct member of a group with recorded epoch `recorded` reports this; empty: it is plausible."""
     for name, epoch in (
         ("epoch", report.epoch),
         ("highest_seen_epoch", report.highest_seen_epoch),

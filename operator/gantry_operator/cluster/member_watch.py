@@ -1,4 +1,4 @@
-"""One member, followed over its status stream: what it said last, when, and how the connection fares."""
+"""Follows one member over its status stream: its last report, the arrival time, and the connection state."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gantry_operator.failover.model import Reach, Report
 
 CONNECT_S = 1.0
 SILENCE_S = 3.5
-"""The stream brings a line a second; after this long without one the connection is made anew."""
+"""Seconds without a line after which the watch reconnects. The stream sends one line a second."""
 QUIET_MS = 1_200
-"""Members hear each other each second at least; after this long without it every line is looked at."""
+"""Seconds without contact between members after which every line wakes the loop. Contact is normal each second."""
 RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.4)
-"""Pauses between attempts; the last one is repeated."""
+"""Seconds between attempts. The last value repeats."""
 
 
 class MemberWatch:
-    """Follows one member until cancelled. `on_news` is called when something may have to be decided."""
+    """Follows one member until cancelled. Calls `on_news` when a decision may be needed."""
 
     def __init__(
         self, name: str, url: str, client: httpx.AsyncClient, on_news: Callable[[], None], now: Callable[[], float]
@@ -30,31 +30,32 @@ class MemberWatch:
         self.name = name
         self.url = url
         self.status: dict[str, Any] | None = None
-        """The last line, as it came."""
+        """The last line, as received."""
         self.report: Report | None = None
         self.line_at = now()
-        """When the last line came, by the clock given."""
+        """Arrival time of the last line, by the given clock."""
         self.former: tuple[Report, float] | None = None
-        """What was heard last at another address of this member, and when."""
+        """The last report from another address of this member, and its time."""
         self.reach: Reach = "silent"
         self.reach_at = self.line_at
         self.problem = ""
-        """Why it is not heard, in words."""
+        """Why it cannot be reached."""
         self.unusable = ""
-        """Why its last line could not be used, though it came; empty: it could."""
+        """Why its last line is unusable; empty: it is usable."""
         self._client = client
         self._now = now
         self._on_news = on_news
 
     @property
     def last(self) -> tuple[Report | None, float]:
-        """What the member said last, wherever that was, and when; without a word of it since when it is listened for.
+        """The last report of the member at any address, and its time. Without a report: the start of the watch.
 
-        A pod that is gone and one that came in its place have other addresses, and what was promised stays promised."""
+        A pod and its replacement have different addresses, but the member's promises remain valid.
+        """
         return self.former if self.report is None and self.former is not None else (self.report, self.line_at)
 
     async def run(self) -> None:
-        """Never returns. Its exceptions are faults of this program."""
+        """Never returns. An exception is a programming error."""
         attempt = 0
         while True:
             heard_before = self.line_at
@@ -106,7 +107,7 @@ class MemberWatch:
     def _lost(self, reach: Reach, problem: str) -> None:
         self.problem = problem
         if reach == "silent" and self.reach == "refused":
-            # A listener that is gone does not become merely silent by an attempt that timed out.
+            # A closed port stays closed after an attempt that timed out.
             reach = "refused"
         self._set_reach(reach)
         self._on_news()
@@ -117,8 +118,9 @@ class MemberWatch:
 
 
 def says_nothing_new(before: Report, now: Report) -> bool:
-    """Nothing has to be decided because of this line: only offsets have moved, and everybody hears everybody. The
-    loop looks at it in its next pass, which comes within a second."""
+    """The line needs no decision: only offsets have moved, and all members hear each other. The next pass, within a
+    second, reads it.
+    """
     heard = (now.link_answer_ms, *(f.last_fetch_ms for f in now.followers))
     if any(ms >= QUIET_MS for ms in heard):
         return False
@@ -144,7 +146,7 @@ def _decisive(r: Report) -> tuple[object, ...]:
 
 
 def _reach_of(error: BaseException) -> Reach:
-    """Whether nobody listens there. A connection that breaks says little by itself: the next attempt tells."""
+    """Whether the port is closed. A broken connection alone proves little; the next attempt shows it."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ConnectionRefusedError):

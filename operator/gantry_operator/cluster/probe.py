@@ -1,7 +1,7 @@
-"""Can a client send and read? Asked through the protocol, by doing it: the truth behind `Available`.
+"""The availability check behind the condition `Available`: a client's send and read over the protocol.
 
-A message goes to a system topic kept for that by the address that clients use, and is read back. Every NameServer
-that answers must know the group's master under that address.
+A message goes to a system topic at the clients' address and is read back. Every NameServer that answers must return
+that address for the group's master.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONSUMER = "SELF_TEST_C_GROUP"
 
 
 async def name_server_knows(client: RemotingClient, server: str, group: str, wanted: str) -> str | None:
-    """None when the NameServer gives out `wanted` as the master's address; else what is wrong."""
+    """None if the NameServer returns `wanted` as the master's address; else the reason."""
     try:
         answer = await client.request(server, Frame(RequestCode.GET_BROKER_CLUSTER_INFO), CALL_S)
         info = ClusterInfo.from_json(fastjson.loads(answer.body))
@@ -38,7 +38,7 @@ async def name_server_knows(client: RemotingClient, server: str, group: str, wan
 
 
 async def send_and_read(client: RemotingClient, broker: str) -> str | None:
-    """None when a message was sent to `broker` (host:port) and read back; else what went wrong."""
+    """None if a message was sent to `broker` (host:port) and read back; else the reason."""
     now = time.time_ns() // 1_000_000
     body = f"availability check {now}".encode()
     send = SendHeader(PRODUCER, PROBE_TOPIC, PROBE_TOPIC, 1, 0, 0, Long(now), 0)
@@ -62,8 +62,9 @@ async def send_and_read(client: RemotingClient, broker: str) -> str | None:
 async def check_group(
     client: RemotingClient, name_servers: Sequence[str], group: str, registered: str, reached: str
 ) -> str | None:
-    """None when clients can use the group; else why not. `registered`: the master's address as NameServers should
-    know it; `reached`: the same place as this process reaches it."""
+    """None if clients can use the group; else the reason. `registered`: the master's address on the NameServers;
+    `reached`: the same broker as this process reaches it.
+    """
     said = [await name_server_knows(client, s, group, registered) for s in name_servers]
     if not said:
         return "there is no NameServer"

@@ -1,7 +1,8 @@
-"""A group in mode Raft elects its leader by itself. Here it is watched, its address moved, and a transfer asked for.
+"""The controller of a group in mode Raft, which elects its leader by itself.
 
-Nothing is recorded or assigned: what the members say is the truth, and the highest epoch wins. A leader that is sick
-but alive (its disk is full) or about to be stopped is asked to hand over.
+The controller watches the group, moves its address, and requests leadership transfers. It records and assigns nothing:
+the members' reports are authoritative, and the highest epoch wins. A leader with a full disk, or one that is about to
+be stopped, is asked to hand over.
 """
 
 from __future__ import annotations
@@ -24,46 +25,49 @@ from gantry_operator.failover.model import Report, Switchover, Wait
 from gantry_operator.platforms.base import Change, MemberEndpoint
 
 ELECTED_S = 2.0
-"""Once a leader has said that another one leads, that one is waited for so long."""
+"""Seconds to wait for a leader that another leader has named as its successor."""
 IN_SYNC_BYTES = 16 << 20
-"""Who lacks more holds senders up where it is needed for a majority. Under load one that is well may lack some MiB."""
+"""A member that lacks more bytes delays a majority that needs it. Under load a healthy member may lack some MiB."""
 START_S = 15.0
-"""While no leader was ever seen the members may be starting: nobody is missed sooner."""
+"""Seconds before a missing leader is reported after a start of the members."""
 
 
 def leader_of(reports: Sequence[Report]) -> Report | None:
-    """The one that leads in the highest epoch; one of an older epoch does not know yet that it leads no more."""
+    """The leader of the highest epoch. A leader of an older epoch does not know yet that it was replaced."""
     epoch = max((r.epoch for r in reports), default=0)
     return next((r for r in reports if r.role == "Master" and r.epoch == epoch), None)
 
 
 def keeping_up(leader: Report) -> frozenset[MemberId]:
-    """The voters that are in sync, the leader included. A voter stays one however far it is behind, but a majority that
-    needs it confirms nothing before it has caught up."""
+    """The voters that are in sync, the leader included.
+
+    A voter stays one at any distance, but a majority that needs a distant voter confirms nothing until it has caught
+    up.
+    """
     near = leader.confirmed - IN_SYNC_BYTES
     return leader.in_sync & ({f.id for f in leader.followers if f.acked >= near} | {leader.id})
 
 
 def transfer_candidates(leader: Report, others: Sequence[Report]) -> list[Report]:
-    """Who may be transferred to: voters that answer, the furthest log first."""
+    """Candidates for a transfer: voters that answer, the longest log first."""
     able = [r for r in others if r.id in leader.in_sync and r.id != leader.id and r.role == "Slave"]
     return sorted(able, key=lambda r: (r.rank, -r.id.member), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """What a leader was asked for."""
+    """A request for a leadership transfer."""
 
     target: MemberId
     epoch: int
-    """Which the leader led that was asked."""
+    """The epoch of the leader that got the request."""
     reason: str
     since: float
-    """When it was wished for, by the monotonic clock."""
+    """Time of the request, by the monotonic clock."""
 
 
 class RaftController(GroupController):
-    """One group in mode Raft."""
+    """The controller of one group in mode Raft."""
 
     _leadership: LeadershipRecord | None = None
     _request: Switchover | None = None
@@ -71,14 +75,14 @@ class RaftController(GroupController):
     _asked = False
     _transfer_asked: _Transfer | None = None
     _handed_over = 0
-    """The epoch whose leader said that another one leads now."""
+    """The epoch whose leader now reports another leader."""
     _handed_over_until = 0.0
-    """Until when that one is waited for."""
+    """Time until which that leader is awaited."""
     _not_before = 0.0
     _refused = ""
     _removing = False
     _removed_in: tuple[int, int] | None = None
-    """What the leader's line said, (epoch, version), on which a member was removed."""
+    """(epoch, version) in the leader's line at the last removal of a member."""
     _stuck_since: float | None = None
     _former: tuple[int, ...] = ()
 
@@ -88,8 +92,9 @@ class RaftController(GroupController):
 
     @property
     def leadership(self) -> LeadershipRecord | None:
-        """As the leader says: its epoch, the number of changes of members, the voters. The last known one while there
-        is none."""
+        """As the leader reports: its epoch, the number of member changes, the voters. The last known values without
+        a leader.
+        """
         return self._leadership
 
     def in_sync(self, report: Report) -> bool:
@@ -99,7 +104,7 @@ class RaftController(GroupController):
 
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
         while self._leadership is None and self._keep_waiting(request, deadline, under_way=False):
-            await self._next_look()  # Who leads is not known yet.
+            await self._next_look()  # The leader is not known yet.
         before = self._leadership
         if before is None or before.master is None:
             raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
@@ -117,7 +122,7 @@ class RaftController(GroupController):
                     return f"{self.watches[now.master.member].name} leads {self.group} in epoch {now.epoch}"
         finally:
             self._request = None
-        raise SwitchoverFailed(self._refused or "no new leader came about in time")
+        raise SwitchoverFailed(self._refused or "no new leader took over in time")
 
     def _patience_s(self) -> float:
         return START_S if self._leadership is None else EVENT_AFTER_S
@@ -130,7 +135,7 @@ class RaftController(GroupController):
         if leader is None:
             self._note_wait(Wait("election-in-progress", self._why_no_leader(heard, endpoints), available=False))
             return False
-        noticed_at = self._noticed_at  # Before it is forgotten, since the wait is over.
+        noticed_at = self._noticed_at  # Before the request is forgotten, since the wait is over.
         self._note_wait(None)
         former, self._leadership = (
             self._leadership,
@@ -139,7 +144,7 @@ class RaftController(GroupController):
         if former is None or former.epoch != leader.epoch:
             self._leads(leader, former, noticed_at)
         self._announce_if_due(endpoints, leader)
-        self._hand_over(heard, leader)
+        self._start_handover(heard, leader)
         self._remove_former(endpoints, leader)
         return False
 
@@ -165,7 +170,7 @@ class RaftController(GroupController):
         asked, self._transfer_asked = self._transfer_asked, None
         self._handed_over_until = 0.0
         if former is None or former.master is None:
-            # What was before this program watched is not known, so it is no change.
+            # The state before this watch is not known, so this is no change.
             self._event("Normal", "LeaderDiscovered", f"{name} leads epoch {leader.epoch}")
             return
         if self._request is not None and self._request.fulfilled(former.master, leader.id):
@@ -197,7 +202,7 @@ class RaftController(GroupController):
         master = next(e for e in endpoints if e.member == leader.id.member)
         self._spawn(self._announce(master, leader.epoch))
 
-    def _hand_over(self, heard: list[MemberWatch], leader: Report) -> None:
+    def _start_handover(self, heard: list[MemberWatch], leader: Report) -> None:
         if self._asked or time.monotonic() < self._not_before or leader.epoch == self._handed_over:
             return
         able = transfer_candidates(
@@ -223,8 +228,10 @@ class RaftController(GroupController):
         self._spawn(self._transfer(self.watches[leader.id.member].url, target, leadership, request))
 
     def _remove_former(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
-        """Who has gone from the plan leaves the group, one at a time, once it is silent: while it fetched it would be
-        taken for a learner and be added again."""
+        """Remove members that have left the plan from the group, one at a time, once they are silent.
+
+        The leader would add a member that still fetches again as a learner.
+        """
         planned = {e.member for e in endpoints}
         self._former = tuple(sorted(m.member for m in leader.in_sync if m.member not in planned))
         silent_ms = {f.id.member: f.last_fetch_ms for f in leader.followers if f.id in leader.in_sync}
@@ -241,13 +248,13 @@ class RaftController(GroupController):
             reason = await self._member_client.remove(url, member)
             now = time.monotonic()
             if reason:
-                # The change before it may be a moment from being confirmed: that is nothing to tell.
+                # The previous change may be a moment from being confirmed, which is not worth an event.
                 self._stuck_since = now if self._stuck_since is None else self._stuck_since
                 if now - self._stuck_since >= EVENT_AFTER_S:
                     self._report_problem("removal", f"member {member} cannot leave the group: {reason}")
                 self._not_before = now + HANDOVER_AGAIN_S
             else:
-                # The next line from the leader is yet to come; the one that is known still has the member.
+                # The leader's next line is still to come. The known line still has the member.
                 self._removed_in, self._stuck_since = order, None
                 self._solved("removal")
                 self._event("Normal", "MemberRemoved", f"member {member} has left the group")
@@ -256,7 +263,7 @@ class RaftController(GroupController):
             self.wake()
 
     def _sick(self, report: Report) -> Switchover | None:
-        """Why it should not lead though it lives."""
+        """Why the leader should not lead although it runs; empty: it may."""
         watch = self.watches[report.id.member]
         if self._platform.process_state(watch.name).deleting:
             return Switchover(reason=f"{watch.name} is about to be stopped")
@@ -275,7 +282,7 @@ class RaftController(GroupController):
                 self._handed_over = leadership.epoch  # Its last line may still say that it leads.
                 self._handed_over_until = time.monotonic() + ELECTED_S
             else:
-                self._transfer_asked = None  # Whoever leads next was not asked to.
+                self._transfer_asked = None  # The next leader has not received this request.
                 self._not_before = time.monotonic() + HANDOVER_AGAIN_S
         finally:
             self._asked = False

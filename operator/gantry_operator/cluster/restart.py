@@ -1,4 +1,4 @@
-"""A failover controller that ends must not stay ended, and must not end unnoticed."""
+"""Restarts a failover controller that ends, and reports its error."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ async def run_with_restarts(
     report: Callable[[Event], None],
     again_s: float = AGAIN_S,
 ) -> None:
-    """Run `controller`, and another in its place when it ends, for ever: cancel this to end it.
+    """Run `controller`, and another one whenever it ends. Never returns; cancel it.
 
-    A controller never ends by itself. If it does, that is a fault which is reported, and the next one starts from the
-    registry and from what the members say, with nothing of what the one that failed had in its memory.
+    A controller never ends by itself, so an end is a programming error and is reported. The next one starts from the
+    registry and the members' reports.
     """
     while True:
         try:

@@ -42,14 +42,14 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
                 and leadership.master.member == d.number,
                 leaving=d.leaving,
                 broken=d.broken and not serves,
-                fit=report is None or not report.not_promotable,
+                promotable=report is None or not report.not_promotable,
             )
         )
     return out
 
 
 class RollingChange:
-    """Of one cluster. `on_event` receives events; `on_news` is called when `progress` changes."""
+    """The rolling changes of one cluster. `on_event` receives events; `on_news` is called when `progress` changes."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""A clock that stands still while this program did.
+"""A clock that stops while this program does not run.
 
-On a machine that is overloaded, or after this process was stopped for a while, everybody looks silent: their words lie
-unread in the sockets. Time in which nobody listened is no evidence of silence, so ages are measured with this clock.
+On an overloaded machine, or after this process was stopped, all members look silent because their lines are unread in
+the sockets. Such time is no evidence of silence, so ages use this clock.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import time
 
 TICK_S = 0.1
 FREE_S = 0.03
-"""A tick may be this late without anything being subtracted."""
+"""Seconds by which a tick may be late without a correction."""
 
 
 class StallCompensatedClock:
-    """Seconds in which the event loop ran. `start` it in the loop, `stop` it at the end.
-
-    One serves any number of users: it runs from the first `start` to the last `stop`.
+    """Seconds in which the event loop ran. Call `start` in the loop and `stop` at the end. Several users can share
+    one clock: it runs from the first `start` to the last `stop`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +26,7 @@ class StallCompensatedClock:
         self._users = 0
 
     def now(self) -> float:
-        """Never goes back. Before `start` it is the monotonic clock."""
+        """The time in seconds. Never goes back. Before `start` it is the monotonic clock."""
         return time.monotonic() - self._lost - self._late()
 
     def _late(self) -> float:

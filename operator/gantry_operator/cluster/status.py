@@ -1,4 +1,4 @@
-"""From what was observed to the status of the resource: the one place that computes it. Pure."""
+"""Computes the status of the resource from observations. Pure."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class ObservedMember:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """Everything that the status is made from."""
+    """The input of the status."""
 
     members: Sequence[ObservedMember]
     name_servers: Sequence[NameServerRow]
     available: Mapping[str, str | None]
-    """By group: why a client cannot send and read, None when the check went through; absent: not checked yet."""
+    """By group: why a client cannot send and read; None after a successful check; absent: not checked yet."""
     problems: Sequence[str] = ()
-    """What keeps the objects from being as they should be."""
+    """What prevents the objects from matching the spec."""
     progress: Sequence[str] = ()
-    """What is being changed now."""
+    """The change in progress."""
     refused: str = ""
     """Why the spec is refused."""
     addresses: Addresses = field(default_factory=Addresses)
@@ -65,7 +65,7 @@ def status_of(
     generation: int,
     paused: bool = False,
 ) -> BrokerClusterStatus:
-    """The new status. `now` is an RFC 3339 time; conditions keep their time unless they change."""
+    """The new status. `now` is an RFC 3339 time. A condition keeps its time unless it changes."""
     rows = [_row(m) for m in observed.members]
     if observed.refused:
         return _refused(old, observed, rows, now, generation)
@@ -96,9 +96,8 @@ def status_of(
 def _refused(
     old: BrokerClusterStatus, observed: ObservedState, rows: list[MemberRow], now: str, generation: int
 ) -> BrokerClusterStatus:
-    """What runs goes on under the last good spec: who leads and how the members are, so far as there are any, and what
-    says that the spec is refused. The rest of it needs a spec."""
-    message = f"the spec is refused and changes nothing that runs: {observed.refused}"
+    """The status under a refused spec: the last valid spec still applies. It shows leaders, members and the refusal."""
+    message = f"the spec is refused and the running cluster is unchanged: {observed.refused}"
     changed = {
         "Progressing": _condition(old, "Progressing", "False", "InvalidSpec", message, now, generation),
     }
@@ -167,10 +166,10 @@ def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answe
 
 def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, str]:
     if paused:
-        return "False", "Paused", "the annotation gantry.dev/paused holds changes back; failover goes on"
+        return "False", "Paused", "the annotation gantry.dev/paused stops changes; failover continues"
     if observed.progress:
         return "True", "Reconciling", "; ".join(observed.progress)
-    return "False", "Reconciled", "everything is as the spec says"
+    return "False", "Reconciled", "the cluster matches the spec"
 
 
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:
@@ -216,7 +215,7 @@ def last_failover(change: Change) -> LastFailover:
 
 
 def significant(status: BrokerClusterStatus) -> dict[str, Any]:
-    """The status without what moves all the time under load: offsets and lags."""
+    """The status without the values that always change under load: offsets and lags."""
     out = status.to_object()
     for row in out.get("members", []):
         row.pop("maxOffset", None)

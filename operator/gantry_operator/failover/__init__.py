@@ -1,7 +1,7 @@
-"""Who is master: observations in, decisions out, each with its reason.
+"""Leader decisions of one group: observations in, decisions out, each with its reason.
 
-`decide` is pure: time, the registry's content and what was heard of the members are arguments. `loop` is the one
-asyncio edge that drives it, in local mode and on Kubernetes alike.
+`decide` is pure. Time, the registry's content and the members' reports are arguments. The group controllers in
+`cluster` call it, in local mode and on Kubernetes alike.
 """
 
 from gantry_operator.failover.decide import decide

@@ -1,4 +1,4 @@
-"""The first cell of a group, and a cell that was lost (rule 22): the members' disks are asked, nothing is guessed."""
+"""The first leadership record of a group, and the recovery of a lost record from the members' disks (rule 22)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gantry_broker.replication.types import LeadershipRecord
 from gantry_operator.failover.model import Bootstrap, MemberView, Observation, Recover, Report, Wait
 
 NEW_DISK_PATIENCE_MS = 30_000
-"""How long the first cell waits for members that have no disk yet. They join when they come."""
+"""Milliseconds that the first leadership record waits for members without a disk. They join later."""
 LEAP = 10
-"""A recovered cell leaps this far above what the disks know: the lost one may have been further than was told."""
+"""Distance of a recovered epoch and version above those on the disks. The lost record may have been newer."""
 
 
 def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
-    """The registry has nothing about this group."""
+    """Decide for a group without a leadership record."""
     unheard = [m for m in obs.members if not m.heard]
     blocking = [m for m in unheard if not (m.never_ran and m.reach_ms >= NEW_DISK_PATIENCE_MS)]
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
@@ -22,49 +22,52 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
         return recover(obs, "the registry has no record of this group, but its disks have")
     if blocking or not heard:
         names = _names(blocking or unheard)
-        return Wait("waiting-for-members", f"waiting for {names}: every disk is asked first", False)
+        return Wait("waiting-for-members", f"waiting for {names}: every disk must report first", False)
     full = [r for r in heard if not r.empty]
     if len(full) > 1:
         reason = (
-            f"members {', '.join(str(r.id.member) for r in full)} hold records that no Gantry group wrote, "
-            "and which is right cannot be known: leave such a store on one member only"
+            f"members {', '.join(str(r.id.member) for r in full)} hold records from outside this group, "
+            "so the right store is not known: keep such a store on one member only"
         )
         return Wait("conflicting-stores", reason, False)
     if full:
         leadership = LeadershipRecord(1, 1, full[0].id, frozenset({full[0].id}))
-        return Bootstrap(leadership, f"first start: member {full[0].id.member} brings records of its own and leads")
+        return Bootstrap(leadership, f"first start: member {full[0].id.member} has a store with records and leads")
     staying = [m.report for m in obs.members if m.heard and m.report is not None and not m.deleting]
-    master = min(staying or heard, key=lambda r: r.id.member)
+    leader = min(staying or heard, key=lambda r: r.id.member)
     return Bootstrap(
         LeadershipRecord(
-            max((r.highest_seen_epoch for r in heard), default=0) + 1, 1, master.id, frozenset(r.id for r in heard)
+            max((r.highest_seen_epoch for r in heard), default=0) + 1, 1, leader.id, frozenset(r.id for r in heard)
         ),
-        f"first start: every disk is empty, member {master.id.member} leads",
+        f"first start: every disk is empty, member {leader.id.member} leads",
     )
 
 
 def recover(obs: Observation, why: str) -> Recover | Wait:
-    """A cell from what the disks know. A newer cell that somebody acted on is on that one's disk (rule 15), so with
-    every disk asked and none of them new the newest that is found is the newest that counts."""
+    """Recover the leadership record from the members' disks.
+
+    A member stores an assignment before it acts on it (rule 15). If every disk reports and none is new, the newest
+    record on the disks is the newest that took effect.
+    """
     known = obs.leadership
     unclean = obs.settings.unclean
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
-    # What was said before the last assignment arrived is older than what that disk knows now.
+    # The report is older than the last assignment, so the disk may hold a newer record.
     missing = [m for m in obs.members if not m.heard or m.pending]
     if missing and not (unclean and heard and min(m.reach_ms for m in missing) >= obs.settings.unclean_after_ms):
-        return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk is asked first", False)
+        return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk must report first", False)
     new_disks = [r for r in heard if r.empty]
     if new_disks and not unclean:
         reason = (
-            f"{why}; the disk of member {', '.join(str(r.id.member) for r in new_disks)} is new, so what it knew "
-            "is lost: bring it back, or set failover.unclean: true to go on with what is there"
+            f"{why}; the disk of member {', '.join(str(r.id.member) for r in new_disks)} is new, so its former state "
+            "is lost: bring it back, or set failover.unclean: true to continue with the records on the other disks"
         )
         return Wait("recovery-blocked", reason, False)
     newest = max((r for r in heard if r.in_sync), key=lambda r: r.order, default=None)
     able = [] if newest is None else [r for r in heard if r.id in newest.in_sync]
     lost = newest is None or len(able) < len(newest.in_sync)
     if lost and not unclean:
-        return Wait("recovery-blocked", f"{why}; not every disk of the last in-sync set is there", False)
+        return Wait("recovery-blocked", f"{why}; a disk of the last in-sync set is missing", False)
     best: Report = max(able or heard, key=lambda r: (r.rank, -r.id.member))
     epoch = max(
         max(r.epoch for r in heard), max(r.highest_seen_epoch for r in heard), 0 if known is None else known.epoch
@@ -73,7 +76,7 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     said = [max(r.epoch, r.highest_seen_epoch) for r in heard if not r.empty]
     lowest = min(said, default=epoch) if known is None else known.epoch
     if jump := plausible.jump_refusal(lowest, epoch) or plausible.jump_refusal(epoch, epoch + LEAP):
-        return Wait("recover", f"{why}; what the members report cannot be of one group: {jump}", False)
+        return Wait("recover", f"{why}; the members' reports cannot belong to one group: {jump}", False)
     version = max(max(r.version for r in heard), 0 if known is None else known.version)
     in_sync = frozenset(r.id for r in able) | {best.id}
     return Recover(

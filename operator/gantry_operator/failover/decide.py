@@ -1,7 +1,8 @@
-"""The decisions of one group, from what is seen of it. Numbers in brackets are rules of docs/replication.md.
+"""The decisions of one group. Numbers in brackets are rules of docs/replication.md.
 
-Safety does not rest on good observations: whatever is seen, a promotion stays within the recorded set, every write is
-swapped against the whole cell, and nothing is told that is not recorded. What is seen only decides when to act.
+Safety does not depend on correct observations. A promotion stays within the recorded set. Every write is a
+compare-and-swap of the whole leadership record. Assignments are sent only after they are recorded. Observations decide
+only when to act.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from gantry_broker.replication.types import Assignment, LeadershipRecord
 
 from gantry_operator.failover.bootstrap import bootstrap, recover
-from gantry_operator.failover.detect import MasterState, master_state
+from gantry_operator.failover.detect import LeaderState, leader_state
 from gantry_operator.failover.in_sync_set import names, review_proposal, shrink
 from gantry_operator.failover.model import (
     CancelHandover,
@@ -35,22 +36,22 @@ from gantry_operator.failover.promotion import (
 
 
 def decide(obs: Observation) -> list[Decision]:
-    """At most one write, then what may be told meanwhile. An empty list: all is well."""
+    """Return at most one write, then the assignments to send meanwhile. An empty list: no action is needed."""
     leadership = obs.leadership
     if leadership is None:
         return [bootstrap(obs)]
     ahead = [m for m in obs.members if m.report is not None and m.report.order > leadership.order]
     if ahead:
         who = ", ".join(m.name for m in ahead)
-        return [recover(obs, f"the registry holds less than {who} was told")]
-    state = master_state(obs, leadership)
-    if state.state in ("leading", "untold"):
-        return _with_master(obs, leadership, state)
-    decision = _without_master(obs, leadership, state)
+        return [recover(obs, f"the registry holds an older record than {who}")]
+    state = leader_state(obs, leadership)
+    if state.state in ("leading", "unassigned"):
+        return _with_leader(obs, leadership, state)
+    decision = _without_leader(obs, leadership, state)
     return [decision, *_demotions(obs, leadership)]
 
 
-def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterState) -> list[Decision]:
+def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderState) -> list[Decision]:
     assert leadership.master is not None
     view = obs.view(leadership.master.member)
     assert view is not None
@@ -59,7 +60,7 @@ def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterSt
     if obs.handover is not None:
         return [_finish_handover(obs, leadership)]
     if obs.handover_requested:
-        return [Wait("handover", f"{view.name} brings its successor to the end of the log")]
+        return [Wait("handover", f"{view.name} waits until its successor has the whole log")]
     if state.state == "leading":
         isolated = _isolated(obs, leadership)
         if isolated is not None:
@@ -68,33 +69,29 @@ def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterSt
         if write is not None:
             return [write]
         if leader.writes_paused and not view.pending and leader.order == leadership.order:
-            return [
-                CancelHandover(
-                    leadership.touched(), f"{view.name} parks its senders for a hand-over that nobody follows"
-                )
-            ]
+            return [CancelHandover(leadership.touched(), f"{view.name} pauses writes for a handover that was given up")]
     decisions = _assignments(obs, leadership, view)
     if state.state == "leading" and all(_refused_by_follower(obs, d, view) for d in decisions):
         waits: list[Decision] = []
         for wanted in _wanted(obs, leadership, view, leader):
             step = _start_handover(obs, leadership, view, wanted)
             if isinstance(step, RequestHandover):
-                # Whoever asked for another one is still told what that waits for.
+                # The user still gets the reason why the other request waits.
                 return [step, *decisions, *waits]
             waits.append(step)
         return [*decisions, *(waits[:1] or _unclean_assignments(obs, leadership))]
     return decisions
 
 
-def _refused_by_follower(obs: Observation, decision: Decision, master: MemberView) -> bool:
-    """A follower that refuses what it is told, as one without room does, is told again and keeps no hand-over back."""
-    if not isinstance(decision, SendAssignment) or decision.member == master.number:
+def _refused_by_follower(obs: Observation, decision: Decision, leader: MemberView) -> bool:
+    """A follower that refuses its assignment, for example with a full disk, gets it again and delays no handover."""
+    if not isinstance(decision, SendAssignment) or decision.member == leader.number:
         return False
     view = obs.view(decision.member)
     return view is not None and view.refused != ""
 
 
-def _without_master(obs: Observation, leadership: LeadershipRecord, state: MasterState) -> Decision:
+def _without_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderState) -> Decision:
     if state.state == "doubt":
         return Wait("master-state-unknown", state.reason, available=False)
     lost = leadership.master if state.state == "dead" else None
@@ -102,14 +99,14 @@ def _without_master(obs: Observation, leadership: LeadershipRecord, state: Maste
     forced = obs.switchover is not None and obs.switchover.force
     wanted = obs.switchover.to if obs.switchover is not None and forced else None
     if wanted is not None:
-        # Where nobody has to be asked the group does not stay without a master for somebody who cannot be one.
+        # Without automatic failover a target that cannot lead is an error. Else another candidate leads meanwhile.
         chosen = [r for r in able if r.id.member == wanted]
         if not chosen and not obs.settings.automatic:
             reason = f"member {wanted} is not in sync or does not answer"
             return Wait("switchover-target-not-ready", reason, available=False)
         able = chosen or able
     if not obs.settings.automatic and not forced:
-        # The same master in a new epoch is no failover: nothing moves that a person would have to decide on.
+        # The same leader in a new epoch is no failover, so no user has to confirm it.
         able = [r for r in able if r.id == leadership.master]
         if not able:
             reason = f"{state.reason}; failover.automatic is false: `gantry switchover` promotes another"
@@ -127,21 +124,21 @@ def _without_master(obs: Observation, leadership: LeadershipRecord, state: Maste
         if found is not None:
             report, lost_bytes = found
             given_up = f"failover.unclean gives up at least {lost_bytes} bytes"
-            reason = f"{state.reason}; nobody of the in-sync set is left, {given_up}"
+            reason = f"{state.reason}; no member of the in-sync set is left, {given_up}"
             new = next_leadership(obs, leadership, report.id, {report.id})
             return Promote(new, leadership.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
-    reason = f"{state.reason}; nobody of the in-sync set ({names(obs, leadership.in_sync)}) can take over"
+    reason = f"{state.reason}; no member of the in-sync set ({names(obs, leadership.in_sync)}) can take over"
     if all(m.heard and m.report is not None and m.report.empty for m in obs.members):
-        # The volumes were deleted, and what the registry knows of them was kept.
+        # The volumes were deleted, but the registry entry was kept.
         reason += "; every disk is new: to begin without the former messages, delete the group's entry in the registry"
     return Wait("no-candidate", reason, available=False)
 
 
 def _isolated(obs: Observation, leadership: LeadershipRecord) -> Promote | None:
-    """A master that only the operator still reaches, where its followers could go on with enough copies.
+    """Promote another member if only the operator still reaches the leader and enough followers are together.
 
-    Without this the set would shrink below `minInSyncReplicas`, and the group would refuse writes though enough
-    members are together on the other side.
+    Without this the set would shrink below `minInSyncReplicas`, and the group would refuse writes although enough
+    members can reach each other.
     """
     if not obs.settings.automatic or obs.settings.min_in_sync < 2:
         return None
@@ -169,7 +166,7 @@ def _wanted(obs: Observation, leadership: LeadershipRecord, view: MemberView, le
 
 
 def _candidate_stays(obs: Observation, leadership: LeadershipRecord) -> bool:
-    """There is an heir that is not about to be stopped itself: else the role would go to and fro until all are gone."""
+    """Another candidate is not about to be stopped. Otherwise the role would move between members that all stop."""
     views = [obs.view(r.id.member) for r in candidates(obs, leadership, without=leadership.master)]
     return any(v is not None and not v.deleting for v in views)
 
@@ -202,8 +199,8 @@ def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote 
         and obs.heard_as(ready.target) is not None
     )
     if not usable:
-        return CancelHandover(leadership.touched(), "the target of the hand-over is no longer in sync")
-    # The old master stays in the set: it has everything, and the new one does not have to wait for it to ask.
+        return CancelHandover(leadership.touched(), "the target of the handover is no longer in sync")
+    # The old leader stays in the set: it has every record, and the new leader need not wait for its proposal.
     stays = {id for id in leadership.in_sync if obs.heard_as(id) is not None} | {ready.target}
     return Promote(
         next_leadership(obs, leadership, ready.target, stays),
@@ -214,21 +211,26 @@ def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote 
     )
 
 
-def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberView) -> list[Decision]:
-    """The master first: a follower that comes before it would only be refused. An old master is fenced at once,
-    except one that parks: it forwards what it parked, for which the new one must lead already."""
-    assert master.report is not None
-    told = master.accepted_order == leadership.order or (master.report.order == leadership.order and not master.pending)
-    # Who follows needs the epoch. Its version is the master's, which may refuse it for want of room.
-    leads = told or (master.report.role == "Master" and master.report.epoch == leadership.epoch)
+def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberView) -> list[Decision]:
+    """The leader first, because it would refuse a follower that comes earlier. An old leader is fenced at once.
+
+    An old leader that has paused writes is fenced later: it forwards these writes to the new leader, which must lead
+    first.
+    """
+    assert leader.report is not None
+    assigned = leader.accepted_order == leadership.order or (
+        leader.report.order == leadership.order and not leader.pending
+    )
+    # A follower needs the epoch. The version concerns the leader, which may refuse it when its disk is full.
+    leads = assigned or (leader.report.role == "Master" and leader.report.epoch == leadership.epoch)
     found: list[Decision] = []
     for m in obs.members:
-        # What is pending holds only itself back: a newer cell is told at once.
+        # A pending assignment delays only its own member: a newer record is sent at once.
         if not m.heard or m.report is None or (m.pending and m.assigned_order >= leadership.order):
             continue
         r = m.report
         to = _assignment(obs, leadership, m)
-        if m.number == master.number:
+        if m.number == leader.number:
             if r.order < leadership.order:
                 found.insert(
                     0,
@@ -237,16 +239,20 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberV
                     ),
                 )
         elif r.role == "Master":
-            if told or not r.writes_paused:
+            if assigned or not r.writes_paused:
                 found.append(Demote(m.number, to, f"{m.name} is not master any more"))
-        elif (told and r.order < leadership.order) or (leads and (r.epoch < leadership.epoch or r.role == "Waiting")):
-            found.append(SendAssignment(m.number, to, f"{m.name} follows {master.name} in epoch {leadership.epoch}"))
+        elif (assigned and r.order < leadership.order) or (
+            leads and (r.epoch < leadership.epoch or r.role == "Waiting")
+        ):
+            found.append(SendAssignment(m.number, to, f"{m.name} follows {leader.name} in epoch {leadership.epoch}"))
     return found
 
 
 def _unclean_assignments(obs: Observation, leadership: LeadershipRecord) -> list[Decision]:
-    """A changed `failover.unclean` changes no cell, so whoever holds this one is told it again. What the last operator
-    told is not known, and a member keeps it."""
+    """Send the assignment again if `failover.unclean` has changed, because that changes no leadership record.
+
+    A member keeps the flag, and the assignments of a former operator process are not known.
+    """
     found: list[Decision] = []
     for m in obs.members:
         follows = m.heard and not m.pending and m.report is not None and m.report.order == leadership.order
@@ -263,17 +269,17 @@ def _demotions(obs: Observation, leadership: LeadershipRecord) -> list[Decision]
     found: list[Decision] = []
     for m in obs.members:
         r = m.report
-        told = m.pending and m.assigned_order >= leadership.order
-        if m.heard and not told and r is not None and r.role == "Master" and r.order < leadership.order:
+        assigned = m.pending and m.assigned_order >= leadership.order
+        if m.heard and not assigned and r is not None and r.role == "Master" and r.order < leadership.order:
             found.append(Demote(m.number, _assignment(obs, leadership, m), f"{m.name} is not master any more"))
     return found
 
 
 def _assignment(obs: Observation, leadership: LeadershipRecord, to: MemberView) -> Assignment:
-    master = None if leadership.master is None else obs.view(leadership.master.member)
+    leader = None if leadership.master is None else obs.view(leadership.master.member)
     assert to.report is not None
     return Assignment(
         leadership=leadership,
-        leader_address=None if master is None else master.address,
+        leader_address=None if leader is None else leader.address,
         unclean=obs.settings.unclean and to.report.id not in leadership.in_sync,
     )

@@ -1,4 +1,4 @@
-"""Changes of the in-sync set under a master that leads: its proposals, and who must leave (rules 17 and 18)."""
+"""Changes of the in-sync set while a leader leads: its proposals, and removals (rules 17 and 18)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gantry_operator.failover.model import (
 )
 
 REFUSED_AND_IDLE_MS = 250
-"""A follower that refuses connections and has not fetched for this long is gone."""
+"""Milliseconds without a fetch after which a follower that refuses connections counts as gone."""
 REFUSES_AND_IDLE_MS = 600
-"""One that has refused for so long to follow its master in this epoch, and does not fetch, will not do so soon."""
+"""Milliseconds of refusals in this epoch after which a follower that does not fetch is removed."""
 STARTING_MS = 1_000
-"""One that asks to be taken in is given so long from its master's last word of it until its status can be read."""
+"""Milliseconds from the leader's last report within which the status of a proposed follower must be readable."""
 
 
 def names(obs: Observation, ids: frozenset[MemberId]) -> str:
@@ -33,11 +33,13 @@ def names(obs: Observation, ids: frozenset[MemberId]) -> str:
 def review_proposal(
     obs: Observation, leadership: LeadershipRecord, leader: Report, leader_age_ms: int
 ) -> ExpandInSyncSet | RejectProposal | None:
-    """What becomes of the master's proposal. One that is based on another version was dropped by the master already
-    or will be as soon as it is told: it needs no answer, and must never be rebased.
+    """Accept or reject the leader's proposal; None: no answer yet.
 
-    A member that has just started fetches before its status can be read. While its master hears it, it is neither taken
-    in, for it would be taken for gone soon, nor refused, which would keep it out for seconds."""
+    The leader drops a proposal that is based on another version when it gets the newer assignment. Such a proposal
+    needs no answer, and its base must never be changed. A member that has just started fetches before its status can be
+    read. While the leader hears it, it is not added, because it would soon count as gone. It is not rejected either,
+    because that would keep it out for seconds.
+    """
     proposal = leader.proposal
     if proposal is None or proposal.base_version != leadership.version:
         return None
@@ -51,7 +53,7 @@ def review_proposal(
         if view is None:
             why_not = f"member {id.member} is not part of the group"
         elif view.gone or view.deleting or _refuses(view, fetched.get(id), leader_age_ms, STARTING_MS):
-            why_not = f"{view.name} is not there any more"
+            why_not = f"{view.name} does not run any more"
         elif view.reach == "refused":
             unsure = True
         elif view.report is not None and view.heard and view.report.id != id:
@@ -60,16 +62,18 @@ def review_proposal(
         return RejectProposal(leadership.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
     if unsure:
         return None
-    who = names(obs, added) or "nobody new"
+    who = names(obs, added) or "no new member"
     return ExpandInSyncSet(
-        leadership.with_set(proposal.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
+        leadership.with_set(proposal.in_sync),
+        added,
+        f"{who} {'have' if len(added) > 1 else 'has'} every acknowledged record",
     )
 
 
 def shrink(
     obs: Observation, leadership: LeadershipRecord, leader: Report, leader_age_ms: int
 ) -> ShrinkInSyncSet | None:
-    """Followers that hold senders up and are not there, or acknowledge too late, leave; the master never does."""
+    """Remove followers that delay writes and are gone or acknowledge too late. The leader is never removed."""
     fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     removed: dict[MemberId, str] = {}
     replaced: set[MemberId] = set()
@@ -86,13 +90,13 @@ def shrink(
             continue
         why = _must_leave(view, leadership, fetched.get(id), leader_age_ms, obs.settings)
         if not why and view.deleting and _another_stays(obs, leadership, id):
-            # Before it stops, or senders would wait for it until it is known to be gone.
+            # Remove it before it stops. Otherwise writes would wait until its end is detected.
             why = "is about to be stopped"
         if why:
             removed[id] = f"{view.name} {why}"
-    # Below minInSyncReplicas nothing is confirmed anyway, and whoever stays recorded may still take over one day.
+    # Below minInSyncReplicas nothing is confirmed, and a member that stays recorded may still take over later.
     room = len(leadership.in_sync) - max(1, obs.settings.min_in_sync)
-    # A former life of a disk never comes back: it keeps no copy, and its place is needed for the new one.
+    # A former incarnation never comes back. It holds no copy, and the new incarnation needs its place.
     room = max(room, len(replaced))
     gone = frozenset(sorted(removed, key=lambda id: (id not in replaced, id))[: max(0, room)])
     if not gone:
@@ -103,7 +107,7 @@ def shrink(
 
 
 def _another_stays(obs: Observation, leadership: LeadershipRecord, leaving: MemberId) -> bool:
-    """The master is not alone without it."""
+    """The leader keeps at least one other in-sync member without it."""
     others = leadership.in_sync - {leaving} - ({leadership.master} if leadership.master is not None else set())
     views = [obs.view(id.member) for id in others if obs.heard_as(id) is not None]
     return any(v is not None and not v.deleting for v in views)
@@ -116,8 +120,12 @@ def _refuses(view: MemberView, fetch_ms: int | None, leader_age_ms: int, idle_ms
 def _must_leave(
     view: MemberView, leadership: LeadershipRecord, fetch_ms: int | None, leader_age_ms: int, settings: FailoverSettings
 ) -> str:
-    """`fetch_ms` is what the master said in its last line. Silence is judged by that alone: the line's own age would
-    count a master that has just been frozen against its followers, and leave nobody to take over."""
+    """Why the follower counts as gone; empty: it does not. `fetch_ms`: milliseconds since its last fetch in the
+    leader's last line.
+
+    The age of that line does not count. Otherwise a leader that has just frozen would lose all followers from the set,
+    and no member could take over.
+    """
     detection_ms = settings.detection_ms
     if view.gone:
         return "is gone"
@@ -126,9 +134,9 @@ def _must_leave(
     if fetch_ms is not None and fetch_ms >= detection_ms:
         return f"has not fetched for {fetch_ms / 1000:.1f} s"
     if fetch_ms is None and view.reach == "silent" and view.silence_ms >= detection_ms:
-        return f"was not heard of for {view.silence_ms / 1000:.1f} s"
+        return f"was not heard for {view.silence_ms / 1000:.1f} s"
     report = view.report
-    # One that refuses but a version goes on fetching, however seldom where nothing is sent.
+    # A follower that refuses only a version still fetches, at long intervals if there are no new records.
     follows = report is not None and report.role == "Slave" and report.epoch == leadership.epoch
     idle = fetch_ms is None or fetch_ms >= REFUSES_AND_IDLE_MS
     if view.refused and not follows and idle and view.refused_ms >= REFUSES_AND_IDLE_MS:
@@ -136,5 +144,5 @@ def _must_leave(
     full = report is not None and report.disk_full
     if view.stalled_ms >= (detection_ms if full else settings.stalled_ms):
         why = ": its disk is full" if full else ""
-        return f"has not acknowledged for {view.stalled_ms / 1000:.1f} s what its master had then{why}"
+        return f"has not acknowledged for {view.stalled_ms / 1000:.1f} s the records that its master had then{why}"
     return ""

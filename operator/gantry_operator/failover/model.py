@@ -1,6 +1,6 @@
-"""What the failover sees of one group, and what it may decide: plain values without clocks, sockets or pydantic.
+"""Observations and decisions of one group: plain values without clocks, sockets or pydantic.
 
-Ages and durations are milliseconds, offsets are bytes of the commit log.
+Ages and durations are milliseconds. Offsets are bytes of the commit log.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from typing import Literal
 from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 Reach = Literal["ok", "refused", "silent"]
-"""Outcome of the present attempt to hear a member: a line came; nobody listens there; nothing comes back."""
+"""Outcome of the present attempt to reach a member: a line came; the port is closed; no reply."""
 
 Role = Literal["Master", "Slave", "Candidate", "Waiting"]
-"""What a member says that it is."""
+"""The role that a member reports."""
 
 LinkState = Literal["none", "connected", "refused", "silent"]
-"""The master as a follower sees it."""
+"""The state of the leader as a follower reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverSettings:
-    """`spec.failover` and what else of the spec the decisions depend on."""
+    """`spec.failover` and the other settings that decisions depend on."""
 
     automatic: bool = True
     detection_ms: int = 2_000
     unclean: bool = False
     unclean_after_ms: int = 10_000
-    """How long nobody of the in-sync set may be heard before an unclean promotion gives records up."""
+    """Milliseconds without any member of the in-sync set before an unclean promotion gives records up."""
     stalled_ms: int = 10_000
-    """How long a follower of the set may hold senders up (fetching, but acknowledging late) before it is removed."""
+    """Milliseconds for which a fetching follower may delay acknowledgements before it is removed."""
     async_flush: bool = True
     min_in_sync: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerView:
-    """A follower as its master sees it."""
+    """A follower as its leader reports it."""
 
     id: MemberId
     acked: int
@@ -65,7 +65,7 @@ class Report:
     link_answer_ms: int = -1
     writes_paused: bool = False
     not_promotable: str = ""
-    """Why it should not lead though it lives, in words."""
+    """Why the member should not lead although it runs; empty: it may lead."""
     disk_full: bool = False
 
     @property
@@ -75,51 +75,51 @@ class Report:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """How far its log goes: (epoch of the last record, end)."""
+        """Position of its log: (epoch of the last record, end)."""
         return (self.last_epoch, self.end)
 
     @property
     def empty(self) -> bool:
-        """True: its disk holds nothing and was never assigned."""
+        """True: its disk holds nothing and never had an assignment."""
         return self.end == 0 and self.last_epoch == 0 and self.order == (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """What is known of one member of the plan at this moment."""
+    """The present knowledge about one member of the plan."""
 
     number: int
     name: str
     address: str
-    """Where others fetch from it."""
+    """The address for fetches of other members."""
     report: Report | None = None
     age_ms: int = 0
-    """Since `report` came."""
+    """Milliseconds since `report` arrived."""
     reach: Reach = "silent"
     reach_ms: int = 0
-    """For how long `reach` has been what it is."""
+    """Milliseconds for which `reach` has had its value."""
     gone: bool = False
-    """Its process is known not to run: an exit that was seen, a pod that is no more."""
+    """Its process is known to have ended: its exit was seen, or its pod does not exist."""
     deleting: bool = False
-    """It is about to be stopped on purpose (a pod with a deletion time stamp, a node that is drained)."""
+    """It is about to be stopped on purpose: its pod has a deletion time stamp, or its node is drained."""
     never_ran: bool = False
-    """It is known to have no disk yet, so there is nothing on it that could be asked."""
+    """It is known to have no disk yet, so it has no state to report."""
     pending: bool = False
     """An assignment is on its way, or `report` is older than the answer to the last one."""
     assigned_order: tuple[int, int] = (0, 0)
     """(epoch, version) of the assignment that is pending."""
     accepted_order: tuple[int, int] = (0, 0)
-    """(epoch, version) of the assignment that it accepted last; its next status line says the same a moment later."""
+    """(epoch, version) of the last accepted assignment. The next status line confirms it a moment later."""
     assigned_unclean: bool | None = False
-    """Whether the assignment that it accepted last lets it give confirmed records up; None: not known."""
+    """Whether the last accepted assignment allows it to give confirmed records up; None: not known."""
     stalled_ms: int = 0
-    """For how long it has not acknowledged what its master had at the beginning of that time."""
+    """Milliseconds for which it has not acknowledged the records that its leader had at the start of that time."""
     refused: str = ""
-    """Why it refused the assignment that is now recorded; empty: it did not."""
+    """Why it refused the recorded assignment; empty: it did not."""
     lacks_token: bool = False
-    """It refused for the token that it was asked with, or has none itself."""
+    """It refused because of the token, or it has no token."""
     refused_ms: int = 0
-    """For how long it has refused whatever it was told."""
+    """Milliseconds for which it has refused every assignment."""
 
     @property
     def heard(self) -> bool:
@@ -128,36 +128,38 @@ class MemberView:
 
     @property
     def silence_ms(self) -> int:
-        """For how long nothing came from it."""
+        """Milliseconds since anything arrived from it."""
         return self.reach_ms if self.report is None else self.age_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Switchover:
-    """Somebody asks for another master."""
+    """A request for another leader."""
 
     to: int | None = None
     reason: str = "asked for"
     force: bool = False
-    """Also when the master does not answer (a person asked, so `automatic: false` does not hold it back)."""
+    """Also when the leader does not answer. A user has asked, so `automatic: false` does not block it."""
 
     def fulfilled(self, old: MemberId | None, new: MemberId) -> bool:
-        """Whether it was asked for this change. Without that the new master would be asked to hand over in turn."""
+        """A request for this change exists. Otherwise the new leader would get a handover request in turn."""
         return new.member == self.to if self.to is not None else old is None or new.member != old.member
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverReady:
-    """The master told (epoch, version) parks its senders, and `target` has everything (rule 23)."""
+    """The leader with assignment (epoch, version) has paused writes, and `target` has every record (rule 23)."""
 
     order: tuple[int, int]
     target: MemberId
-    reason: str = "hand-over"
+    reason: str = "handover"
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One group, as seen now. `cell` is what the registry holds; None: the registry answered that there is none."""
+    """One group as observed now. `leadership` is the registry's record; None: the registry answered that it has
+    none.
+    """
 
     group: str
     members: tuple[MemberView, ...]
@@ -166,7 +168,7 @@ class Observation:
     switchover: Switchover | None = None
     handover: HandoverReady | None = None
     handover_requested: bool = False
-    """A hand-over was asked for and its answer is not there yet."""
+    """A handover was requested and its answer has not arrived."""
 
     def view(self, number: int) -> MemberView | None:
         for m in self.members:
@@ -175,20 +177,20 @@ class Observation:
         return None
 
     def heard_as(self, id: MemberId) -> Report | None:
-        """The report of this very incarnation, if it answers now."""
+        """The report of exactly this incarnation, if it answers now."""
         m = self.view(id.member)
         if m is None or not m.heard or m.report is None or m.report.id != id:
             return None
         return m.report
 
 
-# Decisions. Those with a `cell` are writes: swapped against `Observation.cell` as a whole (rule 13), and nothing is
-# told before the swap has succeeded. There is at most one write per observation.
+# Decisions. Those with `leadership` are writes: each is a compare-and-swap against `Observation.leadership` as a whole
+# (rule 13). Assignments follow only after the swap has succeeded. There is at most one write per observation.
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The first cell of a group whose disks are all empty."""
+    """The first leadership record of a group with empty disks."""
 
     leadership: LeadershipRecord
     reason: str
@@ -204,12 +206,12 @@ class Promote:
     reason: str
     kind: Literal["failover", "restart", "handover", "unproven", "unclean"] = "failover"
     lost_bytes: int = 0
-    """Unclean only: how many bytes were seen elsewhere that the new master does not have, at least."""
+    """Unclean only: the minimum number of bytes on other members that the new leader lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """A new cell made from what the members' disks know (rule 22)."""
+    """A new leadership record, recovered from the members' disks (rule 22)."""
 
     leadership: LeadershipRecord
     reason: str
@@ -226,7 +228,7 @@ class ShrinkInSyncSet:
 
 @dataclass(frozen=True, slots=True)
 class ExpandInSyncSet:
-    """The master's proposal is recorded on the version that it named (rule 17)."""
+    """Record the leader's proposal, on the version that it names (rule 17)."""
 
     leadership: LeadershipRecord
     added: frozenset[MemberId]
@@ -235,7 +237,7 @@ class ExpandInSyncSet:
 
 @dataclass(frozen=True, slots=True)
 class RejectProposal:
-    """The master's proposal is refused; the version moves, so that it no longer waits for it (rule 18)."""
+    """Reject the leader's proposal. The version grows, so that the leader stops waiting for it (rule 18)."""
 
     leadership: LeadershipRecord
     reason: str
@@ -243,7 +245,7 @@ class RejectProposal:
 
 @dataclass(frozen=True, slots=True)
 class CancelHandover:
-    """A hand-over was given up: the version moves, so that being told is what lets the master un-park (rule 23)."""
+    """Give up a handover. The version grows, and the leader resumes writes when it gets the assignment (rule 23)."""
 
     leadership: LeadershipRecord
     reason: str
@@ -251,7 +253,7 @@ class CancelHandover:
 
 @dataclass(frozen=True, slots=True)
 class SendAssignment:
-    """Give a member the recorded cell."""
+    """Send the recorded leadership to a member."""
 
     member: int
     assignment: Assignment
@@ -260,7 +262,7 @@ class SendAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Demote:
-    """Give the recorded cell to one that believes itself master and is not."""
+    """Send the recorded leadership to a member that wrongly believes that it leads."""
 
     member: int
     assignment: Assignment
@@ -269,20 +271,20 @@ class Demote:
 
 @dataclass(frozen=True, slots=True)
 class RequestHandover:
-    """Ask the master to park and to bring `target` to its end."""
+    """Ask the leader to pause writes and to bring `target` to the end of the log."""
 
     master: int
     target: MemberId
     leadership: LeadershipRecord
-    """The swap that follows must expect exactly this one."""
+    """The swap that follows must expect exactly this record."""
     reason: str
     request: Switchover | None = None
-    """What somebody asked for, if it is for that."""
+    """The user's request that this handover serves; None: it serves another reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can or may be done about it now. `available`: False when the group has no master that serves."""
+    """No action is possible or allowed now. `available`: False when the group has no working leader."""
 
     code: str
     reason: str

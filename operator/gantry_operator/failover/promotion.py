@@ -1,4 +1,4 @@
-"""Who may become master, and which set a promotion writes."""
+"""Candidates for leader, and the in-sync set that a promotion writes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from gantry_operator.failover.model import MemberView, Observation, Promote, Rep
 
 
 def candidates(obs: Observation, leadership: LeadershipRecord, without: MemberId | None = None) -> list[Report]:
-    """Members of the recorded set, of the recorded incarnation, that answer; the best first.
+    """Candidates: members of the recorded set, of the recorded incarnation, that answer. The best comes first.
 
-    Best is the highest (epoch of the last record, end). One that is about to be stopped, that is not fit, or that
-    refused the role, comes only when there is nobody else. At a tie the recorded master stays, because its address does
-    not move.
+    The best has the highest (epoch of the last record, end). A member that is about to be stopped, is not promotable,
+    or refused the role comes last. At a tie the recorded leader stays, because its address does not move.
     """
     able: list[tuple[MemberView, Report]] = []
     for id in leadership.in_sync:
@@ -31,7 +30,7 @@ def candidates(obs: Observation, leadership: LeadershipRecord, without: MemberId
 
 
 def has_healthy_candidate(obs: Observation, leadership: LeadershipRecord) -> bool:
-    """There is an heir that would be better off: what ails everybody is no reason to move."""
+    """A candidate without the leader's problem exists. A problem that all members share is no reason to move."""
     leaving = {m.number for m in obs.members if m.deleting}
     return any(
         not r.not_promotable and r.id.member not in leaving
@@ -40,22 +39,22 @@ def has_healthy_candidate(obs: Observation, leadership: LeadershipRecord) -> boo
 
 
 def next_leadership(
-    obs: Observation, leadership: LeadershipRecord, master: MemberId, in_sync: Iterable[MemberId]
+    obs: Observation, leadership: LeadershipRecord, leader: MemberId, in_sync: Iterable[MemberId]
 ) -> LeadershipRecord:
-    """A new epoch, above the recorded one and above every epoch that anybody has heard of.
+    """A new epoch above the recorded one and above every epoch that a member has seen.
 
-    With epochs that only the registry hands out the two are the same; they differ when an address book outlived the
-    group it knew, and then a master in a lower epoch would be fenced for ever.
+    The registry alone issues epochs, so the two are normally equal. They differ when a NameServer remembers a former
+    group of this name, which would fence a leader with a lower epoch for ever.
     """
     known = max((m.report.highest_seen_epoch for m in obs.members if m.report is not None), default=0)
-    promoted = leadership.promoted(master, in_sync)
+    promoted = leadership.promoted(leader, in_sync)
     return replace(promoted, epoch=max(promoted.epoch, known + 1))
 
 
 def promote(
     obs: Observation, leadership: LeadershipRecord, new: Report, without: MemberId | None, reason: str
 ) -> Promote:
-    """The set written is what of the old one answers, so that the new master waits for nobody who is not there."""
+    """The new set holds the members of the old set that answer, so the new leader waits for no absent member."""
     in_sync = {id for id in leadership.in_sync if id != without and obs.heard_as(id) is not None} | {new.id}
     kind = "restart" if new.id == leadership.master else "failover"
     return Promote(
@@ -68,10 +67,10 @@ def promote(
 
 
 def untrusted(obs: Observation, leadership: LeadershipRecord) -> Report | None:
-    """The best of a set that has lost its proof as a whole (rule 16), if that is what happened.
+    """The best member of a set that as a whole cannot prove its log (rule 16); None: this does not apply.
 
-    With ASYNC_FLUSH every member of the recorded set must answer under another incarnation, so that no recorded disk
-    can still turn up; a disk that is empty has not lost its proof but its records, and is no candidate.
+    With ASYNC_FLUSH every member of the recorded set must answer as another incarnation, so that no recorded disk can
+    come back. An empty disk has lost its records, so it is no candidate.
     """
     if not obs.settings.async_flush or not leadership.in_sync:
         return None
@@ -86,9 +85,9 @@ def untrusted(obs: Observation, leadership: LeadershipRecord) -> Report | None:
 
 
 def unclean(obs: Observation, leadership: LeadershipRecord) -> tuple[Report, int] | None:
-    """The best of whoever answers, and the bytes given up at least; None while somebody of the set may come back.
+    """The best member that answers, and the minimum of bytes given up; None: a member of the set may come back.
 
-    One that answers and refuses what it is told is waited for as long as one that does not answer.
+    A member that answers and refuses its assignments delays this for as long as a member that does not answer.
     """
     best: Report | None = None
     known_end = 0

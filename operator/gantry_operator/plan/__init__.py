@@ -1,4 +1,4 @@
-"""From a spec to who runs, with which config, and in which order they may be replaced. Pure."""
+"""From a spec to members, their configs and their order of replacement. Pure."""
 
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
 from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan

@@ -1,4 +1,4 @@
-"""Who runs: NameServers, groups and their members, with the names and numbers they keep for life."""
+"""The planned NameServers, groups and members, with their permanent names and numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that runs for one cluster."""
+    """All planned processes of one cluster."""
 
     cluster: str
     namespace: str
@@ -46,21 +46,21 @@ class Plan:
         return tuple(m for g in self.groups for m in g.members)
 
     def group(self, name: str) -> GroupPlan:
-        """Raises KeyError with the names there are."""
+        """Return a group by name. Raises KeyError with the existing names."""
         for g in self.groups:
             if g.name == name:
                 return g
         raise KeyError(f"{self.cluster} has no group {name!r}, but {', '.join(g.name for g in self.groups)}")
 
     def member(self, name: str) -> MemberPlan:
-        """By its full name (demo-a-0), or by what follows the cluster's name (a-0). Raises KeyError."""
+        """Return a member by full name (demo-a-0) or without the cluster's name (a-0). Raises KeyError."""
         for m in self.members:
             if name in (m.name, f"{m.group}-{m.number}"):
                 return m
         raise KeyError(f"{self.cluster} has no member {name!r}, but {', '.join(m.name for m in self.members)}")
 
     def member_of(self, group: str, name: str) -> MemberPlan:
-        """As `member`, of this group. Raises KeyError."""
+        """Like `member`, limited to this group. Raises KeyError."""
         found = self.member(name)
         if found.group != self.group(group).name:
             raise KeyError(f"{found.name} is a member of group {found.group}, not of {group}")
@@ -72,7 +72,7 @@ def member_name(cluster: str, group: str, number: int) -> str:
 
 
 def plan(cluster: BrokerCluster) -> Plan:
-    """The plan of a valid cluster: the same spec gives the same plan, and growing it renames nothing."""
+    """Return the plan of a valid cluster. Equal specs give equal plans, and growth changes no name."""
     name = cluster.name
     return Plan(
         cluster=name,

@@ -1,4 +1,4 @@
-"""From the plan to the config of one process. Addresses, ports and folders come from whoever starts it."""
+"""From the plan to the config of one process. The platform supplies addresses, ports and folders."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gantry_operator.plan.plan import MemberPlan, NameServerPlan
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddresses:
-    """Where one broker listens and how others reach it. Addresses are "host:port"."""
+    """Addresses of one broker, as "host:port": where it listens, and how others reach it."""
 
     port: int
     http_port: int
     replication_port: int
     replication_address: str
-    """Where the group's other members reach it; `member_address` and `group_address` are for clients."""
+    """The address for the group's other members. `member_address` and `group_address` are for clients."""
     member_address: str
     group_address: str
     group_port: int | None = None
-    """Local mode: bound while it is master. In Kubernetes the group's Service does that."""
+    """Local mode: the port that the master binds. In Kubernetes the group's Service leads to the master."""
     listener_addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By NameServer listener: {"external": {"group": "h:p", "member": "h:p"}}."""
     http_hosts: Sequence[str] = ()
-    """Names by which others call its HTTP interface."""
+    """Host names under which others call its HTTP interface."""
 
 
 def name_server_config(
@@ -44,8 +44,10 @@ def name_server_config(
     listeners: Mapping[str, int] | None = None,
     http_hosts: Sequence[str] = (),
 ) -> NameServerConfig:
-    """The config of one NameServer. `listeners`: port by name of each further listener. `http_hosts`: names by which
-    others call its HTTP interface."""
+    """The config of one NameServer. `listeners`: port by name of each further listener.
+
+    `http_hosts`: host names under which others call its HTTP interface.
+    """
     return NameServerConfig(
         name=server.name,
         listen_host=listen_host,
@@ -73,7 +75,7 @@ def broker_config(
     memory_limit_bytes: int | None = None,
     raft_members: Mapping[int, str] | None = None,
 ) -> BrokerConfig:
-    """The config of one broker. `name_servers` are their addresses for clients, `registration_addresses` for brokers.
+    """The config of one broker. `name_servers`: addresses for clients, `registration_addresses`: addresses for brokers.
 
     `raft_members`: in mode Raft the replication address of every member of the group, by number.
     """

@@ -25,12 +25,12 @@ class ProcessState:
     deleting: bool = False
     never_ran: bool = False
     node: str = ""
-    """The machine that it runs on; empty: not known."""
+    """The machine of the process; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What the platform runs for one member, compared with the plan."""
+    """The process of one member, compared with the plan."""
 
     name: str
     number: int
@@ -57,7 +57,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A completed change of the master, as status.lastFailover shows it."""
+    """A completed change of the leader, as status.lastFailover shows it."""
 
     group: str
     old: str | None
@@ -66,7 +66,7 @@ class Change:
     epoch: int
     at_unix_ms: int
     duration_ms: int
-    """From the detection of the failure until the new master has taken the role."""
+    """Milliseconds from the detection of the failure until the new leader has taken the role."""
     planned: bool
 
 
@@ -89,7 +89,7 @@ class Platform(Protocol):
     def event(self, event: Event) -> None: ...
 
     def changed(self, change: Change) -> None:
-        """A new master has taken its role."""
+        """A new leader has taken its role."""
         ...
 
 
@@ -119,5 +119,5 @@ class ReplacementPlatform(Protocol):
         ...
 
     async def finish_change(self) -> bool:
-        """Called while all groups are as planned. Changes what is left. True: it is not done yet."""
+        """Called while all groups are as planned, to change the remaining processes. True: it is not finished yet."""
         ...

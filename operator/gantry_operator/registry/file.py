@@ -69,13 +69,13 @@ class FileRegistry:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace a file so that after a crash either the old or the new text is there, whole. Raises OSError."""
+    """Replace a file atomically: after a crash it holds the old or the new text. Raises OSError."""
     write_whole(path, text, sync=True)
     sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in it to the disk. Raises OSError."""
+    """Flush the file names in it to the disk. Raises OSError."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -84,10 +84,10 @@ def sync_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
-    """Replace a file so that readers, of this user alone, see the old or the new text. Raises OSError.
+    """Replace a file that only this user can read. Readers see the old or the new text. Raises OSError.
 
-    Not synced it may be empty after a power loss: for what only the life of this machine gives a meaning. A sync waits
-    for whatever else the disk has to do, which during a failover is what clients wait for.
+    Without a sync the file may be empty after a power loss. Use this for state that is useless after a restart of the
+    machine. A sync waits for other disk work, which would delay a failover.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:

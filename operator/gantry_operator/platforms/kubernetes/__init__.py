@@ -1,6 +1,6 @@
-"""Everything that touches the Kubernetes API.
+"""Everything that uses the Kubernetes API.
 
-Pure: `names`, `pods`, `nameserver`, `group`, `access`, `external`, `render` (spec -> objects), `state` (what was
-seen -> status and conditions). At the edge: `client` (the API), `cluster` (one cluster's reconcile), `platform` and
-`leases` (what the failover loop needs), `operator` (kopf, leader election).
+Pure: `names`, `pods`, `nameserver`, `group`, `access`, `external` and `desired_objects` (from the spec to objects),
+`member_state` (from observations to the status). At the edge: `client` (the API), `cluster_controller` (one cluster),
+`platform` and `lease_registry` (for the group controllers), `operator` (kopf, leader election).
 """

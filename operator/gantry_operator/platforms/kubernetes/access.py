@@ -1,4 +1,4 @@
-"""Who may do and reach what: the brokers' ServiceAccount, the admin token, the NetworkPolicy."""
+"""Access rights of the brokers: their ServiceAccount, the admin token and the NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gantry_operator.platforms.kubernetes import names, pods
 
 
 def service_account(cluster: BrokerCluster) -> dict[str, Any]:
-    """Without rights: brokers and NameServers never speak to the Kubernetes API."""
+    """The account has no rights: brokers and NameServers never use the Kubernetes API."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -20,7 +20,7 @@ def service_account(cluster: BrokerCluster) -> dict[str, Any]:
 
 
 def admin_secret(cluster: BrokerCluster, token: str) -> dict[str, Any]:
-    """The token of the brokers' HTTP interface, by which brokers and NameServers also prove who they are."""
+    """The token of the brokers' HTTP interface. Brokers and NameServers also authenticate to each other with it."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -31,7 +31,7 @@ def admin_secret(cluster: BrokerCluster, token: str) -> dict[str, Any]:
 
 
 def token_of(secret: dict[str, Any]) -> str | None:
-    """The token in a Secret as the API returns it; None when it is not there or not text."""
+    """The token in a Secret as the API returns it; None if it is missing or not text."""
     value = (secret.get("data") or {}).get(pods.TOKEN_KEY)
     try:
         return base64.b64decode(value, validate=True).decode() if value else None
@@ -40,9 +40,10 @@ def token_of(secret: dict[str, Any]) -> str | None:
 
 
 def network_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
-    """Clients reach the remoting ports, members alone the ports between them; HTTP is for the cluster itself, the
-    operator, and pods and namespaces with a label."""
-    everybody = [
+    """Allow clients to reach the remoting ports, and members to reach each other's ports. HTTP is open to the
+    cluster itself, the operator, and labelled pods and namespaces.
+    """
+    anywhere = [
         {"protocol": "TCP", "port": p}
         for p in (names.NAME_SERVER_PORT, names.NAME_SERVER_EXTERNAL_PORT, names.BROKER_PORT)
     ]
@@ -60,7 +61,7 @@ def network_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str,
             "podSelector": {"matchLabels": {names.CLUSTER_LABEL: cluster.name}},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"ports": everybody},
+                {"ports": anywhere},
                 {"ports": between, "from": [brokers]},
                 {
                     "ports": http,

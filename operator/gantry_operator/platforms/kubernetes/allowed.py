@@ -1,7 +1,8 @@
-"""What of a BrokerCluster an administrator has to allow, since it becomes code or identity of a pod.
+"""The parts of a BrokerCluster that need an administrator's permission, because they select code or identity of a pod.
 
-Whoever may create a BrokerCluster need not be allowed to create pods. The operator makes pods for him, with images and
-Spark settings that he names: only those that the operator's chart allows, so that they are no way to any other pod.
+A user with the right to create BrokerClusters may lack the right to create pods. The operator creates pods with images
+and Spark settings from the spec. It accepts only values that the chart allows, so that a BrokerCluster gives no access
+to other pods.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ TUNING: Final = (
     "spark.sql.parquet.compression.codec", "spark.sql.parquet.enableVectorizedReader", "spark.sql.session.timeZone",
     "spark.sql.shuffle.partitions", "spark.stage.*", "spark.task.cpus", "spark.task.maxFailures",
 )  # fmt: skip
-"""Keys of `sparkConf` that are allowed everywhere: how much and how fast, never which code or as whom."""
+"""Keys of `sparkConf` that are always allowed: they set amounts and speeds, never code or identity."""
 
 _KUBERNETES: Final = (
     "spark.kubernetes.allocation.*", "spark.kubernetes.executor.apiPollingInterval",
     "spark.kubernetes.executor.limit.cores", "spark.kubernetes.executor.missingPodDetectDelta",
     "spark.kubernetes.executor.request.cores",
 )  # fmt: skip
-"""Of Spark's settings for Kubernetes these choose no identity, template, volume, Secret or image."""
+"""Spark's settings for Kubernetes that select no identity, template, volume, Secret or image."""
 
 _NEVER: Final = {
     "they choose the pods' identity, template, volumes, Secrets or image": ("spark.kubernetes.*",),
@@ -51,13 +52,13 @@ _NEVER: Final = {
     ),
     "the operator sets them": ("spark.master", "spark.driver.host", "spark.driver.bindAddress", "spark.local.dir"),
 }  # fmt: skip
-"""Refused whatever the chart allows, by reason."""
+"""Prefixes that no chart can allow, with the reason."""
 
 _BY_NAME: Final = {
     "they may load agents into the JVM": ("*JavaOptions",),
     "they hold credentials": ("*.access.key*", "*secret*", "*password*", "*token*", "*credential*", "*keytab*"),
 }
-"""Allowed only where the chart has the very key: a wildcard does not cover them."""
+"""Prefixes that the chart must allow by the full key: a wildcard does not cover them."""
 
 _TUNING_VALUE: Final = re.compile(r"[A-Za-z0-9._:/+%@,=-]{0,256}")
 _SYSTEM_PRIORITY: Final = "system-"
@@ -65,7 +66,7 @@ _SYSTEM_PRIORITY: Final = "system-"
 
 @cache
 def _regex(pattern: str) -> re.Pattern[str]:
-    """`*` stands for any text, in lower or upper case as it is written."""
+    """Whether an entry matches a value. `*` stands for any text. Case counts."""
     return re.compile(".*".join(map(re.escape, pattern.split("*"))))
 
 
@@ -79,19 +80,19 @@ def _reason(key: str, table: dict[str, tuple[str, ...]]) -> str:
 
 
 def never(key: str) -> str:
-    """Why no chart can allow this key of `sparkConf`; empty: one can."""
+    """Why no chart can allow this key of `sparkConf`; empty: a chart can."""
     return "" if matches(key, _KUBERNETES) else _reason(key, _NEVER)
 
 
 def bad_pattern(pattern: str) -> str:
-    """Why this entry of the chart's allow-list for `sparkConf` cannot be; empty: it can."""
+    """Why this entry of the chart's allow-list for `sparkConf` is invalid; empty: it is valid."""
     if not pattern.startswith("spark."):
         return "it does not begin with 'spark.'"
     return "" if "*" in pattern else never(pattern)
 
 
 def check(cluster: BrokerCluster, settings: OperatorSettings) -> None:
-    """Raises ManifestError with all that the chart does not allow."""
+    """Check a spec. Raises ManifestError with every value that the chart does not allow."""
     problems = list(_problems(cluster, settings))
     if problems:
         raise ManifestError(problems)
@@ -128,7 +129,7 @@ def _image(field: str, image: str | None, own: str, settings: OperatorSettings) 
 
 
 def _spark_setting(key: str, value: str, allowed: Iterable[str]) -> str:
-    """Why it is refused; empty: it is not."""
+    """Why a setting is refused; empty: it is allowed."""
     why = never(key)
     if why:
         return f"settings like this one are never allowed, since {why}: leave it out"

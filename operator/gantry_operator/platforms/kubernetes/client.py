@@ -1,7 +1,7 @@
-"""The Kubernetes API as this package uses it: plain objects in and out, over the official asyncio client.
+"""The Kubernetes API over the official asyncio client, with plain objects.
 
-Objects are dictionaries as the API gives them. Only what the operator does is here: read, list, watch, server-side
-apply, create, replace (with the resource version, so that it is a compare-and-swap), patch, delete.
+Objects are dictionaries as the API returns them. Only the operator's calls are here: read, list, watch, server-side
+apply, create, replace (a compare-and-swap by resource version), patch, delete.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from kubernetes.aio.client.configuration import Configuration
 from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
 
 REQUEST_S = 10.0
-"""A single request is given up after this long."""
+"""Seconds after which a single request is given up."""
 URGENT_S = 2.5
-"""The same for what a failover waits for: one that is lost costs it no more, and what became of it is read again."""
+"""The same for requests that a failover waits for. A lost request costs no more, and its outcome is read again."""
 PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
-"""A watch whose connection was lost without a word, with a node for example, is noticed after about 14 s."""
+"""Seconds of TCP keepalive. A lost connection, for example to a dead node, is noticed after about 14 s."""
 AT_ONCE = 16
-"""Requests that are under way beside each other; more would only wait in the API server. What a failover needs is let
-through besides."""
+"""Requests at a time; more would only queue in the API server. Requests of a failover are not limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A resource of the API. `group` is empty for the core group."""
+    """A resource type of the API. `group` is empty for the core group."""
 
     group: str
     version: str
@@ -81,7 +80,7 @@ KINDS = {
 }  # fmt: skip
 
 URGENT = (LEASE, POD)
-"""Who is master, and whom a Service leads to."""
+"""Kinds that a failover writes: the leadership records and the pods' role labels."""
 
 Object = dict[str, Any]
 
@@ -115,15 +114,15 @@ async def load_config(context: str | None = None) -> Configuration:
 
 
 class KubeApi:
-    """One connection pool. Use as an async context manager, or call `close`."""
+    """A client with one connection pool. Use it as an async context manager, or call `close`."""
 
     def __init__(self, configuration: Configuration) -> None:
-        # aiohttp's word for any number: each kind and namespace that is watched holds a connection.
+        # 0 means no limit in aiohttp: each watch holds a connection.
         configuration.connection_pool_maxsize = 0
         self._client = ApiClient(configuration)
         self._gate = asyncio.Semaphore(AT_ONCE)
         self.calls = 0
-        """Requests made so far, for the metrics."""
+        """Number of requests so far, for the metrics."""
 
     async def __aenter__(self) -> KubeApi:
         return self
@@ -137,7 +136,7 @@ class KubeApi:
     # ---- reading
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
-        """None when it does not exist."""
+        """Return an object, or None if it does not exist."""
         try:
             return await self._call(kind, "GET", kind.path(namespace, name))
         except ApiError as error:
@@ -146,7 +145,7 @@ class KubeApi:
             raise
 
     async def pod_log(self, namespace: str, pod: str) -> bytes:
-        """What its only container has written."""
+        """Return the log of a pod's only container."""
         limits = aiohttp.ClientTimeout(total=60, sock_connect=5)
         path = POD.path(namespace, pod, "log")
         response = await self._raw("GET", path, None, None, None, limits)
@@ -158,12 +157,12 @@ class KubeApi:
             response.release()
 
     async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> tuple[list[Object], str]:
-        """All objects (namespace None: of all namespaces), and the resource version to watch from."""
+        """Return all objects (namespace None: of all namespaces) and the resource version to watch from."""
         query = {"labelSelector": labels} if labels else {}
         answer = await self._call(kind, "GET", kind.path(namespace), query, timeout=60)
         items = answer.get("items") or []
         for item in items:
-            # Lists leave these out of their items.
+            # List responses leave these two fields out of their items.
             item.setdefault("kind", kind.kind)
             item.setdefault("apiVersion", kind.api_version)
         return items, answer["metadata"]["resourceVersion"]
@@ -171,8 +170,11 @@ class KubeApi:
     async def watch(
         self, kind: Kind, namespace: str | None, labels: str, since: str, seconds: int, silence_s: float
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Events after `since`, for at most `seconds` (the server ends it). Raises ApiError (410: list again), and
-        ApiUnavailable when the connection breaks or nothing, not even a bookmark, comes for `silence_s`."""
+        """Yield events after `since`, for at most `seconds` (the server ends the watch).
+
+        Raises ApiError (410: list again), and ApiUnavailable when the connection breaks or nothing, not even a
+        bookmark, arrives for `silence_s`.
+        """
         query = {
             "watch": "true",
             "resourceVersion": since,
@@ -198,7 +200,7 @@ class KubeApi:
     # ---- writing
 
     async def apply(self, obj: Object, manager: str = FIELD_MANAGER) -> Object:
-        """Server-side apply; fields of ours that somebody else holds are taken back."""
+        """Server-side apply. Takes back fields of this operator that another client has taken over."""
         kind = KINDS[obj["kind"]]
         path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
         query = {"fieldManager": manager, "force": "true"}
@@ -210,7 +212,7 @@ class KubeApi:
         return await self._call(kind, "POST", kind.path(obj["metadata"].get("namespace")), query, obj)
 
     async def replace(self, obj: Object) -> Object:
-        """Fails with Conflict unless `metadata.resourceVersion` is the present one."""
+        """Replace an object. Raises ApiError with Conflict unless `metadata.resourceVersion` is current."""
         kind = KINDS[obj["kind"]]
         path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
         return await self._call(kind, "PUT", path, {"fieldManager": FIELD_MANAGER}, obj)
@@ -225,7 +227,9 @@ class KubeApi:
     async def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, orphan: bool = False
     ) -> bool:
-        """False when there is none. `uid`: only this very object. `orphan`: what it owns stays."""
+        """Delete an object. False: it does not exist. `uid`: only this incarnation. `orphan`: keep the objects that
+        it owns.
+        """
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
         options["propagationPolicy"] = "Orphan" if orphan else "Background"
         if uid is not None:
@@ -239,7 +243,7 @@ class KubeApi:
         return True
 
     async def websocket(self, path: str, query: Mapping[str, str], protocol: str) -> aiohttp.ClientWebSocketResponse:
-        """A connection that the API server upgrades. Raises ApiUnavailable; the caller closes it."""
+        """Open a connection that the API server upgrades. Raises ApiUnavailable; the caller closes it."""
         headers: dict[str, str] = {}
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
         rest = self._client.rest_client
@@ -251,7 +255,7 @@ class KubeApi:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiUnavailable(f"{path}: {error}") from error
 
-    # ---- underneath
+    # ---- transport
 
     async def _call(
         self,
@@ -317,7 +321,7 @@ class KubeApi:
 
 
 def _probe(response: aiohttp.ClientResponse) -> None:
-    """Its connection is tried by the kernel from now on while nothing comes."""
+    """Enable TCP keepalive on the response's connection."""
     transport = None if response.connection is None else response.connection.transport
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None:
@@ -341,5 +345,5 @@ def _error(status: int, found: Mapping[str, Any]) -> ApiError:
 
 
 async def retried(attempt: int) -> None:
-    """The pause after the n-th failure in a row: 0.2 s, doubling up to 10 s."""
+    """Seconds to pause after the n-th failure in a row: 0.2 s, doubling up to 10 s."""
     await asyncio.sleep(min(10.0, 0.2 * 2 ** min(attempt, 6)))

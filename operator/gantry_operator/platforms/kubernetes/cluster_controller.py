@@ -53,20 +53,19 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.05
-"""Changes come in bunches; a pass starts this long after the first."""
+"""Seconds between a change and the start of a pass, because changes come in bursts."""
 WARM_UP_S = 20.0
-"""An operator that has just begun to lead says nothing of members that it had no time to hear, nor of objects that it
-had no time to list."""
+"""Seconds after an operator's start in which it reports nothing about members and objects that it has not seen yet."""
 AGAIN_S = 2.0
-"""After a pass that failed or waits for something that no watch tells of."""
+"""Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
 SHOWN = ("Service", JOBS, PODS)
-"""Mirrors from which the status is made, besides those that the failover needs."""
+"""Caches for the status, besides those that the failover needs."""
 MODES = ("MasterSlave", "Raft")
 
 
 @dataclass
 class Shared:
-    """What all clusters of one operator share."""
+    """Objects that all clusters of one operator share."""
 
     api: KubeApi
     settings: OperatorSettings
@@ -75,12 +74,14 @@ class Shared:
     clock: StallCompensatedClock
     identity: str
     unlisted: Callable[[], Sequence[str]] = tuple
-    """Mirrors that do not know yet what exists; never one that the failover needs."""
+    """Caches that are not filled yet, without those that the failover needs."""
 
 
 def readable_failover(wanted: object) -> dict[str, Any]:
-    """What can be read of `spec.failover` where the spec is refused. Nobody is promoted by itself where that may have
-    been forbidden, and nothing is given up."""
+    """The readable part of `spec.failover` in a refused spec.
+
+    Without a readable `automatic` there is no automatic promotion. Unclean promotions are off.
+    """
     if not isinstance(wanted, dict):
         return {}
     failover: dict[str, Any] = {"automatic": wanted.get("automatic", True) is True}
@@ -92,11 +93,11 @@ def readable_failover(wanted: object) -> dict[str, Any]:
 
 
 def not_listed(kinds: Sequence[str]) -> str:
-    return f"nothing is made or removed until the API server has listed: {', '.join(kinds)}"
+    return f"no object is created or deleted until the API server has listed: {', '.join(kinds)}"
 
 
 class ClusterController:
-    """Looks after one cluster from `start` to `stop`. `update` brings a newer version of the resource."""
+    """Controls one cluster from `start` to `stop`. `update` passes a newer version of the resource."""
 
     def __init__(self, shared: Shared, obj: Object) -> None:
         meta = obj["metadata"]
@@ -108,7 +109,7 @@ class ClusterController:
         self._dirty = asyncio.Event()
         self._result = ReconcileResult()
         self._left_out: dict[str, str] = {}
-        """Under a refused spec: groups that exist and have no failover yet, and why."""
+        """Under a refused spec: existing groups without a failover, with the reason."""
         self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._request_task: asyncio.Task[None] | None = None
@@ -128,7 +129,7 @@ class ClusterController:
         self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
         self._availability = Availability(shared.remoting, self._report.wake)
 
-    # ---- life
+    # ---- life cycle
 
     def start(self) -> None:
         work: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
@@ -151,7 +152,7 @@ class ClusterController:
         metrics.AVAILABLE.remove(self.namespace, self.name)
 
     def update(self, obj: Object) -> None:
-        """The resource changed (or its status did, which is passed over)."""
+        """The resource changed. A change of the status alone is ignored."""
         old, self._obj = self._obj["metadata"], obj
         new = obj["metadata"]
         if old["generation"] != new["generation"] or old.get("annotations") != new.get("annotations"):
@@ -168,19 +169,19 @@ class ClusterController:
             self._report.wake()
 
     async def _kept_alive(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A controller that fails is seen, reported and begun again."""
+        """Run a part of the controller. A part that fails is reported and restarted."""
         while True:
             try:
                 await make()
             except Exception as error:
                 log.exception("%s of %s/%s", name, self.namespace, self.name)
-                self._events.record("Warning", "ReconcileError", f"{name} failed and goes on: {error!r}")
+                self._events.record("Warning", "ReconcileError", f"{name} failed and is restarted: {error!r}")
                 await asyncio.sleep(AGAIN_S)
 
     # ---- reconcile
 
     async def _reconcile_forever(self) -> None:
-        again = True  # Should this be begun again, then after a pass that failed.
+        again = True  # A restart counts as a failed pass.
         while True:
             try:
                 async with asyncio.timeout(AGAIN_S if again else None):
@@ -202,7 +203,7 @@ class ClusterController:
             self._report.wake()
 
     async def _reconcile(self) -> bool:
-        """One pass. False: something is missing that no watch will tell of; look again soon."""
+        """One pass. False: something without a watch is missing, so look again soon."""
         found = ReconcileResult()
         obj = self._obj
         if obj["metadata"].get("deletionTimestamp") is not None:
@@ -222,17 +223,17 @@ class ClusterController:
             return begun and righted
         self._left_out = {}
         self._take(cluster)
-        self._result.refused = ""  # Whatever the API server refuses below, the spec is not.
+        self._result.refused = ""  # An error of the API server below does not mean that the spec is refused.
         former = [] if self._groups.controllers else volumes.of_a_former(self._shared.caches, cluster)
         if former:
-            # Else a cell would be made from what its pods know, of which the new disks know nothing.
-            found.problems.append(f"a former cluster of this name has not gone yet: {', '.join(former)}")
+            # Otherwise the leadership record would be recovered from former pods, and the new disks lack its records.
+            found.problems.append(f"a former cluster of this name is not deleted yet: {', '.join(former)}")
             self._result = found
             self._start_switchover_request()
             return False
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
-        # Before anything that the API server may refuse.
+        # Before any request that the API server may refuse.
         self._groups.update(cluster)
         self._start_switchover_request()
         righted = await self._sync_labels(found)
@@ -253,15 +254,19 @@ class ClusterController:
         return complete and righted
 
     async def _sync_labels(self, found: ReconcileResult) -> bool:
-        """False: look again soon. What is refused here keeps nothing else from being done."""
-        in_grace_period = self._pods.in_grace_period()  # Asked first: what ends meanwhile is looked at again.
+        """False: look again soon. A refused step does not prevent the other steps."""
+        in_grace_period = (
+            self._pods.in_grace_period()
+        )  # Read this first, so that a change meanwhile causes another look.
         problems = await self._groups.sync_labels()
         found.problems += problems
         return not problems and not in_grace_period
 
     async def _go_on_without_spec(self, found: ReconcileResult) -> bool:
-        """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
-        brokers run with. False: it could not begin yet for all of them."""
+        """Start the failover under a refused spec after a start of the operator.
+
+        Existing groups continue with their brokers' configuration. False: some groups could not start yet.
+        """
         groups: dict[str, int] = {}
         servers: dict[str, int] = {}
         for live in self._objects.owned("StatefulSet"):
@@ -288,7 +293,7 @@ class ClusterController:
         return kept and not self._left_out
 
     def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """A spec of the groups that can be read, empty where none can be; and why each of the others cannot."""
+        """A spec of the groups with readable configs (empty: none), and for each other group the reason."""
         known = {g: self._running_with(g) for g in groups}
         usual = next((k for k in known.values() if k is not None), None)
         spec: dict[str, Any] = {}
@@ -299,11 +304,11 @@ class ClusterController:
                 continue
             runs_with = known[group] or usual or self._by_its_leadership(group)
             if runs_with is None:
-                # A guess may be the other mode, and the controller of one mode stays when the configs are mended.
+                # A guess may choose the wrong mode, and the controller of one mode stays when the configs are repaired.
                 left_out[group] = "none of its configs can be read"
                 continue
             fields = common | runs_with
-            # Somebody may have taken members away; those of a Raft group still count.
+            # A member may have been deleted. In a Raft group it still counts.
             members = max(replicas, 3) if fields.get("mode") == "Raft" else replicas
             least = fields.get("minInSyncReplicas", 1)
             if isinstance(least, int):
@@ -313,21 +318,22 @@ class ClusterController:
                 BrokerCluster.make(self.name, self.namespace, **fields)
             except ValidationError as error:
                 why = "; ".join(str(p) for p in problems_of(error.errors()))
-                left_out[group] = f"what it runs with is not understood: {why}"
+                left_out[group] = f"its configuration is not understood: {why}"
                 continue
             fields["brokerGroups"] = [*spec.get("brokerGroups", []), *fields["brokerGroups"]]
             spec |= fields
         return spec, left_out
 
     def _running_with(self, group: str) -> dict[str, Any] | None:
-        """What of the spec the failover depends on, as the group's members were last configured. None: somebody has
-        damaged all configs of theirs, or taken them away."""
+        """The failover settings from the last configs of the group's members. None: all configs are missing or
+        damaged.
+        """
         live = self._objects.live("ConfigMap", names.group_set(self.name, group))
         texts = [] if live is None else list((live.get("data") or {}).values())
         wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
         for text in texts:
-            # Not as a whole: an operator of another version may have written more into it. Nor is one needed that
-            # somebody has damaged.
+            # Read only the needed fields: an operator of another version may have written more, and a damaged field may
+            # not be needed.
             with suppress(ValueError):
                 config = json.loads(text)
                 if isinstance(config, dict) and config.get("mode") in MODES:
@@ -335,8 +341,10 @@ class ClusterController:
         return None
 
     def _by_its_leadership(self, group: str) -> dict[str, Any] | None:
-        """The same of a group that has a cell, as groups in mode Raft never have. How its members flush is not known,
-        so nobody is promoted who may lack what is on the disk of another."""
+        """The settings of a group that has a leadership record. Groups in mode Raft never have one.
+
+        The flush mode is not known, so no member is promoted that may lack records on another disk.
+        """
         lease = self._objects.live("Lease", names.group_set(self.name, group))
         annotations = None if lease is None else lease["metadata"].get("annotations")
         return {"mode": "MasterSlave", "flush": "Sync"} if LEADERSHIP in (annotations or {}) else None
@@ -354,21 +362,21 @@ class ClusterController:
         return self._cluster is not None and not self._cluster.paused and not self._result.refused
 
     def _running(self) -> list[tuple[str, int, str]]:
-        """Group, number and name of every member that runs or should."""
+        """Group, number and name of every member that is planned or runs."""
         return [(m.group, m.number, m.name) for g in self._pods.planned for m in self._pods.running(g)]
 
     # ---- commands
 
     def _start_switchover_request(self) -> None:
-        """`gantry switchover` asks by an annotation; the answer is another one. One request at a time."""
+        """Answer the switchover request in an annotation with another annotation. One request at a time."""
         meta = self._obj["metadata"]
         text = (meta.get("annotations") or {}).get(SWITCHOVER)
         if self._request_task is not None and not self._request_task.done():
             return
         if text in (None, self._answered[0]) and int(meta["resourceVersion"]) < self._answered[1]:
-            return  # An event from before the answer; the one that follows it is still to come.
+            return  # This event is older than the answer. The event with the answer is still to come.
         if text is None:
-            # Withdrawn, or answered and the word of that lost: the same words later are another request.
+            # Withdrawn, or answered without a confirmed write. The same text later is another request.
             self._unsent_answer = None
         if text is not None and (self._plan is not None or self._result.refused):
             self._request_task = asyncio.create_task(self._handle_switchover_request(text, self._plan))
@@ -376,11 +384,13 @@ class ClusterController:
             self._request_task = asyncio.create_task(self._forget())
 
     async def _forget(self) -> None:
-        """A request was withdrawn while no operator ran: the same words later are another one."""
+        """A request was withdrawn while no operator ran. The same text later is another request."""
         try:
             await self._annotate({SWITCHOVER_BEGUN: None})
         except (ApiError, ApiUnavailable) as error:
-            log.warning("forgetting a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            log.warning(
+                "deleting the record of a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"}
+            )
             await asyncio.sleep(AGAIN_S)
         self._dirty.set()
 
@@ -391,7 +401,7 @@ class ClusterController:
                 self._answered = (text, int(self._obj["metadata"]["resourceVersion"]))
             answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._unsent_answer), SWITCHOVER_BEGUN: None}
             if self._annotation(SWITCHOVER) == text:
-                answer[SWITCHOVER] = None  # A request that has come meanwhile is still to be fulfilled.
+                answer[SWITCHOVER] = None  # A newer request that arrived meanwhile remains.
             self._answered = (text, await self._annotate(answer))
             self._unsent_answer = None
         except (ApiError, ApiUnavailable) as error:
@@ -400,8 +410,10 @@ class ClusterController:
         self._dirty.set()
 
     async def _perform_switchover(self, text: str, wanted: Plan | None) -> str:
-        """`wanted` None: the spec is refused, and no group is led. Raises ApiError and ApiUnavailable, and then nothing
-        was begun."""
+        """Carry out a request. `wanted` None: the spec is refused, and no group has a controller.
+
+        Raises ApiError and ApiUnavailable before the switchover starts.
+        """
         try:
             if wanted is None:
                 why = "; ".join([self._result.refused, *self._result.problems])
@@ -410,7 +422,7 @@ class ClusterController:
             controller = self._groups.controllers.get(group)
             if controller is None:
                 why = "; ".join(filter(None, [self._result.refused, *self._result.problems]))
-                raise SwitchoverFailed(f"the failover of group {group} has not begun: {why or 'try again'}")
+                raise SwitchoverFailed(f"the failover of group {group} has not started: {why or 'try again'}")
             if to is None:
                 leadership = await controller.known_leadership()
                 done = led_since(self._annotation(SWITCHOVER_BEGUN), text, leadership)
@@ -427,18 +439,18 @@ class ClusterController:
         return (self._obj["metadata"].get("annotations") or {}).get(name)
 
     async def _annotate(self, annotations: dict[str, str | None]) -> int:
-        """Answers the version of the resource that has them."""
+        """Write annotations. Returns the version of the resource that contains them."""
         patch = {"metadata": {"annotations": annotations}}
         written = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
         self._note(written)
         return int(written["metadata"]["resourceVersion"])
 
     def _note(self, written: Object) -> None:
-        """What a write of ours returned, unless an event was faster that has something newer."""
+        """Keep the result of this operator's write, unless a watch event has brought a newer version."""
         if int(written["metadata"]["resourceVersion"]) > int(self._obj["metadata"]["resourceVersion"]):
             self._obj = written
 
-    # ---- what the status is made from
+    # ---- input of the status
 
     def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
         if self._obj["metadata"].get("deletionTimestamp") is not None:
@@ -463,7 +475,7 @@ class ClusterController:
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
 
     def _warming_up(self) -> bool:
-        """What another operator wrote is better than what this one does not know yet."""
+        """Keep another operator's value while this one has no data yet."""
         if not self._just_begun() or not (self._obj.get("status") or {}).get("conditions"):
             return False
         members = observed_members(self._running(), self._groups.controllers, self._pods)
@@ -474,8 +486,7 @@ class ClusterController:
         return time.monotonic() <= self._begun + WARM_UP_S
 
     def _ask_for_checks(self) -> None:
-        """Availability is checked anew whenever a group's master or epoch is another, when a member or a NameServer has
-        gone or come, and from time to time."""
+        """Check availability after a change of leader, epoch, member or NameServer, and at intervals."""
         if self._plan is None:
             return
         rows = observed_name_servers(self._plan, self._shared.caches["Pod"], by_pod=True)

@@ -1,7 +1,7 @@
-"""Everything that Kubernetes should hold for one cluster, as plain objects in the order of their application.
+"""All Kubernetes objects of one cluster, as plain objects in the order in which they are applied.
 
-Not among them: the admin Secret (made once, never rendered anew), the role Leases (made by the failover; they outlive
-the cluster while its volumes are kept), and the labels that say who is master.
+Three things are not included: the admin Secret (created once, never rendered again), the Leases with leadership records
+(the failover writes them; they outlive the cluster while its volumes are kept), and the labels for the master's role.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """What the chart tells the operator."""
+    """The settings from the chart."""
 
     broker_image: str
     spark_image: str = ""
     namespace: str = "default"
-    """Where the operator runs."""
+    """The operator's namespace."""
     service: str = ""
-    """Name of the Service that leads to the operators: requests to their own HTTP may name it. Empty: there is none."""
+    """Name of the operator's Service, which requests to its own HTTP pages may use as Host; empty: none."""
     watch_namespaces: tuple[str, ...] = ()
-    """Empty: all."""
+    """Namespaces to watch; empty: all."""
     allowed_images: tuple[str, ...] = ()
-    """Images that clusters may name besides those above; * stands for any text."""
+    """Further images that clusters may use; * stands for any text."""
     allowed_spark_conf: tuple[str, ...] = ()
-    """Keys that `sparkConf` may have besides those that only tune (see `allowed`); * stands for any text."""
+    """Further keys that `sparkConf` may have (see `allowed`); * stands for any text."""
 
 
 def image(cluster: BrokerCluster, settings: OperatorSettings) -> str:
@@ -51,8 +51,9 @@ def render(
 ) -> list[dict[str, Any]]:
     """The objects of a cluster.
 
-    With `spec.external` set, `external_addresses` must name every endpoint (see `external.addresses`); None: only what
-    has to exist before they are known. `replicas`: of a group's StatefulSet, where members are still leaving.
+    With `spec.external` set, `external_addresses` must have every endpoint (see `external.addresses`); None: only the
+    objects that must exist before the addresses are known. `replicas`: by group, the replicas of its StatefulSet while
+    members leave.
     """
     out = [service_account_and_policy(cluster, settings), external.services(cluster, plan, pinned_ports)]
     if cluster.spec.external is None or external_addresses is not None:

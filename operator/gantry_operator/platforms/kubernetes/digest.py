@@ -1,4 +1,4 @@
-"""A short hash of what a pod runs with: another hash, another pod."""
+"""A short hash of a pod's configuration. A new hash causes a new pod."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 
 
 def digest(value: Any) -> str:
-    """Sixteen hex digits; the order of keys does not matter."""
+    """Sixteen hexadecimal digits. The order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Is an object in the API as it should be? Pure comparison, so that nothing is written when nothing differs."""
+"""Compares an object in the API with the desired object, so that equal objects are not written. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 EXACT = ("selector", "matchLabels", "data")
-"""Maps that must hold nothing else: one more label in a selector, and a Service leads nowhere."""
+"""Maps without additions by others: an additional label in a selector disables a Service."""
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
-    """Paths at which `found` lacks or contradicts `wanted`. What others or the API server added is passed over."""
+    """Paths at which `found` lacks or contradicts `wanted`. Additions by others or the API server are ignored."""
     if isinstance(wanted, Mapping):
         if not isinstance(found, Mapping):
             return [path] if wanted else []
@@ -31,7 +31,7 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
 
 
 def outdated(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """As `differences`, of two whole objects: without what identifies them, with labels, annotations and owners."""
+    """Like `differences`, for whole objects: labels, annotations and owners count, identifying fields do not."""
     out: list[str] = []
     for part in wanted:
         if part in ("apiVersion", "kind", "status"):

@@ -22,11 +22,11 @@ SAME_FOR_S = 600.0
 KEPT = 64
 BURST = 25
 REFILL_S = 10.0
-"""A cluster may write BURST events at once, and one more each REFILL_S."""
+"""A cluster may write BURST events at once, and another one every REFILL_S seconds."""
 
 
 class EventRecorder:
-    """For one cluster object. `record` never blocks and never raises: an event is not worth a failure."""
+    """Events of one cluster object. `record` never blocks and never raises."""
 
     def __init__(self, api: KubeApi, namespace: str, name: str, uid: str, reporter: str) -> None:
         self.uid = uid

@@ -1,7 +1,7 @@
-"""Addresses for clients outside (`spec.external`): Services, and the addresses that follow from them.
+"""Addresses for clients outside the cluster (`spec.external`): Services, and the resulting addresses.
 
-For each NameServer, for each group's master and for each member one Service. What a broker is told as its external
-address is known only once these exist (a node port, a load balancer's host), so they are made first.
+Each NameServer, each group's master and each member has one Service. A broker's external address (a node port, a load
+balancer's host) is known only after its Service exists, so the Services are created first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gantry_operator.platforms.kubernetes import names
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One Service to be: its name, the pods it leads to and the name of their port."""
+    """One desired Service: its name, its pods and the name of their port."""
 
     name: str
     group: str
@@ -67,7 +67,7 @@ def endpoints(cluster: BrokerCluster, plan: Plan) -> list[Endpoint]:
 
 
 def services(cluster: BrokerCluster, plan: Plan, pinned: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
-    """The Services. `pinned`: node port by Service name, so that one that was deleted comes back on its port."""
+    """The Services. `pinned`: node port by Service name, so that a deleted Service gets the same port again."""
     external = cluster.spec.external
     if external is None:
         return []
@@ -94,7 +94,7 @@ def _service(cluster: BrokerCluster, external: External, e: Endpoint, node_port:
 
 
 def address(cluster: BrokerCluster, e: Endpoint, service: Mapping[str, Any]) -> str | None:
-    """host:port of the Service as it is in the API; None while it is not known yet."""
+    """host:port of a Service in the API; None while it is not known yet."""
     external = cluster.spec.external
     if external is None:
         return None

@@ -16,9 +16,9 @@ from gantry_operator.platforms.kubernetes import names, nameserver, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
 GRACE_SECONDS = 60
-"""From a pod's deletion to SIGKILL: hand-over, then a clean stop."""
+"""Seconds from a pod's deletion to SIGKILL: handover, then a clean stop."""
 HANDOVER_SECONDS = 30
-"""How much of that the hand-over may take."""
+"""Seconds of that time for the handover."""
 
 
 def member_host(cluster: BrokerCluster, member: MemberPlan) -> str:
@@ -32,7 +32,7 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
     outside = {}
     if external:
         group = external[names.group_set(cluster.name, member.group)]
-        # A member that is leaving has no external address of its own any more.
+        # A leaving member has no external address any more.
         outside = {names.EXTERNAL: {"group": group, "member": external.get(member.name, group)}}
     memory = cluster.spec.resources.limits.get("memory")
     return broker_config(
@@ -68,7 +68,9 @@ def _replication_address(cluster: BrokerCluster, member: MemberPlan) -> str:
 def objects(
     cluster: BrokerCluster, plan: Plan, group: GroupPlan, image: str, external: Mapping[str, str], replicas: int
 ) -> list[dict[str, Any]]:
-    """In the order in which they are applied. `replicas` may be above the plan's while members are leaving."""
+    """The objects, in the order in which they are applied. `replicas` may exceed the plan's number while members
+    leave.
+    """
     name = names.group_set(cluster.name, group.name)
     meta = names.metadata(cluster, name, names.BROKER, group.name)
     selector = names.selector(cluster.name, names.BROKER, group.name)
@@ -92,7 +94,7 @@ def objects(
             "spec": {
                 "maxUnavailable": 1,
                 "selector": {"matchLabels": selector},
-                # A broken member must not keep a node from being drained.
+                # A broken member must not prevent a node from being drained.
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
             },
         },
@@ -101,12 +103,12 @@ def objects(
 
 
 def _common(first: str) -> str:
-    """The first member's config stands for all, without the others' names: adding a member restarts none."""
+    """The hash of the first member's config without the other members' names: a new member restarts none."""
     return digest({k: v for k, v in json.loads(first).items() if k != "members"})
 
 
 def with_leaving(cluster: BrokerCluster, group: GroupPlan, replicas: int) -> tuple[MemberPlan, ...]:
-    """The members of the plan, and those above them that still run."""
+    """The planned members, and leaving members that still run."""
     more = range(len(group.members), replicas)
     return group.members + tuple(MemberPlan(member_name(cluster.name, group.name, i), group.name, i) for i in more)
 
@@ -131,7 +133,9 @@ def _headless(selector: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _master(selector: Mapping[str, str]) -> dict[str, Any]:
-    """Follows the role label alone: a probe that fails under load must not cut clients off from a master that works."""
+    """The master's Service, which follows the role label alone. A readiness probe that fails under load must not cut
+    clients off from a working master.
+    """
     return {
         "type": "ClusterIP",
         "publishNotReadyAddresses": True,
@@ -178,7 +182,7 @@ def _stateful_set(
             "serviceName": name,
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
-            # Volumes are never deleted with a StatefulSet: that is the operator's own step under `reclaim: Delete`.
+            # A StatefulSet never deletes volumes. The operator does so under `reclaim: Delete`.
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
             "selector": {"matchLabels": selector},
             "template": {
@@ -209,6 +213,6 @@ def _stateful_set(
 
 
 def _pre_stop(config_file: str) -> list[str]:
-    """A pod's own name is not filled in here as it is in `command`, so a shell does it."""
+    """The stop hook. A shell runs it, because Kubernetes replaces variables in `command` only."""
     command = f"exec python -m gantry_broker.http.prestop --config {config_file} --timeout {HANDOVER_SECONDS}"
     return ["sh", "-c", command]

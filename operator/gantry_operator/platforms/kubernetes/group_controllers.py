@@ -1,4 +1,4 @@
-"""The group controllers of one cluster on Kubernetes: events, metrics and labels of what they do."""
+"""The group controllers of one cluster on Kubernetes, with events, metrics and role labels."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 log = logging.getLogger(__name__)
 
 REFUSED_S = 2.0
-"""A label that was refused is not written again sooner."""
+"""Seconds before a refused label is written again."""
 
 
 class KubernetesGroupControllers(GroupControllers):
     """Adds to the group controllers: pods' role labels, events, metrics and `lastFailover`.
 
-    `on_news` is called when the status may have changed.
+    Calls `on_news` when the status may have changed.
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class KubernetesGroupControllers(GroupControllers):
         super().__init__(self.pods, self.registry, make_client(self.pods.token), clock, self.record)
 
     async def sync_labels(self) -> list[str]:
-        """Each master that leads says so by its label. What keeps some of them from it, in words: it keeps no others.
+        """Label each working master. Returns the failures; a failure does not affect other groups.
 
-        Not one whose controller is still to announce it: that knows how long the former one keeps its label beside it.
+        A group with a pending announcement is left out: its controller knows for how long the former master keeps its
+        label.
         """
         problems = await asyncio.gather(*(self._sync_label(group) for group in self.controllers))
         return list(dict.fromkeys(p for p in problems if p))
@@ -82,10 +83,10 @@ class KubernetesGroupControllers(GroupControllers):
         return ""
 
     async def _retry_label_sync(self, group: str) -> bool:
-        """False: to be tried again."""
+        """False: try again."""
         problem = await self._sync_label(group)
         if problem:
-            # The next pass over the objects tells of it.
+            # The next pass over the objects reports it.
             log.warning("labels of group %s: %s", group, problem)
             await asyncio.sleep(REFUSED_S)
             return False
@@ -94,7 +95,7 @@ class KubernetesGroupControllers(GroupControllers):
         return controller.announced and master is not None and not self.pods.mislabelled(group, master.member)
 
     def _answers(self, group: str, name: str) -> bool:
-        """One that is frozen or cut off keeps its connection for longer than it may be silent."""
+        """A frozen member, or one behind a network cut, keeps its connection longer than the allowed silence."""
         controller = self.controllers.get(group)
         number = (
             None if controller is None else next((n for n, w in controller.watches.items() if w.name == name), None)

@@ -1,4 +1,4 @@
-"""The operator's own HTTP: /livez, /readyz and /metrics."""
+"""The operator's own HTTP server: /livez, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gantry_operator.platforms.kubernetes import metrics
 from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, InformerCache
 
 DEAF_S = 3 * SILENCE_S
-"""A watch that brought nothing for this long, though it is made anew each SILENCE_S, will not come back by itself."""
+"""Seconds without any data after which a watch is stuck, although it reconnects every SILENCE_S seconds."""
 
 
 class HealthServer:
@@ -37,7 +37,7 @@ class HealthServer:
         self._server.close()
 
     def follow(self, caches: Mapping[str, InformerCache]) -> None:
-        """From now on these watches must bring something now and then."""
+        """Check from now on that these watches receive data."""
         self._caches = caches
 
     def _livez(self) -> Page:
@@ -49,7 +49,7 @@ class HealthServer:
         return Page(TEXT, b"ok\n")
 
     def _readyz(self) -> Page:
-        """One that stands by is ready too: it would take over."""
+        """A standby is ready, too: it can take over."""
         return Page(TEXT, b"ok\n")
 
     def _metrics(self) -> Page:

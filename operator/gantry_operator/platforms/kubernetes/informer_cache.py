@@ -21,21 +21,21 @@ from gantry_operator.platforms.kubernetes.client import ApiError, ApiUnavailable
 log = logging.getLogger(__name__)
 
 WATCH_S = 80
-"""The server ends a watch after this long."""
+"""Seconds after which the server ends a watch."""
 SILENCE_S = 90.0
-"""A watch that brought nothing for this long, not even its end, is dead."""
+"""Seconds without any data, not even its end, after which a watch is dead."""
 
 Listener = Callable[[str, Object], None]
 """Called with ADDED, MODIFIED or DELETED and the object."""
 
 
 class InformerCache:
-    """Holds the objects of one kind. `namespaces`: where; empty: in all namespaces."""
+    """Holds the objects of one kind. `namespaces`: where to watch; empty: everywhere."""
 
     def __init__(self, api: KubeApi, kind: Kind, namespaces: Iterable[str], labels: str, listener: Listener) -> None:
         self.kind = kind
         self.heard_at = time.monotonic()
-        """When a watch last brought anything, a bookmark or its end included."""
+        """Time of the last data from a watch. A bookmark or its end counts."""
         self._api = api
         self._namespaces: list[str | None] = list(namespaces) or [None]
         self._labels = labels

@@ -34,21 +34,21 @@ RENEW_S = 0.75
 LOOK_S = 0.5
 JUST_AFTER_S = 0.01
 GIVE_UP_S = 4.0
-"""Without a renewal for this long the leader stops; DURATION_S minus this is the margin."""
+"""Seconds without a renewal after which the leader stops. The margin is DURATION_S minus this."""
 MISSED_S = 1.5
-"""After this long without a renewal, that is two missed ones, a standby tries to connect to the leader."""
+"""Seconds without a renewal, two missed ones, after which a standby tries to connect to the leader."""
 ATTEMPTS = 3
 REACH_S = ATTEMPTS * LATE_S
-"""How long a standby tries to connect: one attempt each `LATE_S`."""
+"""Seconds for which a standby tries to connect: one attempt every `LATE_S`."""
 ADDRESS = f"{GROUP}/address"
-"""Annotation of the Lease: where its holder listens."""
+"""Annotation of the Lease with the holder's address."""
 
 
 class Election:
-    """`await acquire()`, act while `hold()` runs, `await release()` at the end."""
+    """Usage: `await acquire()`, act while `hold()` runs, `await release()` at the end."""
 
     def __init__(self, api: KubeApi, namespace: str, name: str, identity: str, address: str = "") -> None:
-        """`address`: "host:port" at which this process listens while it lives; empty: nobody is to try."""
+        """`address`: "host:port" at which this process listens; empty: standbys do not probe it."""
         self.leading = False
         self._address = address
         self._api = api
@@ -56,13 +56,13 @@ class Election:
         self._name = name
         self._identity = identity
         self._seen: tuple[str, float] | None = None
-        """The last write of the Lease that was seen, and when by our own clock."""
+        """The last observed write of the Lease, and its time by the own clock."""
         self._renewed_at = 0.0
         self._written: Object | None = None
-        """The Lease as this one wrote it last; None: it has to be read."""
+        """The Lease as last written by this process; None: read it first."""
 
     async def acquire(self) -> None:
-        """Until this one leads."""
+        """Returns when this process leads."""
         while True:
             if await self._try_within(GIVE_UP_S):
                 break
@@ -71,9 +71,11 @@ class Election:
         log.info("%s leads", self._identity)
 
     async def hold(self) -> None:
-        """Renews until the Lease is lost; then returns, and nothing may be done any more. One request may be lost: an
-        attempt has half of the time that is left after a renewal, and what took so long is followed by the next one at
-        once."""
+        """Renew the Lease until it is lost, then return. The process must not act any more.
+
+        One request may be lost: an attempt has half of the time that is left after a renewal, and the next one follows
+        a slow one at once.
+        """
         begun = time.monotonic()
         while True:
             await asyncio.sleep(max(0.0, begun + RENEW_S - time.monotonic()))
@@ -86,7 +88,7 @@ class Election:
                 return
 
     async def release(self) -> None:
-        """Gives the Lease back, if it is ours, so that the next one does not wait for it to run out."""
+        """Release the Lease if this process holds it, so that the next leader need not wait for its end."""
         if not self.leading:
             return
         self.leading = False
@@ -96,7 +98,7 @@ class Election:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                 await self._api.replace(lease)
         except (ApiError, ApiUnavailable) as error:
-            log.warning("giving the Lease back: %s", error)
+            log.warning("releasing the Lease: %s", error)
 
     def _taken_by_other(self) -> bool:
         return self._holder not in ("", self._identity)
@@ -104,7 +106,7 @@ class Election:
     _holder = ""
 
     async def _try_within(self, seconds: float) -> bool:
-        """As `_try_once`; False, too, when there was no answer in time."""
+        """Like `_try_once`; False also without an answer in time."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._try_once()
@@ -112,8 +114,11 @@ class Election:
             return False
 
     async def _try_once(self) -> bool:
-        """Take or renew. True: it is ours now. What was written last is renewed without reading it again; if anybody
-        else has written or deleted it since, that is refused, and it is read."""
+        """Acquire or renew. True: this process holds the Lease.
+
+        A renewal replaces the last written Lease without reading it. The API server refuses that after another write or
+        a deletion, and the Lease is read again.
+        """
         known, self._written = self._written, None
         try:
             begun = time.monotonic()
@@ -143,8 +148,9 @@ class Election:
         return True
 
     async def _may_be_taken(self, lease: Object) -> bool:
-        """It was not written for as long as it lasts, by our own clock since we first saw that write; or not for a
-        while, and its holder is not there."""
+        """The Lease was not renewed for its full duration by the own clock; or renewals are late and its holder is
+        unreachable.
+        """
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, now)
@@ -154,11 +160,11 @@ class Election:
         address = (lease["metadata"].get("annotations") or {}).get(ADDRESS)
         if age < MISSED_S or not address or await _listens(address):
             return False
-        log.warning("%s has not renewed for %.1f s, and nobody is at %s", self._holder, age, address)
+        log.warning("%s has not renewed for %.1f s, and no process answers at %s", self._holder, age, address)
         return True
 
     def _next_look(self) -> float:
-        """Seconds: `LOOK_S`, or sooner when there may be more to say about the Lease that was seen last."""
+        """Seconds: `LOOK_S`, or less if the state of the Lease may change sooner."""
         if self._seen is None:
             return LOOK_S
         age = time.monotonic() - self._seen[1]
@@ -186,7 +192,7 @@ class Election:
 
 
 async def _listens(address: str) -> bool:
-    """Somebody takes connections there. What is no address counts as taken: nothing is known then."""
+    """Whether a process accepts connections there. An invalid address counts as yes, because nothing is known."""
 
     async def connect(target: tuple[str, int]) -> asyncio.StreamWriter:
         _, writer = await asyncio.open_connection(*target)

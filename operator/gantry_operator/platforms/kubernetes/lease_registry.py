@@ -23,7 +23,7 @@ LEADERSHIP = f"{GROUP}/cell"
 
 
 class LeaseRegistry:
-    """Of one cluster. `owner`: reference to put on new Leases (`reclaim: Delete`), or None."""
+    """The registry of one cluster. `owner`: owner reference for new Leases (`reclaim: Delete`), or None."""
 
     def __init__(self, api: KubeApi, cluster: str, namespace: str) -> None:
         self.owner: dict[str, Any] | None = None
@@ -32,7 +32,7 @@ class LeaseRegistry:
         self._namespace = namespace
         self._known: dict[str, Object | None] = {}
         self._read: dict[str, tuple[Object, Entry]] = {}
-        """What the last read made of which Lease: it is read in every pass, and seldom written."""
+        """By group: a Lease and its parsed record. Every pass reads it, and writes are rare."""
 
     async def read(self, group: str) -> Entry | None:
         if group not in self._known:
@@ -58,7 +58,7 @@ class LeaseRegistry:
                     return False
                 written = await self._api.replace(self._lease(group, new, known))
         except ApiError as error:
-            # Whatever was refused, what is known here is outdated or wrong: the next read asks the API server.
+            # After a refusal the local copy is outdated or wrong: the next read asks the API server.
             self._known.pop(group, None)
             if error.reason in ("Conflict", "AlreadyExists", "NotFound"):
                 return False
@@ -106,16 +106,16 @@ class LeaseRegistry:
 
 
 def entry_of(lease: Object) -> Entry:
-    """The cell in a Lease. Raises RegistryUnavailable when it holds none: what the members know must be asked then."""
+    """The leadership record in a Lease. Raises RegistryUnavailable if it holds none; the members then provide it."""
     name, text = lease["metadata"]["name"], (lease["metadata"].get("annotations") or {}).get(LEADERSHIP)
     if text is None:
         raise RegistryUnavailable(
-            f"Lease {name} has no {LEADERSHIP} annotation: delete it to have it made anew from the members"
+            f"Lease {name} has no {LEADERSHIP} annotation: delete it, and it is recovered from the members"
         )
     try:
         return Entry(LeadershipRecord.from_json(json.loads(text)), lease["metadata"]["resourceVersion"])
     except (ValueError, KeyError, TypeError) as error:
         raise RegistryUnavailable(
-            f"the {LEADERSHIP} annotation of Lease {name} is no cell ({error}): delete the Lease to have it made anew "
-            "from the members"
+            f"the {LEADERSHIP} annotation of Lease {name} holds no leadership record ({error}): "
+            "delete the Lease, and it is recovered from the members"
         ) from error

@@ -1,4 +1,4 @@
-"""Log lines as JSON, one object a line, with the cluster that they are about where there is one."""
+"""Log lines as JSON, one object a line, with the name of their cluster if there is one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """To standard error. Libraries that tell each step are held to warnings."""
+    """Log to standard error. Verbose libraries are limited to warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

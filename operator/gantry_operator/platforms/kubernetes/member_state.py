@@ -90,7 +90,7 @@ def observed_members(
 
 
 def why_not(pod: Object | None, problem: str) -> str:
-    """Why a pod's broker does not answer, by what Kubernetes knows; else `problem`."""
+    """The reason from Kubernetes why a pod's broker does not answer; else `problem`."""
     if pod is None:
         return "there is no pod"
     if pod["metadata"].get("deletionTimestamp") is not None:
@@ -107,7 +107,7 @@ def why_not(pod: Object | None, problem: str) -> str:
 
 
 def observed_name_servers(plan: Plan | None, pods: InformerCache, *, by_pod: bool = False) -> list[NameServerRow]:
-    """The NameServers with their Services' addresses; `by_pod`: only those that run, with their pods' addresses."""
+    """The NameServers with their Services' addresses. `by_pod`: only running ones, with their pods' addresses."""
     if plan is None:
         return []
     rows: list[NameServerRow] = []

@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus."""
+"""The operator's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ RECONCILE_SECONDS = Histogram(
 WRITES = Counter("gantry_operator_objects_applied_total", "Objects applied, by kind.", ["kind"], registry=REGISTRY)
 FAILOVERS = Counter(
     "gantry_operator_failovers_total",
-    "Changes of a master; planned ones are hand-overs.",
+    "Changes of a master. A planned change is a switchover.",
     ["namespace", "cluster", "planned"],
     registry=REGISTRY,
 )
 FAILOVER_SECONDS = Histogram(
     "gantry_operator_failover_duration_seconds",
-    "From noticing that a master is gone until the new one has taken the role.",
+    "Time from the detection of a lost master until the new one has taken the role.",
     ["planned"],
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30),
     registry=REGISTRY,
 )
-LEADER = Gauge("gantry_operator_leader", "1 while this operator acts.", registry=REGISTRY)
-CLUSTERS = Gauge("gantry_operator_clusters", "Clusters that this operator looks after.", registry=REGISTRY)
+LEADER = Gauge("gantry_operator_leader", "1 while this operator leads.", registry=REGISTRY)
+CLUSTERS = Gauge("gantry_operator_clusters", "Clusters that this operator controls.", registry=REGISTRY)
 AVAILABLE = Gauge(
     "gantry_operator_cluster_available", "1 while clients can send and read.", ["namespace", "cluster"],
     registry=REGISTRY,
 )  # fmt: skip
 API_CALLS = Gauge("gantry_operator_api_requests", "Requests made to the Kubernetes API.", registry=REGISTRY)
 WATCH_AGE = Gauge(
-    "gantry_operator_watch_age_seconds", "Since a watch last brought anything, bookmarks included.", ["kind"],
+    "gantry_operator_watch_age_seconds", "Time since the last data from a watch, bookmarks included.", ["kind"],
     registry=REGISTRY,
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Names, labels, annotations and ports of the objects that belong to a cluster.
+"""Names, labels, annotations and ports of the objects of a cluster.
 
-A group's name has no '-' and is none of the reserved words, so that no two clusters of a namespace ever make an object
-of the same kind and name.
+A group's name has no '-' and is no reserved word, so objects of two clusters in a namespace never have the same kind
+and name.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FIELD_MANAGER = "gantry-operator"
 NAME_SERVER_PORT = 9876
 NAME_SERVER_EXTERNAL_PORT = 9877
 NAME_SERVER_REGISTRATION_PORT = 9878
-"""For the cluster's brokers alone."""
+"""Only for the cluster's brokers."""
 NAME_SERVER_HTTP_PORT = 9880
 BROKER_PORT = 10911
 BROKER_REPLICATION_PORT = 10912
-"""For the other members of the group alone."""
+"""Only for the other members of the group."""
 BROKER_HTTP_PORT = 10921
 
 EXTERNAL = "external"
@@ -31,7 +31,7 @@ ROLE_LABEL = f"{GROUP}/role"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 CONFIG_HASH = f"{GROUP}/config-hash"
 MONITORING_LABEL = f"{GROUP}/monitoring"
-"""On a namespace or a pod: may read the brokers' HTTP ports (metrics)."""
+"""Label of a namespace or a pod with access to the brokers' HTTP ports (metrics)."""
 
 ROLE_MASTER = "master"
 ROLE_SLAVE = "slave"
@@ -45,7 +45,7 @@ def name_servers(cluster: str) -> str:
 
 
 def group_set(cluster: str, group: str) -> str:
-    """StatefulSet, headless Service, ConfigMap, PodDisruptionBudget and Lease of a group."""
+    """Name of a group's StatefulSet, headless Service, ConfigMap, PodDisruptionBudget and Lease."""
     return f"{cluster}-{group}"
 
 
@@ -71,13 +71,14 @@ def claim(member: str) -> str:
 
 
 def service_host(name: str, namespace: str) -> str:
-    """Host name of a Service for pods of any namespace, without the cluster's domain, which nobody knows for sure."""
+    """Host name of a Service for pods of any namespace, without the cluster's domain, which is not known reliably."""
     return f"{name}.{namespace}.svc"
 
 
 def host_forms(host: str) -> list[str]:
-    """All that the name server of Kubernetes takes for `host` ("... .NAMESPACE.svc"): without the ends that pods may
-    leave out, and with the usual domain of a cluster."""
+    """All host names that Kubernetes' DNS resolves to `host` ("... .NAMESPACE.svc"): short forms, and the form with
+    the usual cluster domain.
+    """
     short = host.removesuffix(".svc")
     return [short.rpartition(".")[0], short, host, f"{host}.cluster.local"]
 
@@ -94,13 +95,13 @@ def labels(cluster: str, component: str, group: str | None = None) -> dict[str, 
 
 
 def selector(cluster: str, component: str, group: str | None = None) -> dict[str, str]:
-    """What never changes of the labels."""
+    """The labels that never change."""
     out = {CLUSTER_LABEL: cluster, COMPONENT_LABEL: component}
     return out if group is None else out | {GROUP_LABEL: group}
 
 
 def owner(cluster: BrokerCluster) -> dict[str, Any]:
-    """Owner reference to the cluster: what has it goes with the cluster."""
+    """Owner reference to the cluster. Kubernetes deletes owned objects together with the cluster."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

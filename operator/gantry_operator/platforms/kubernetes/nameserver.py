@@ -11,7 +11,7 @@ from gantry_operator.platforms.kubernetes.digest import digest
 
 
 def addresses(cluster: BrokerCluster, plan: Plan) -> list[str]:
-    """host:port of each for clients inside. A Service for each, so that an address outlives its pod."""
+    """host:port of each NameServer for clients inside. Each has a Service, so its address outlives its pod."""
     return _at_port(cluster, plan, names.NAME_SERVER_PORT)
 
 
@@ -47,7 +47,7 @@ def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
 
 
 def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, Any]]:
-    """In the order in which they are applied."""
+    """The objects, in the order in which they are applied."""
     name = names.name_servers(cluster.name)
     meta = names.metadata(cluster, name, names.NAME_SERVER)
     selector = names.selector(cluster.name, names.NAME_SERVER)
@@ -67,7 +67,7 @@ def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, An
             "metadata": meta,
             "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
         },
-        # The first one's config stands for all: adding a NameServer restarts none.
+        # The hash of the first config covers all, so an added NameServer restarts none.
         _stateful_set(cluster, plan, image, meta, selector, digest(configs[f"{plan.name_servers[0].name}.json"])),
     ]
 

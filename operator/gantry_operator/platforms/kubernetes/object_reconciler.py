@@ -1,4 +1,4 @@
-"""Brings the objects of one cluster in line with what `render` says; writes nothing when nothing differs."""
+"""Applies the desired objects of one cluster. Equal objects are not written."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 log = logging.getLogger(__name__)
 
 REMOVABLE = ("Service", "ConfigMap", "PodDisruptionBudget")
-"""What an earlier spec may have left behind. StatefulSets are not among it: a group is never removed."""
+"""Kinds that a former spec may have left behind. StatefulSets are not included, because groups are never removed."""
 
 
 @dataclass
 class ReconcileResult:
-    """Of one pass: what keeps it from being done, what is under way, why the spec is refused."""
+    """The result of one pass: failures, changes in progress, and why the spec is refused."""
 
     problems: list[str] = field(default_factory=list)
     progress: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class ReconcileResult:
 
 
 class ObjectReconciler:
-    """Of one cluster object, known by its uid: what belongs to another one is never touched."""
+    """The reconciler of one cluster object, identified by its uid. Objects of other clusters are never changed."""
 
     def __init__(
         self, api: KubeApi, caches: Mapping[str, InformerCache], settings: OperatorSettings, namespace: str, name: str,
@@ -50,18 +50,21 @@ class ObjectReconciler:
         return [o for o in found if drift.owned_by(o, self._uid)]
 
     def live(self, kind: str, name: str) -> Object | None:
-        """As the watch last told."""
+        """The object as the watch reported it last."""
         return self._caches[kind].get(self._namespace, name)
 
     async def keep_secret(self, cluster: BrokerCluster, found: ReconcileResult) -> bool:
-        """The admin token: made once. One that was deleted comes back with the token that the brokers know; as long as
-        that is refused, what only needs the token goes on. False: it is not as it should be, look again."""
+        """Keep the admin token, which is created once. A deleted Secret is created again with the brokers' token.
+
+        While the API server refuses it, steps without need of the token go on. False: the Secret is not right yet, so
+        look again.
+        """
         name = names.admin_secret(cluster.name)
         live = self.live("Secret", name)
         token = None if live is None else access.token_of(live)
         if live is not None and token is not None and not drift.owned_by(live, self._uid):
-            # Of a former cluster of this name: it goes with that one; wait for it.
-            found.problems.append(f"Secret {name} belongs to another cluster object and is about to go")
+            # The Secret belongs to a former cluster of this name and will be deleted: wait.
+            found.problems.append(f"Secret {name} belongs to a former cluster object and will be deleted")
             return False
         if token is None:
             token = self.token or secrets.token_urlsafe(32)
@@ -78,7 +81,7 @@ class ObjectReconciler:
     async def keep(
         self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult
     ) -> bool:
-        """One pass over everything. False: it is not complete yet, look again."""
+        """One pass over all objects. False: it is not complete yet, so look again."""
         addresses: dict[str, str] | None = None
         complete = True
         if cluster.spec.external is not None:
@@ -111,7 +114,7 @@ class ObjectReconciler:
                 self._pinned[e.service] = port
 
     async def apply(self, obj: Object, found: ReconcileResult) -> bool:
-        """Applies the object if it is not as it should be. False: it could not be done now."""
+        """Apply the object if it differs. False: it could not be applied now."""
         kind, name = obj["kind"], obj["metadata"]["name"]
         live = self.live(kind, name)
         if live is None:
@@ -130,7 +133,7 @@ class ObjectReconciler:
             where = ", ".join(wrong[:5])
             log.info("%s %s differs at %s", kind, name, where, extra={"cluster": f"{self._namespace}/{self._name}"})
             if kind == "StatefulSet" and any(w.startswith(".spec.volumeClaimTemplates") for w in wrong):
-                # Its claims' template cannot be changed. The pods stay, and the new set takes them over.
+                # The template of volume claims is immutable. The pods stay, and the new set adopts them.
                 await self._api.delete(STATEFUL_SET, self._namespace, name, uid=live["metadata"]["uid"], orphan=True)
                 return False
         await self._write(obj)

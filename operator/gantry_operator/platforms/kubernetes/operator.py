@@ -1,11 +1,11 @@
 """The operator's process: `python -m gantry_operator.platforms.kubernetes.operator`.
 
-Several may run; one acts (`election`). kopf watches the BrokerClusters and calls the handlers below, which only pass
-on what happened: the work for each cluster is its `ClusterController`'s. What the operator made is followed by `cache`.
+Several may run; one acts (`leader_election`). kopf watches the BrokerClusters and calls the handlers below, which only
+forward events to each cluster's `ClusterController`. `informer_cache` watches the operator's own objects.
 
-Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
-POD_NAME, POD_IP, GANTRY_SERVICE (name of the operators' Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty:
-all), GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT,
+The chart sets these environment variables: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE, POD_NAME, POD_IP,
+GANTRY_SERVICE (name of the operator's Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty: all),
+GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT,
 GANTRY_LOG_LEVEL.
 """
 
@@ -44,12 +44,12 @@ CACHED = (
 )  # fmt: skip
 FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
 LISTED_S = 2.0
-"""The other kinds are waited for no longer before the failover begins."""
+"""Seconds for which the failover waits for the other kinds at a start."""
 FOR_REPORTS = ("CronJob", "Role", "RoleBinding", reports.JOBS, reports.PODS)
 
 
 class Operator:
-    """Everything that acts, from the moment that this process leads."""
+    """All active parts, which run while this process leads."""
 
     def __init__(self, api: KubeApi, settings: OperatorSettings, identity: str) -> None:
         self._api = api
@@ -78,7 +78,7 @@ class Operator:
         return heard
 
     def followed(self) -> dict[str, InformerCache]:
-        """Without an image for reports the chart gives no rights for them, so nothing of them is watched."""
+        """Without an image for reports the chart grants no rights for them, so their kinds are not watched."""
         for_reports = () if self._settings.spark_image else FOR_REPORTS
         return {k: m for k, m in self.caches.items() if k not in for_reports}
 
@@ -86,7 +86,7 @@ class Operator:
         return [k for k, m in self.followed().items() if not m.listed]
 
     async def run(self) -> None:
-        """Until cancelled, or until a signal ends kopf, which takes signals for itself."""
+        """Runs until cancelled, or until a signal ends kopf, which handles signals."""
         try:
             async with asyncio.TaskGroup() as group:
                 followed = self.followed()
@@ -117,13 +117,13 @@ class Operator:
         )
 
     async def _on_cluster(self, event: Any, body: Any, **_: Any) -> None:
-        """kopf's handler: something happened to a BrokerCluster (None: it was there at the start)."""
+        """kopf's handler: a BrokerCluster changed (None: it existed at the start)."""
         obj = _plain(body)
         meta = obj["metadata"]
         key = (meta["namespace"], meta["name"])
         controller = self.clusters.get(key)
         if controller is not None and controller.uid != meta["uid"] and event["type"] == "DELETED":
-            return  # Of a former one: only the events of one object come in their order.
+            return  # From a former object: kopf keeps the order of one object's events only.
         if controller is not None and (event["type"] == "DELETED" or controller.uid != meta["uid"]):
             del self.clusters[key]
             await controller.stop()
@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 
 async def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """As the rest of this process: the pod's own account, else the kubeconfig."""
+    """Log in like the rest of this process: the pod's own account, else the kubeconfig."""
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
@@ -161,7 +161,7 @@ async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
 
 
 async def serve(settings: OperatorSettings, identity: str, http_port: int, host: str = "") -> int:
-    """Runs until a signal (0) or until the leadership is lost (1: the process must end, for it may not act)."""
+    """Runs until a signal (0) or until the leadership is lost (1: the process must end, because it must not act)."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
@@ -169,7 +169,7 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
     configuration = await load_config()
     service = names.host_forms(names.service_host(settings.service, settings.namespace)) if settings.service else []
     server = HealthServer(http_port, names=service)
-    # The Lease is renewed over connections of its own: it must not wait behind what a hundred clusters need.
+    # Lease renewals use their own connections: they must not wait behind the requests for many clusters.
     async with KubeApi(configuration) as api, KubeApi(configuration) as own, server as health:
         metrics.API_CALLS.set_function(lambda: float(api.calls + own.calls))
         address = f"{host}:{http_port}" if host else ""
@@ -188,7 +188,7 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
         done, _ = await asyncio.wait({stopping, acting, pending_fetches}, return_when=asyncio.FIRST_COMPLETED)
         metrics.LEADER.set(0)
         if pending_fetches in done:
-            # Somebody else may act from now on. Nothing of ours may run on, not even its cleaning up.
+            # Another operator may act from now on. This process must stop without any clean-up.
             logging.shutdown()
             os._exit(1)
         pending_fetches.cancel()
@@ -204,7 +204,7 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
 
 
 def settings_from(environ: dict[str, str]) -> OperatorSettings:
-    """Raises SystemExit with what is missing."""
+    """Read the environment. Raises SystemExit with the missing setting."""
     image = environ.get("GANTRY_BROKER_IMAGE", "")
     if not image:
         raise SystemExit("GANTRY_BROKER_IMAGE is not set: name the brokers' image")

@@ -1,4 +1,4 @@
-"""What the failover loop needs to know of pods: where the members are, who is about to go, who is master by label."""
+"""The group controllers' view of pods: addresses of members, deletions, role labels."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GRACE_S = 1.5
 JUST_AFTER_S = 0.01
 RETIRE_RETRY_S = 0.2
 SERVICE_S = 1.0
-"""A Service needs up to about a second to follow a label."""
+"""Seconds that a Service needs at most to follow a label."""
 
 
 class KubernetesPlatform:
-    """Of one cluster. What changes with the spec is set by whoever reconciles."""
+    """The platform of one cluster. The cluster controller sets the attributes that change with the spec."""
 
     def __init__(
         self,
@@ -34,20 +34,20 @@ class KubernetesPlatform:
         on_change: Callable[[Change], None],
     ) -> None:
         self.sizes: dict[str, int] = {}
-        """Members that run by group, leaving ones included."""
+        """Running members by group, leaving ones included."""
         self.planned: dict[str, int] = {}
-        """Members of the plan by group."""
+        """Planned members by group."""
         self.admin_token: str | None = None
         self.answers: Callable[[str, str], bool] = lambda group, name: False
         """Whether a member of a group answers now."""
         self.sync_labels: Callable[[str], Awaitable[bool]] = _nothing
-        """Makes the labels of a group right, if they are to be by now; answers whether they are."""
+        """Corrects the labels of a group if they are due. Returns whether they are correct."""
         self._grace_until: dict[str, float] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._failed_over: dict[str, int] = {}
-        """The last epoch of each group that began without a hand-over."""
+        """The last epoch of each group that began without a handover."""
         self._tried: dict[str, int] = {}
-        """The epoch of each group that was announced last, or was to be."""
+        """The last epoch of each group with an announcement, complete or not."""
         self._api = api
         self._pods = pods
         self._claims = claims
@@ -56,12 +56,12 @@ class KubernetesPlatform:
         self._on_event = on_event
         self._on_change = on_change
 
-    # ---- what the loop asks
+    # ---- called by the group controllers
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         out = []
         for member in self.running(group):
-            # Not ready yet or just gone: a name that leads nowhere until the pod has an address.
+            # Not ready yet, or just gone: a host name without an address until the pod has one.
             host = pod_ip(self.pod(member.name)) or f"{member.name}.{self._headless(group)}"
             out.append(
                 MemberEndpoint(
@@ -84,9 +84,11 @@ class KubernetesPlatform:
         return self.admin_token
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """A former master that has handed over and still answers forwards what comes to it, so it keeps its place
-        beside the new one until the Service has moved; without that the Service would lead nowhere for a moment. An
-        announcement that is repeated since the label of a third one was refused gives it no more time."""
+        """Move the master's label. After a handover the former master keeps its label until the Service has moved.
+
+        It still answers and forwards requests, and without it the Service would have no endpoint for a moment. A
+        repeated announcement after a refused label does not extend that time.
+        """
         if self._tried.get(group) != epoch or not self.labelled_master(master.name):
             self._tried[group] = epoch
             former = [] if self._failed_over.get(group) == epoch else self._former(group, master.member)
@@ -96,13 +98,14 @@ class KubernetesPlatform:
         await self.label(group, master.member)
 
     def _former(self, group: str, master: int) -> list[str]:
-        """Who still has the master's label and answers."""
+        """Members that still have the master's label and answer."""
         wrong = [name for name, role in self.mislabelled(group, master) if role == names.ROLE_SLAVE]
         return [name for name in wrong if self.labelled_master(name) and self.answers(group, name)]
 
     def _retire_after_grace(self, group: str) -> None:
-        """Whatever else the operator waits for then. The new one's label may have been answered late, and nobody else
-        may look again."""
+        """Look again after the pause, whatever else the operator waits for. An answer to a label write may be late,
+        and no other event may follow.
+        """
 
         async def retire() -> None:
             await asyncio.sleep(GRACE_S + JUST_AFTER_S)
@@ -126,7 +129,7 @@ class KubernetesPlatform:
             task.cancel()
         await asyncio.gather(*self._retiring.values(), return_exceptions=True)
 
-    # ---- what the reconciler asks
+    # ---- called by the reconciler
 
     def running(self, group: str) -> Iterator[MemberPlan]:
         count = max(self.sizes.get(group, 0), self.planned.get(group, 0))
@@ -136,7 +139,7 @@ class KubernetesPlatform:
         return self._pods.get(self._namespace, name)
 
     def mislabelled(self, group: str, master: int) -> list[tuple[str, str]]:
-        """Pods that do not say what they are, and what they should say."""
+        """Pods with a missing or wrong role label, and the right one."""
         out = []
         for member in self.running(group):
             role = names.ROLE_MASTER if member.number == master else names.ROLE_SLAVE
@@ -148,13 +151,13 @@ class KubernetesPlatform:
         return out
 
     def in_grace_period(self) -> bool:
-        """Labels are wrong on purpose for a moment: they are to be put right soon."""
+        """Labels are wrong on purpose for a moment. They will be corrected soon."""
         now = time.monotonic()
         self._grace_until = {n: t for n, t in self._grace_until.items() if t + SERVICE_S > now}
         return any(t > now for t in self._grace_until.values())
 
     def in_grace(self, name: str) -> bool:
-        """A former master to which the master's Service still leads, or did a moment ago."""
+        """A former master that the master's Service leads to, or led to a moment ago."""
         return self._grace_until.get(name, 0.0) + SERVICE_S > time.monotonic()
 
     def labelled_master(self, name: str) -> bool:
@@ -174,13 +177,16 @@ class KubernetesPlatform:
 
 
 async def _nothing(group: str) -> bool:
-    """Nobody has said how."""
+    """The default of `relabel`: no cluster controller has set it."""
     return True
 
 
 def process_state_of(pod: Object | None, claim: Object | None, *, leaving: bool) -> ProcessState:
-    """What the objects of a pod say of its process. A pod on a node that died still looks alive: that is for the
-    streams. A claim that was never given a volume, of a pod that was never given a node, has no disk to ask."""
+    """The state of a pod's process by its objects.
+
+    A pod on a dead node still looks alive; the status streams detect that. A claim without a volume, of a pod that was
+    never scheduled, has no disk.
+    """
     if pod is None:
         return ProcessState(gone=True, deleting=leaving)
     node = (pod.get("spec") or {}).get("nodeName") or ""
@@ -195,7 +201,7 @@ def pod_ip(pod: Object | None) -> str | None:
 
 
 def pod_ready(pod: Object | None) -> bool:
-    """By the kubelet's readiness probe."""
+    """Ready by the kubelet's readiness probe."""
     if pod is None or pod["metadata"].get("deletionTimestamp") is not None:
         return False
     conditions = pod.get("status", {}).get("conditions") or []

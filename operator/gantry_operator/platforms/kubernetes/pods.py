@@ -1,4 +1,4 @@
-"""What the pods of NameServers and brokers have in common: security, probes, placement."""
+"""Common parts of the pods of NameServers and brokers: security, probes, placement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.platforms.kubernetes import names
 
 USER = 10001
-"""User and group that the images run as; the volumes belong to the group."""
+"""User and group id of the images. The volumes belong to the group."""
 
 CONFIG_DIR = "/etc/gantry"
 TOKEN_DIR = "/etc/gantry-admin"
@@ -20,7 +20,7 @@ DATA_DIR = "/var/lib/gantry"
 
 
 def pod_security() -> dict[str, Any]:
-    """Of a pod: the `restricted` Pod Security Standard."""
+    """Pod security for the `restricted` Pod Security Standard."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -40,9 +40,8 @@ def container_security() -> dict[str, Any]:
 
 
 def probes(port: str) -> dict[str, Any]:
-    """Probes of a process with /livez and /readyz.
-
-    Liveness gives a full minute: it is for a process that hangs, and load must never look like that.
+    """Probes of a process with /livez and /readyz. Liveness allows a full minute: it detects a process that hangs,
+    not load.
     """
 
     def get(path: str, **timing: int) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def _anti_affinity(p: Placement, selector: dict[str, str]) -> dict[str, Any]:
 
 
 def pod_spec(cluster: BrokerCluster, account: str) -> dict[str, Any]:
-    """What every pod of the cluster has; containers, volumes and placement come on top."""
+    """The common spec of the cluster's pods, without containers, volumes and placement."""
     out: dict[str, Any] = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
@@ -125,10 +124,10 @@ def container(cluster: BrokerCluster, name: str, image: str, command: list[str],
 
 
 def token_volume(cluster: BrokerCluster) -> dict[str, Any]:
-    """The cluster's token: brokers and NameServers prove by it to each other who they are."""
+    """The volume with the cluster's token, which authenticates brokers and NameServers to each other."""
     return {"name": "admin", "secret": {"secretName": names.admin_secret(cluster.name)}}
 
 
 def token_mount() -> dict[str, Any]:
-    """Where a container finds `token_volume`."""
+    """The mount of `token_volume` in a container."""
     return {"name": "admin", "mountPath": TOKEN_DIR, "readOnly": True}

@@ -1,7 +1,7 @@
-"""A whole cluster on local ports, through the API server: for a laptop that reaches nothing but that.
+"""A whole cluster on local ports, through the API server, for a laptop without another route.
 
-Connections go through pods' `portforward`. NameServers would give out names that mean nothing here, so their answers
-are rewritten: each group's address becomes the local port that leads to whoever is its master when a client connects.
+Connections use the pods' `portforward`. NameServers return addresses inside the cluster, so their responses are
+rewritten: each group's address becomes a local port that leads to the present master.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CHUNK = 65_536
 _DATA, _ERROR = 0, 1
 
 PodChooser = Callable[[], Awaitable[str | None]]
-"""Name of the pod that a new connection leads to; None: there is none now."""
+"""Name of the pod for a new connection; None: there is none now."""
 
 
 def cluster_that_runs(resource: Object) -> BrokerCluster:
-    """By its spec; where that is refused, by the names in its status. Raises ManifestError where there are none."""
+    """The plan by the spec; under a refused spec by the names in the status. Raises ManifestError without any."""
     try:
         return parse_manifest(resource)
     except ManifestError:
@@ -51,7 +51,7 @@ def cluster_that_runs(resource: Object) -> BrokerCluster:
 
 
 class ForwardedCluster:
-    """Local listeners until `close`. Each has no state but its connections."""
+    """Local listeners until `close`. Their only state is their connections."""
 
     def __init__(self, api: KubeApi, namespace: str) -> None:
         self.name_servers = ""
@@ -159,7 +159,7 @@ class ForwardedCluster:
             await writer.drain()
 
     def _rewritten(self, decoder: FrameDecoder, data: bytes) -> bytes:
-        """Whole answers with addresses that work here. Raises OSError when it is not the protocol."""
+        """Rewrite complete responses to local addresses. Raises OSError for data that is not RocketMQ's protocol."""
         try:
             frames = decoder.feed(data)
         except FrameError as error:

@@ -1,4 +1,4 @@
-"""The status of one cluster, written when something changes; conditions that turn become events."""
+"""Writes the status of one cluster after a change, and an event when a condition turns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gantry_operator.platforms.kubernetes.events import EventRecorder
 log = logging.getLogger(__name__)
 
 OFFSETS_EVERY_S = 20.0
-"""A status that differs only in offsets is written no more often."""
+"""Seconds between writes that change only offsets."""
 AGAIN_S = 2.0
-"""After a write that failed."""
+"""Seconds after a failed write."""
 NO_LONGER = {"Available": "Unavailable", "Degraded": "Recovered"}
 """The event reason when a condition becomes false."""
 GAP_S = 0.3
-"""Between two writes."""
+"""Seconds between two writes."""
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes `old` into `new` as a JSON merge patch (RFC 7396): what is gone must be named, at every depth."""
+    """The JSON merge patch (RFC 7396) from `old` to `new`. It names removed fields at every depth."""
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)
@@ -37,7 +37,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 class StatusWriter:
-    """`look` says what is seen now: the cluster as last accepted, its generation, and the rest; None: write nothing."""
+    """`look` returns the observations: the last accepted cluster, its generation, and the rest; None: write nothing."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class StatusWriter:
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """Something changed that the status may show."""
+        """The status may have changed."""
         self._news.set()
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What people ask of the operator by annotations on the cluster, and the answers. Pure."""
+"""Users' switchover requests in annotations of the cluster, and the answers. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gantry_operator.api import GROUP
 from gantry_operator.plan import Plan
 
 SWITCHOVER = f"{GROUP}/switchover"
-"""`GROUP`, or `GROUP=MEMBER`; ` #id` may follow, so that the same request twice is two requests."""
+"""Annotation `GROUP` or `GROUP=MEMBER`. An optional ` #id` tells equal requests apart."""
 SWITCHOVER_RESULT = f"{GROUP}/switchover-result"
-"""The request, then "done: ..." or "failed: ..."."""
+"""Annotation with the request, then "done: ..." or "failed: ..."."""
 
 
 SWITCHOVER_BEGUN = f"{GROUP}/switchover-begun"
@@ -27,7 +27,7 @@ def begun(request: str, leadership: LeadershipRecord) -> str:
 
 
 def led_since(noted: str | None, request: str, leadership: LeadershipRecord) -> int | None:
-    """The member that leads instead of the one that led when this request was begun; None: nothing came of it yet."""
+    """The present leader, if it differs from the leader at the start of this request; None: no result yet."""
     found = re.fullmatch(r" in epoch (\d+) of member (\d+|None)", (noted or "").removeprefix(request))
     if found is None or noted == found[0] or leadership.master is None or leadership.epoch <= int(found[1]):
         return None
@@ -39,7 +39,7 @@ def new_switchover_request(group: str, to: str | None) -> str:
 
 
 def parse_switchover(text: str, plan: Plan) -> tuple[str, int | None]:
-    """Group and member number. Raises ValueError with what is known instead."""
+    """Group and member number. Raises ValueError with the known names."""
     request = text.split(" #")[0].strip()
     group, _, member = request.partition("=")
     try:

@@ -1,7 +1,7 @@
-"""A cluster on Kubernetes as the `gantry` command uses it: read the resource, switch over, reach clients' ports.
+"""A cluster on Kubernetes for the `gantry` command: read the resource, switch over, reach clients' ports.
 
-From outside, clients' addresses come from `spec.external`; without it ports are forwarded through the API server (see
-`forward`), for as long as the target is open.
+Clients outside use the addresses of `spec.external`. Without it, ports are forwarded through the API server (see
+`port_forward`) while the target is open.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
 )
 
 SWITCHOVER_S = 45.0
-"""An operator may need 35 s: to know who leads, for the request itself, and for what is under way then."""
+"""Seconds. An operator may need 35 s: to learn the leader, for the request, and for a handover under way."""
 
 
 class TargetError(Exception):
-    """What cannot be done, and what to do instead, in words for the user."""
+    """A command that failed. The text names the reason and the remedy."""
 
 
 class KubeTarget:
-    """One BrokerCluster through the Kubernetes API. Use as an async context manager.
+    """One BrokerCluster through the Kubernetes API. Use it as an async context manager.
 
-    `context`: of the kubeconfig, None: the current one. `namespace` None: the context's. `name` None: the only one
-    there is in that namespace.
+    `context`: of the kubeconfig, None: the current one. `namespace` None: that of the context. `name` None: the only
+    cluster in that namespace.
     """
 
     def __init__(self, context: str | None = None, namespace: str | None = None, name: str | None = None) -> None:
@@ -56,7 +56,7 @@ class KubeTarget:
         self._forwarded: ForwardedCluster | None = None
 
     async def __aenter__(self) -> KubeTarget:
-        """Raises TargetError when there is no such cluster, or not exactly one."""
+        """Raises TargetError if there is no such cluster, or no single one."""
         try:
             configuration = await load_config(self._context)
             self._api = KubeApi(configuration)
@@ -99,14 +99,14 @@ class KubeTarget:
         return str(found[0]["metadata"]["name"])
 
     async def resource(self) -> Object:
-        """The BrokerCluster as the API has it, status included. Raises TargetError when it does not exist."""
+        """The BrokerCluster in the API, status included. Raises TargetError if it does not exist."""
         found = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
         if found is None:
             raise TargetError(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
         return found
 
     async def events(self) -> list[dict[str, Any]]:
-        """Newest last: time, type, reason, object, message."""
+        """Events, newest last: time, type, reason, object, message."""
         items, _ = await self.api.list(EVENT, self.namespace)
         ours = [e for e in items if e["involvedObject"].get("name") == self.name]
         ours = [e for e in ours if e["involvedObject"].get("kind") == BROKER_CLUSTER.kind]
@@ -123,11 +123,13 @@ class KubeTarget:
         ]
 
     async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
-        """Asks the operator to hand the group over. Returns what was done; raises TargetError with why it was not."""
+        """Ask the operator for a switchover of the group. Returns the result. Raises TargetError with the reason of
+        a failure.
+        """
         try:
             parse_switchover(group if to is None else f"{group}={to}", plan(parse_manifest(await self.resource())))
         except ManifestError:
-            pass  # Refused: the operator knows what runs, and answers.
+            pass  # The spec is refused: the operator knows the running members, and answers.
         except ValueError as error:
             raise TargetError(str(error)) from None
         request = new_switchover_request(group, to)
@@ -143,19 +145,19 @@ class KubeTarget:
         if said is not None:
             return said
         raise TargetError(
-            f"the operator did not answer within {timeout_s:.0f} s: is it running? What was asked for is withdrawn; an "
-            "operator that is at it already may still do it"
+            f"the operator did not answer within {timeout_s:.0f} s: is it running? The request is withdrawn; an "
+            "operator that has started it may still complete it"
         )
 
     async def _withdrawn(self, request: str) -> str | None:
-        """Withdraws an unanswered request. Returns the answer if one came meanwhile. Raises as `answer_to` does."""
+        """Withdraw a request without an answer. Returns an answer that arrived meanwhile. Raises like `answer_to`."""
         while True:
             resource = await self.resource()
             said = answer_to(request, resource)
             meta = resource["metadata"]
             if said is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != request:
                 return said
-            # By its version: another request that comes meanwhile stays.
+            # By resource version, so that a newer request stays.
             patch = {"metadata": {"annotations": {SWITCHOVER: None}, "resourceVersion": meta["resourceVersion"]}}
             try:
                 await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
@@ -164,7 +166,7 @@ class KubeTarget:
                     raise
 
     async def name_servers(self) -> str:
-        """NameServer addresses, joined by ';', that work from here, with brokers behind them that do too."""
+        """NameServer addresses, joined by ';', that work from here and return brokers that are reachable from here."""
         resource = await self.resource()
         outside = str((resource.get("status") or {}).get("addresses", {}).get("external") or "")
         if outside:
@@ -180,11 +182,11 @@ class KubeTarget:
             try:
                 self._forwarded = await ForwardedCluster.open(self.api, resource)
             except ManifestError as error:
-                raise TargetError(f"the spec is refused, and the status does not say what runs: {error}") from None
+                raise TargetError(f"the spec is refused, and the status names no running groups: {error}") from None
         return self._forwarded
 
     async def token(self) -> str:
-        """The admin token of the members' HTTP interface. Raises TargetError when it may not be read."""
+        """The admin token of the members' HTTP interface. Raises TargetError if it cannot be read."""
         try:
             secret = await self.api.get(SECRET, self.namespace, names.admin_secret(self.name))
         except ApiError as error:
@@ -193,7 +195,7 @@ class KubeTarget:
 
 
 def answer_to(request: str, resource: Object) -> str | None:
-    """What was done; None: nobody has answered it yet. Raises TargetError with why it was not done."""
+    """The result; None: no answer yet. Raises TargetError with the reason of a failure."""
     result = str((resource["metadata"].get("annotations") or {}).get(SWITCHOVER_RESULT, ""))
     if not result.startswith(f"{request} "):
         return None
@@ -204,7 +206,7 @@ def answer_to(request: str, resource: Object) -> str | None:
 
 
 def current_namespace(context: str | None) -> str:
-    """Of the kubeconfig's context; "default" where it says nothing."""
+    """The namespace of the kubeconfig's context; "default" if it has none."""
     from kubernetes.aio.config import kube_config
 
     contexts, active = kube_config.list_kube_config_contexts()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Volume claims and role Leases over the life of a cluster: they stay or go together, and volumes grow.
+"""Volume claims and Leases over the life of a cluster: they stay or are deleted together, and volumes grow.
 
-Neither has an owner while `reclaim` is Retain, so they outlive the cluster object; with Delete the cluster owns them
-and Kubernetes collects them with it. No finalizer is needed.
+Neither has an owner while `reclaim` is Retain, so they outlive the cluster object. With Delete the cluster owns them,
+and Kubernetes deletes them with it. No finalizer is needed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 
 def owner(cluster: BrokerCluster) -> dict[str, Any]:
-    """The reference by which a volume claim or a Lease goes with its cluster."""
+    """The owner reference that ties a volume claim or a Lease to its cluster."""
     return names.owner(cluster) | {"controller": False, "blockOwnerDeletion": False}
 
 
 def owners_wanted(cluster: BrokerCluster, present: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The owner references that a kept object should have: ours or not, and whatever others put there."""
+    """The owner references of a kept object: ours or not, and all references of others."""
     ours = owner(cluster)
     others = [dict(o) for o in present if o.get("kind") != ours["kind"] or o.get("name") != ours["name"]]
     return [*others, ours] if cluster.spec.reclaim == "Delete" else others
 
 
 def of_a_former(caches: Mapping[str, InformerCache], cluster: BrokerCluster) -> list[str]:
-    """What goes with a former cluster object of this name (`reclaim: Delete`) and has not gone yet."""
+    """Objects of a former cluster of this name that are not deleted yet (`reclaim: Delete`)."""
     ours = owner(cluster)
     return [
         f"{kind} {obj['metadata']['name']}"
@@ -41,7 +41,7 @@ def of_a_former(caches: Mapping[str, InformerCache], cluster: BrokerCluster) -> 
 
 
 def growth(claim: Object, size: str) -> str | None:
-    """The size that a claim should ask for, if it asks for less now."""
+    """The new size of a claim; None: it need not grow."""
     asked = claim["spec"]["resources"]["requests"]["storage"]
     return size if parse_quantity(size) > parse_quantity(asked) else None
 
@@ -49,9 +49,9 @@ def growth(claim: Object, size: str) -> str | None:
 async def keep(
     api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
 ) -> list[str]:
-    """Brings claims and Leases in line with the spec. Returns what could not be done, in words.
+    """Bring claims and Leases in line with the spec. Returns the failures as text.
 
-    Raises ApiError and ApiUnavailable for what has nothing to do with the spec.
+    Raises ApiError and ApiUnavailable for errors that do not concern the spec.
     """
     problems: list[str] = []
     names_of_claims = {names.claim(name) for _, _, name in running}

@@ -1,4 +1,4 @@
-"""The processes of one cluster: started or taken over, watched, started again when they die."""
+"""The processes of one cluster: started or adopted, watched, and restarted when they die."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ log = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 SUCCESSOR_FIRST_S = 1.0
-"""A member whose group goes on without it waits at least so long: starting takes a second of a processor, which whoever
-takes over needs more."""
+"""Seconds before a member restarts while its group has another leader. A start takes a second of a processor, which
+the new leader needs more.
+"""
 WELL_AFTER = 3.0
-"""One that ran for so many times the pause before it (at least a second) starts again with the first pause."""
+"""A process that ran for this many times its previous pause (at least a second) restarts with the first pause."""
 STOP_PATIENCE_S = 15.0
 RECORD_AGAIN_S = 5.0
-"""After a record of a process that could not be written."""
+"""Seconds before another try to write the record of a process."""
 
 
 def pause_before_start(failures: int, group_goes_on: bool) -> float:
@@ -45,7 +46,7 @@ def pause_before_start(failures: int, group_goes_on: bool) -> float:
 
 
 def lived_well(lived_s: float, pause_s: float) -> bool:
-    """Whether a life counts as one, so that its end is the first of a row; `pause_s`: the pause before it."""
+    """Whether a process ran long enough that its end starts a new series. `pause_s`: the pause before its start."""
     return lived_s > WELL_AFTER * max(pause_s, SUCCESSOR_FIRST_S)
 
 
@@ -58,11 +59,11 @@ class Child:
     watch: ExitWatch | None = None
     failures: int = 0
     pause_s: float = 0.0
-    """The last one before a start."""
+    """The last pause in seconds before a start."""
     started_at: float = 0.0
     restart: asyncio.TimerHandle | None = None
     unwritten: asyncio.TimerHandle | None = None
-    """Its record is to be written once more."""
+    """Its record must be written again."""
     stopping: asyncio.Event | None = None
     """Set when it has ended on our own request."""
 
@@ -72,7 +73,7 @@ class Child:
 
 
 class Children:
-    """Owned by one event loop. `on_change` is called when a process ends or starts."""
+    """The processes of one event loop. Calls `on_change` when a process ends or starts."""
 
     def __init__(
         self, folder: ClusterFolder, event: Callable[[str, str, str, str], None], on_change: Callable[[], None]
@@ -84,7 +85,7 @@ class Children:
         self.table: dict[str, Child] = {}
 
     def plan(self, plans: Iterable[ProcessPlan], *, keep_alive: bool = True) -> None:
-        """What should run. New ones are started, running ones are taken over or kept; nothing is stopped here.
+        """Set the wanted processes. New ones are started, running ones are adopted or kept. Nothing is stopped here.
 
         Without `keep_alive` nothing is started, now or later.
         """
@@ -104,7 +105,7 @@ class Children:
                 self._start(child)
 
     def adopt(self, plan: ProcessPlan) -> bool:
-        """Keep what runs though it is not planned any more, until it is removed. False: it does not run."""
+        """Keep an unplanned process until it is removed. False: it does not run."""
         if plan.name in self.table:
             return True
         child = Child(plan)
@@ -122,13 +123,13 @@ class Children:
         return None if child is None or child.record is None else child.record.pid
 
     def kill(self, name: str) -> None:
-        """At once, whatever it does; it is started again."""
+        """Kill it at once. It is started again."""
         child = self.table.get(name)
         if child is not None and child.record is not None:
             send(child.record, signal.SIGKILL)
 
     async def stop(self, name: str) -> None:
-        """End it cleanly and do not start it again."""
+        """End it cleanly, without a restart."""
         child = self.table.get(name)
         if child is None:
             return
@@ -151,21 +152,21 @@ class Children:
         child.stopping = None
 
     async def replace(self, name: str) -> None:
-        """Stop it and start it with the config of the plan."""
+        """Stop it, and start it with the planned config."""
         await self.stop(name)
         child = self.table[name]
         child.failures = 0
         self._start(child)
 
     async def remove(self, name: str) -> None:
-        """End it for good: what belongs to the cluster is known by its config."""
+        """End it for good and delete its config, which marks it as part of the cluster."""
         await self.stop(name)
         self.table.pop(name, None)
         self._folder.process(name).unlink(missing_ok=True)
         self._folder.config(name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Watch no more; everything goes on running."""
+        """Stop watching. The processes keep running."""
         for child in self.table.values():
             if child.watch is not None:
                 child.watch.close()
@@ -199,7 +200,7 @@ class Children:
         self._on_change()
 
     def _take_over(self, child: Child) -> ProcessRecord | None:
-        """What runs of it already, written down or not."""
+        """The record of its running process, also if the record was never written."""
         record = load_record(self._folder.process(child.plan.name))
         if record is not None:
             self._watch(child, record)
@@ -211,7 +212,7 @@ class Children:
         return record
 
     def _write_down(self, child: Child) -> None:
-        """A process that could not be written down is kept and known all the same; it is tried again."""
+        """Write the record of a process. After a failure the process is kept, and the write is tried again."""
         again = child.unwritten is not None
         if child.unwritten is not None:
             child.unwritten.cancel()
@@ -223,7 +224,7 @@ class Children:
             save_record(self._folder.process(name), child.record)
         except OSError as error:
             if not again:
-                said = f"{name} runs as process {child.record.pid}, which cannot be written down: {error}"
+                said = f"{name} runs as process {child.record.pid}, but its record cannot be written: {error}"
                 self._event("Warning", "ProcessRecordNotWritten", said, name)
             child.unwritten = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._write_down, child)
 
@@ -263,8 +264,10 @@ class Children:
         return group is not None and any(c.plan.group == group and c.record is not None for c in others)
 
     def _orphan(self, plan: ProcessPlan) -> ProcessRecord | None:
-        """A process that was started, but whose record was never written: the supervisor was killed in between, or
-        the disk was full. It is out of date where the config that it was started with is not the planned one."""
+        """Find a process whose record was never written: the supervisor was killed, or the disk was full.
+
+        It is outdated if the config at its start differs from the planned one.
+        """
         found = (r for r in started_with(self._folder.configs, {plan.module}) if r.name == plan.name)
         record = next(found, None)
         with suppress(OSError):

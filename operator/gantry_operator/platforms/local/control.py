@@ -1,4 +1,4 @@
-"""How a command talks to the supervisor: one line of JSON each way over a loopback port.
+"""Requests of commands to the supervisor: one line of JSON each way over a loopback port.
 
 The port and a secret are in `supervisor.json`, which only the user can read.
 """
@@ -25,12 +25,12 @@ Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class ControlError(Exception):
-    """The supervisor refused, or could not do it: the reason in words."""
+    """The supervisor refused a request or failed. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorRecord:
-    """Who supervises a cluster now."""
+    """The present supervisor of a cluster."""
 
     pid: int
     port: int
@@ -38,7 +38,7 @@ class SupervisorRecord:
 
 
 def supervisor_of(folder: ClusterFolder) -> SupervisorRecord | None:
-    """The supervisor that runs; None when there is none."""
+    """The record of the running supervisor; None: none runs."""
     known = read_json(folder.supervisor)
     if not isinstance(known, dict) or start_mark(int(known.get("pid", -1))) != known.get("started"):
         return None
@@ -46,7 +46,9 @@ def supervisor_of(folder: ClusterFolder) -> SupervisorRecord | None:
 
 
 async def serve(folder: ClusterFolder, handler: Handler) -> asyncio.Server:
-    """Take requests, and write down where. `handler(op, arguments)` answers; what it raises as ControlError is told."""
+    """Serve requests, and write the port and the secret to disk. `handler(op, arguments)` answers; the caller gets
+    the text of its ControlError.
+    """
     secret = secrets.token_hex(16)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,7 +78,7 @@ async def serve(folder: ClusterFolder, handler: Handler) -> asyncio.Server:
 
 
 async def ask(folder: ClusterFolder, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-    """Raises ControlError, also when no supervisor runs."""
+    """Send a request. Raises ControlError, also when no supervisor runs."""
     record = supervisor_of(folder)
     if record is None:
         raise ControlError("`gantry up` is not running for this cluster")

@@ -1,4 +1,4 @@
-"""`make demo`: a cluster, a producer, a master killed with kill -9, and the account afterwards. Cleans up."""
+"""`make demo`: a cluster, a producer, a master killed with kill -9, and the count of messages afterwards. Cleans up."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ What to try next:
   gantry produce Orders --count 10000
   gantry consume Orders --group billing
   gantry status                                  and kill -9 one of the pids that it shows
-  gantry switchover a                            another master, without an error for anybody
+  gantry switchover a                            another master, without an error for any client
   gantry down
 RocketMQ's own clients, mqadmin and dashboards work with the same NameServer address.
 """
 
 
 class Demo:
-    """One run in a folder of its own."""
+    """One run in its own folder."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -100,7 +100,7 @@ class Demo:
             try:
                 result = await producer.send(TOPIC, body, keys=str(self.number))
             except (ClientError, RemotingError):
-                # Not promised, so not on the account; the next one is.
+                # Not acknowledged, so not counted. The next message is.
                 await asyncio.sleep(0.01)
                 continue
             if result.status == SendStatus.SEND_OK:

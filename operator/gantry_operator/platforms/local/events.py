@@ -1,4 +1,4 @@
-"""What happened to a local cluster, a line of JSON each: the events that Kubernetes would keep beside the resource."""
+"""The events of a local cluster, one line of JSON each, like those that Kubernetes keeps for a resource."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gantry_operator.cluster.timestamps import utc
 log = logging.getLogger(__name__)
 
 KEEP = 200
-"""Events kept; the file is rewritten when it holds ten times as many."""
+"""Number of events kept. The file is rewritten when it holds ten times as many."""
 
 
 class EventLog:
-    """Appends events to a file and shows them. The same words again within a minute only count up in memory."""
+    """Appends events to a file and shows them. An equal event within a minute only increases a count in memory."""
 
     def __init__(self, path: Path, show: Callable[[str], None] | None = None) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class EventLog:
         self._last: dict[tuple[str, str], float] = {}
 
     def add(self, kind: str, reason: str, message: str, about: str) -> None:
-        """Never raises: whoever reports a fault must not fail by it. What cannot be written is still shown."""
+        """Never raises: a report of an error must not cause another. An event that cannot be written is still shown."""
         now = time.monotonic()
         key = (reason, message)
         if now - self._last.get(key, -1e9) < 60:
@@ -58,7 +58,7 @@ class EventLog:
 
 
 def last_events(path: Path, count: int) -> list[dict[str, Any]]:
-    """The newest, oldest of them first."""
+    """The newest events, oldest first."""
     try:
         lines = deque(path.read_text().splitlines(), maxlen=count)
     except OSError:
@@ -68,6 +68,6 @@ def last_events(path: Path, count: int) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            # A line that was cut by a crash.
+            # A crash may leave an incomplete line.
             continue
     return found

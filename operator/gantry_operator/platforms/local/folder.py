@@ -1,8 +1,8 @@
-"""Where a local cluster lives on disk, and how commands find it.
+"""The folder of a local cluster, and the pointers by which commands find it.
 
-One folder per cluster: the manifest, ports, registry, configs, logs, data, what runs. By default it lies under
-`$XDG_STATE_HOME/gantry/` (`~/.local/state/gantry/`). A small pointer file there for each cluster that was started, also
-for those with a folder of their own, lets every command find them.
+One folder per cluster holds the manifest, ports, registry, configs, logs, data and process records. Its default
+location is `$XDG_STATE_HOME/gantry/` (`~/.local/state/gantry/`). A small pointer file there for each started cluster,
+also for one in another folder, lets every command find it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class ClusterNotFound(Exception):
-    """No cluster, or several: the text says what to do."""
+    """No cluster, or several. The text says what to do."""
 
 
 def state_home() -> Path:
-    """Where the user's clusters are kept."""
+    """The default location of the user's clusters."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "gantry"
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter, or take the rights of others from one that there is. Raises OSError.
+    """Create a folder that only this user can enter, or restrict an existing one. Raises OSError.
 
-    Folders above it that there are not yet are made as the system makes them.
+    Missing parents get the system's default mode.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = stat.S_IMODE(folder.stat().st_mode)
@@ -48,7 +48,7 @@ def make_private(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFolder:
-    """Paths of one cluster."""
+    """The paths of one cluster."""
 
     root: Path
 
@@ -71,7 +71,7 @@ class ClusterFolder:
 
     @property
     def token(self) -> TokenFile:
-        """What reads it. One that goes on reading keeps the last token while the file cannot be read."""
+        """A reader of the token. It returns the last token while the file cannot be read."""
         return TokenFile(self.token_file)
 
     @property
@@ -80,7 +80,7 @@ class ClusterFolder:
 
     @property
     def supervisor(self) -> Path:
-        """Who supervises, and on which port it takes requests."""
+        """The record of the supervisor and its port."""
         return self.root / "supervisor.json"
 
     @property
@@ -97,7 +97,7 @@ class ClusterFolder:
 
     @property
     def conditions(self) -> Path:
-        """Conditions as last shown, for the times at which they changed."""
+        """Conditions as last shown, with the times of their changes."""
         return self.root / "conditions.json"
 
     def process(self, name: str) -> Path:
@@ -113,7 +113,7 @@ class ClusterFolder:
         return self.root / "data" / name
 
     def make(self) -> None:
-        """The folders that others write into, for this user alone, and the admin token. Raises OSError."""
+        """Create the subfolders, for this user alone, and the admin token. Raises OSError."""
         make_private(self.root)
         for part in ("run", "config", "log", "data", "registry"):
             make_private(self.root / part)
@@ -125,17 +125,17 @@ class ClusterFolder:
 
     @property
     def running(self) -> Path:
-        """What runs: a record for each process."""
+        """The names of processes with a record."""
         return self.root / "run"
 
     @property
     def configs(self) -> Path:
-        """What belongs to the cluster, whether it runs or not: a config for each process."""
+        """The names of the cluster's processes, running or not: each has a config."""
         return self.root / "config"
 
     @property
     def file_name(self) -> str:
-        """Of a file about this cluster among those about others."""
+        """The file about this cluster in a folder with files of all clusters."""
         return f"{hashlib.sha256(str(self.root).encode()).hexdigest()[:12]}.json"
 
     # ---- the pointer by which commands find it
@@ -158,7 +158,7 @@ def default_folder(name: str) -> ClusterFolder:
 
 
 def known_clusters() -> Iterator[tuple[str, ClusterFolder]]:
-    """Clusters that were started and not taken down, by name."""
+    """Started clusters that are not stopped, by name."""
     pointers = state_home() / "clusters"
     if not pointers.is_dir():
         return
@@ -171,7 +171,7 @@ def known_clusters() -> Iterator[tuple[str, ClusterFolder]]:
 
 
 def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
-    """The cluster that is meant: by folder, by name, or the only one there is. Raises ClusterNotFound."""
+    """Find the cluster by folder, by name, or as the only one. Raises ClusterNotFound."""
     if directory is not None:
         folder = ClusterFolder(directory.expanduser().resolve())
         if not folder.manifest.exists():
@@ -193,7 +193,7 @@ def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
 
 
 def read_json(path: Path) -> Any:
-    """None when the file is not there or holds no JSON."""
+    """The JSON in a file; None: it is missing or holds no JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -201,6 +201,6 @@ def read_json(path: Path) -> Any:
 
 
 def read_ports(path: Path) -> dict[str, int]:
-    """Ports by use, see `ports.Ports`; without those that are no numbers, as if none had been given yet."""
+    """Ports by use, see `ports.Ports`. Invalid values are left out, as if no port had been chosen yet."""
     known = read_json(path)
     return {use: port for use, port in known.items() if type(port) is int} if isinstance(known, dict) else {}

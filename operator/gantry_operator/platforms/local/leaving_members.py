@@ -1,6 +1,6 @@
-"""What the plan has no more and has not left yet, as the folder knows it: so a scale-down outlives its supervisor.
+"""Processes that left the plan and still belong to the cluster, by the folder. A scale-down survives its supervisor.
 
-The config of a process is written before it is started, and goes when it has left for good.
+The config of a process is written before its start, and deleted when it has left for good.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gantry_operator.platforms.local.process_plan import NAME_SERVER, ProcessPla
 
 
 def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
-    """Members of the plan's groups by name. Also those that do not run: a group may not be whole without them."""
+    """Leaving members of the plan's groups by name, running or not: a group may be incomplete without them."""
     groups = {g.name for g in plan.groups}
     planned = {m.name for m in plan.members}
     found = {}
@@ -29,7 +29,7 @@ def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
 
 
 def surplus_name_servers(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
-    """NameServers that the plan has no more."""
+    """NameServers that are no longer in the plan."""
     planned = {s.name for s in plan.name_servers}
     found = []
     for path in sorted(folder.configs.glob("*.json")):
@@ -40,7 +40,7 @@ def surplus_name_servers(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]
 
 
 def with_leaving(plan: Plan, leaving: Iterable[MemberPlan]) -> Plan:
-    """The plan with those who have not left yet."""
+    """The plan including leaving members."""
     more = list(leaving)
     if not more:
         return plan

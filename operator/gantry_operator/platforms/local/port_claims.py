@@ -1,7 +1,7 @@
-"""Ports that other local clusters of this user have been given, whether or not somebody listens there just now.
+"""Ports of this user's other local clusters, whether or not a process listens there now.
 
-A group's port is free for a moment in every failover. Another cluster that looked for ports in that moment would take
-it, and be sent what the first one's clients send: acknowledged, and stored in the wrong cluster.
+A group's port is free for a moment in every failover. Without a claim, another cluster could take it in that moment and
+receive the first cluster's messages: acknowledged, but stored in the wrong cluster.
 """
 
 from __future__ import annotations
@@ -23,55 +23,57 @@ from gantry_operator.registry.file import write_whole
 
 log = logging.getLogger(__name__)
 
-TURN_S = 2.0
-"""Whoever chooses takes much less; one that stands still in the middle of it is not waited for."""
+LOCK_WAIT_S = 2.0
+"""Seconds to wait for the lock. Choosing ports takes much less, so a longer holder is stuck."""
 LOOK_S = 0.01
 
 
 def claims_folder() -> Path:
-    """One for each user of the machine, until it is started anew. It does not follow XDG_STATE_HOME: ports are the
-    machine's."""
+    """The folder of claims, one per user until the machine restarts. It ignores XDG_STATE_HOME, because ports belong
+    to the machine.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"gantry-ports-{os.getuid()}"
 
 
-class Turn:
-    """To choose ports, for one program of this user at a time; `lock` None: another one may choose meanwhile. `known`:
-    claims can be kept."""
+class PortAllocationLock:
+    """The right to choose ports, for one program of this user at a time. `file` None: another program may choose at
+    the same time. `known`: claims can be kept.
+    """
 
-    def __init__(self, lock: IO[str] | None, *, known: bool = True) -> None:
-        self.lock = lock
+    def __init__(self, file: IO[str] | None, *, known: bool = True) -> None:
+        self.file = file
         self.known = known
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> PortAllocationLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.lock is not None:
-            self.lock.close()
+        if self.file is not None:
+            self.file.close()
 
 
-def take_turn() -> Turn:
-    """Waits for it, but not for long: whoever has an event loop asks in a thread, so that the failover goes on."""
+def acquire_port_lock() -> PortAllocationLock:
+    """Wait for the lock, for a limited time. Call it in a thread, so that the event loop and the failover go on."""
     folder = claims_folder()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to somebody else")
+            raise PermissionError(f"{folder} belongs to another user")
     except OSError as error:
         log.warning("ports of other clusters are not known: %s", error)
-        return Turn(None, known=False)
+        return PortAllocationLock(None, known=False)
     try:
-        return Turn(_locked(folder / "lock"))
+        return PortAllocationLock(_locked(folder / "lock"))
     except OSError as error:
         log.warning("another cluster may choose ports at the same time: %s", error)
-        return Turn(None)
+        return PortAllocationLock(None)
 
 
 def _locked(path: Path) -> IO[str]:
-    """Raises OSError, also where another program holds it all the time."""
+    """Open and lock the file. Raises OSError, also when another program keeps the lock."""
     lock = open(path, "a")  # noqa: SIM115
-    deadline = time.monotonic() + TURN_S
+    deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +81,7 @@ def _locked(path: Path) -> IO[str]:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 lock.close()
-                raise TimeoutError(f"another `gantry up` holds {path} and does not go on") from None
+                raise TimeoutError(f"another `gantry up` holds {path} for too long") from None
         except OSError:
             lock.close()
             raise
@@ -87,30 +89,30 @@ def _locked(path: Path) -> IO[str]:
 
 
 @contextmanager
-def ports_of_others(own: Path, turn: Turn) -> Iterator[frozenset[int]]:
-    """The ports of all clusters that run, but for the one in the folder `own`, which is known to the others afterwards.
+def ports_of_others(own: Path, lock: PortAllocationLock) -> Iterator[frozenset[int]]:
+    """Claim the ports of the folder `own`, and return the ports of all other running clusters.
 
-    Nobody else chooses meanwhile, unless the turn was not had in time, and the turn is over then. Where claims cannot
-    be kept there are none, and only a listener makes a port taken.
+    No other program chooses meanwhile, unless the wait for the lock failed. The lock is released afterwards. Without
+    working claims only a listening process marks a port as used.
     """
-    with turn:
-        if not turn.known:
+    with lock:
+        if not lock.known:
             yield frozenset()
             return
         folder = claims_folder()
-        tidy = turn.lock is not None  # Else it may be written anew meanwhile.
+        tidy = lock.file is not None  # Without the lock another program may be writing the file.
         yield frozenset(port for path in folder.glob("*.json") for port in _claimed(path, own, tidy))
         mine = {"folder": str(own), "pid": os.getpid(), "started": start_mark(os.getpid())}
         try:
             write_whole(folder / ClusterFolder(own).file_name, json.dumps(mine))
         except OSError as error:
-            if turn.lock is not None:
+            if lock.file is not None:
                 raise
             log.warning("the ports of %s are not known to other clusters: %s", own, error)
 
 
 def _claimed(path: Path, own: Path, tidy: bool) -> Iterator[int]:
-    """`tidy`: a claim that is over is removed."""
+    """Whether the claim is valid. `tidy`: delete an expired claim."""
     claim = read_json(path)
     root = Path(claim["folder"]) if isinstance(claim, dict) and "folder" in claim else None
     if root == own:
@@ -124,7 +126,7 @@ def _claimed(path: Path, own: Path, tidy: bool) -> Iterator[int]:
 
 
 def _lives(cluster: ClusterFolder, claim: dict[str, object]) -> bool:
-    """Who chose is at it still, or one of the cluster's processes runs."""
+    """The program that chose still runs, or one of the cluster's processes does."""
     pid = claim.get("pid")
     if isinstance(pid, int) and start_mark(pid) == claim.get("started"):
         return True

@@ -1,4 +1,4 @@
-"""Which ports a local cluster uses: RocketMQ's own when they are free, others when not, the same at every start."""
+"""Chooses the ports of a local cluster: RocketMQ's own if free, others if not, and the same ones at every start."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from pathlib import Path
 
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.local.folder import read_ports
-from gantry_operator.platforms.local.port_claims import Turn, ports_of_others, take_turn
+from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock, ports_of_others
 from gantry_operator.registry.file import write_durably, write_whole
 
 HOST = "127.0.0.1"
 NAME_SERVER_PORT = 9876
 BROKER_PORT = 10911
-"""Of the first group; each further group begins GROUP_STEP higher, its members' own ports follow."""
+"""The port of the first group. Each further group begins GROUP_STEP higher, followed by its members' ports."""
 GROUP_STEP = 20
 HTTP_ABOVE = 8_000
-"""A member's HTTP port lies this far above its remoting port."""
+"""Distance of a member's HTTP port above its remoting port."""
 INTERNAL_ABOVE = 4_000
-"""A member's replication port and a NameServer's registration port lie this far above the port for clients."""
+"""Distance of a member's replication port, and of a NameServer's registration port, above the port for clients."""
 OTHER_PORTS = range(20_000, 30_000)
-"""Where RocketMQ's own are taken. Below those from which a system serves connections that go out: a client that asks
-for the group's port again and again while nobody has it would else be connected to itself one day, and hold it. And
-below the ports that a Kubernetes of this machine takes."""
+"""The range of ports if RocketMQ's own are used.
+
+It lies below the range for outgoing connections. Otherwise a client that connects again and again to a group's free
+port could be connected to itself and occupy the port. It also lies below the ports that a Kubernetes on this machine
+takes.
+"""
 
 
 def replication(member: str) -> str:
@@ -41,13 +44,14 @@ def registration(server: str) -> str:
 
 
 class NoPort(LookupError):
-    """A use that was given no port: the text says what to do."""
+    """A use has no port. The text says what to do."""
 
 
 @dataclass(slots=True)
 class Ports:
     """Ports by use: "demo-namesrv-0", "demo-namesrv-0/registration", "group/a", "demo-a-0", "demo-a-0/replication",
-    "demo-a-0/http"."""
+    "demo-a-0/http".
+    """
 
     path: Path
     taken: dict[str, int] = field(default_factory=dict)
@@ -57,29 +61,29 @@ class Ports:
         return cls(path, read_ports(path))
 
     def __getitem__(self, use: str) -> int:
-        """Raises NoPort."""
+        """The port of a use. Raises NoPort."""
         port = self.taken.get(use)
         if port is None:
             raise NoPort(f"{self.path} holds no port of {use}: start the cluster with gantry up, which chooses one")
         return port
 
     def address(self, use: str) -> str:
-        """Raises NoPort."""
+        """The host:port of a use. Raises NoPort."""
         return f"{HOST}:{self[use]}"
 
-    def choose(self, plan: Plan, running: frozenset[str], turn: Turn | None = None) -> list[str]:
-        """Give every use a port, and write the choice down. Raises OSError.
+    def choose(self, plan: Plan, running: frozenset[str], lock: PortAllocationLock | None = None) -> list[str]:
+        """Give every use a port, and write the choice to disk. Raises OSError.
 
-        `running`: names of processes that hold theirs now. A remembered port that somebody else has taken is replaced,
-        be it by listening or as the port of another cluster in the middle of a failover; the answer names those uses,
-        because clients may have the old address. What runs keeps its ports though the plan has it no more, until it
-        has ended. `turn` is over then; None: it is waited for here.
+        `running`: names of processes that hold their ports now. A remembered port is replaced if another program
+        listens on it or another cluster has claimed it. The result names the replaced uses, because clients may know
+        the old address. A running process keeps its ports until it ends, also outside the plan. The lock is released
+        afterwards; without one, this call waits for it.
         """
-        with ports_of_others(self.path.parent.resolve(), turn or take_turn()) as foreign:
+        with ports_of_others(self.path.parent.resolve(), lock or acquire_port_lock()) as foreign:
             moved = self._choose(plan, running, foreign)
             text = json.dumps(self.taken, indent=1)
             write_whole(self.path, text)
-        write_durably(self.path, text)  # The turn is over: who waits for it waits for no disk.
+        write_durably(self.path, text)  # The lock is released before the write to disk.
         return moved
 
     def _choose(self, plan: Plan, running: frozenset[str], foreign: frozenset[int]) -> list[str]:
@@ -119,14 +123,14 @@ def _owners(plan: Plan, use: str) -> frozenset[str]:
 
 
 def _process(use: str) -> str:
-    """The name of the process whose port it is; of a group's port that of no process."""
+    """The name of the process that owns the port; a group's port belongs to no process."""
     return use if use.startswith("group/") else use.partition("/")[0]
 
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Overflow: so many groups that their ports in a row would go beyond the last one.
+        # Overflow: with this many groups the consecutive ports would exceed the last one.
         with suppress(OSError, OverflowError):
             probe.bind((HOST, port))
             return True
@@ -134,7 +138,7 @@ def _free(port: int) -> bool:
 
 
 def _any_free(taken: Set[int]) -> int:
-    """Raises OSError when there is none."""
+    """Find a free port. Raises OSError when there is none."""
     for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)):
         if port not in taken and _free(port):
             return port

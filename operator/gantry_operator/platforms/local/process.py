@@ -1,6 +1,6 @@
-"""Processes that outlive the one that started them: started, recognised again, watched, ended.
+"""Processes that outlive their parent: start, recognise, watch, end.
 
-A process is known by its pid and its start time: a pid alone may belong to somebody else by now.
+A process is identified by its pid and its start time, because a pid may be reused.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gantry_operator.platforms.local.folder import read_json
 from gantry_operator.registry.file import write_whole
 
 POLL_S = 0.2
-"""Where the system has no pidfd, exits are noticed this late."""
+"""Seconds between checks for an exit on a system without pidfd."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What is written down of a running process. `config`: digest of the config it was started with."""
+    """The record of a running process. `config`: digest of the config at its start."""
 
     name: str
     pid: int
@@ -34,7 +34,9 @@ class ProcessRecord:
 
 
 def start_mark(pid: int) -> str | None:
-    """Something that tells this life of the pid from every other; None when no such process runs (or only a zombie)."""
+    """A mark of this process that a later one with the same pid lacks; None: no such process runs (or only a
+    zombie).
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -62,7 +64,7 @@ def alive(record: ProcessRecord) -> bool:
 
 
 def listens(pid: int, port: int) -> bool | None:
-    """Whether a process listens on a TCP port; None where the system does not tell."""
+    """Whether a process listens on a TCP port; None if the system does not report it."""
     sockets = set()
     try:
         for table in ("tcp", "tcp6"):
@@ -82,7 +84,7 @@ def listens(pid: int, port: int) -> bool | None:
 
 
 def load_record(path: Path) -> ProcessRecord | None:
-    """The process written down there, if it still runs."""
+    """The recorded process, if it still runs."""
     known = read_json(path)
     try:
         record = ProcessRecord(**known)
@@ -92,11 +94,12 @@ def load_record(path: Path) -> ProcessRecord | None:
 
 
 def started_with(configs: Path, modules: Collection[str]) -> Iterator[ProcessRecord]:
-    """What runs one of these modules with a config of that folder, also where no record tells of it; with an empty
-    digest. Nobody where the system does not tell.
+    """Processes that run one of these modules with a config of that folder, with or without a record.
 
-    All are started in the folder above that one, by a whole path. The same words may mean another folder for a process
-    that runs elsewhere: in a container, or since before a folder was moved."""
+    Their config digest is empty. Returns none if the system does not list processes. Every process is started with an
+    absolute path in the folder above. A process elsewhere, in a container for example, may use the same path for
+    another folder.
+    """
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = os.fsdecode(path.read_bytes()).split("\0")
@@ -113,8 +116,9 @@ def started_with(configs: Path, modules: Collection[str]) -> Iterator[ProcessRec
 
 
 def start(name: str, argv: Sequence[str], *, config: str, log: Path, cwd: Path) -> ProcessRecord:
-    """Start it in a session of its own, so that neither a closed terminal nor Ctrl-C reaches it. Raises OSError, and
-    then it does not run; it is still to be written down."""
+    """Start it in its own session, so that neither a closed terminal nor Ctrl-C reaches it. Raises OSError if it
+    does not run. The caller writes the record.
+    """
     with open(log, "ab") as out:
         child = subprocess.Popen(
             list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd, start_new_session=True
@@ -123,23 +127,23 @@ def start(name: str, argv: Sequence[str], *, config: str, log: Path, cwd: Path) 
     try:
         started = start_mark(child.pid)
     except OSError:
-        child.kill()  # Nobody would know it again.
+        child.kill()  # Without a start time it could not be recognised later.
         child.wait()
         raise
     return ProcessRecord(name, child.pid, started or "gone", config)
 
 
 def save_record(path: Path, record: ProcessRecord) -> None:
-    """Raises OSError."""
+    """Write the record of a process. Raises OSError."""
     write_whole(path, json.dumps(asdict(record)))
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Our own, which must be waited for when they end."""
+"""Child processes of this program, which must be waited for when they end."""
 
 
 def reap(pid: int) -> int | None:
-    """The exit status of one of our own that ended; None for others."""
+    """The exit status of a child that ended; None for other processes."""
     child = _children.get(pid)
     if child is None:
         return None
@@ -150,7 +154,7 @@ def reap(pid: int) -> int | None:
 
 
 def send(record: ProcessRecord, number: int) -> bool:
-    """Signal it, if it is still the same process."""
+    """Send a signal if the pid is still the same process."""
     if not alive(record):
         return False
     with suppress(ProcessLookupError):
@@ -160,10 +164,12 @@ def send(record: ProcessRecord, number: int) -> bool:
 
 
 def end(records: Sequence[ProcessRecord], patience_s: float) -> list[str]:
-    """End all of them, cleanly where that works within `patience_s`. The names of those that had to be killed."""
+    """End all processes, cleanly if that works within `patience_s` seconds. Returns the names of those that were
+    killed.
+    """
     for record in records:
         if send(record, signal.SIGTERM):
-            # A frozen one would never see it.
+            # A frozen process would never handle the signal.
             send(record, signal.SIGCONT)
     deadline = time.monotonic() + patience_s
     left = list(records)
@@ -184,7 +190,7 @@ def _runs(record: ProcessRecord) -> bool:
 
 
 class ExitWatch:
-    """Calls back once when a process ends, whoever started it."""
+    """Calls back once when a process ends, whether it is a child or not."""
 
     def __init__(self, record: ProcessRecord, on_exit: Callable[[], None]) -> None:
         self._record = record

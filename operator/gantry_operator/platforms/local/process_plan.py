@@ -1,4 +1,4 @@
-"""From the plan to the processes of this machine: what is run with which config."""
+"""From the plan to the processes of this machine, with their configs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class ProcessPlan:
     group: str | None = None
     number: int | None = None
     decisive: str | None = None
-    """The config without what a running process need not know; None: all of it."""
+    """The part of the config that requires a restart after a change; None: all of it."""
 
     @property
     def digest(self) -> str:
         return hashlib.sha256(f"{self.module}\n{self.decisive or self.config}".encode()).hexdigest()[:16]
 
     def argv(self, folder: ClusterFolder) -> list[str]:
-        # -P: nothing in the current folder is imported by chance.
+        # -P: no module is imported from the current folder by accident.
         return [sys.executable, "-P", "-m", self.module, "--config", str(folder.config(self.name))]
 
 
 def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: ClusterFolder) -> list[ProcessPlan]:
-    """NameServers first; the order of starting does not matter, since everybody retries."""
+    """All processes, NameServers first. The order of starts does not matter, because every process retries."""
     servers = [ports.address(s.name) for s in plan.name_servers]
     registrations = [ports.address(registration(s.name)) for s in plan.name_servers]
     found = []
@@ -63,7 +63,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         )  # fmt: skip
         decisive = None
         if cluster.spec.mode == "Raft":
-            # Members that come later say themselves where they are: nobody is restarted for them.
+            # A new member announces its own address, so its group need not restart.
             decisive = config_of_broker.model_dump_json(indent=1)
             first = {m.number: ports.address(replication(m.name)) for m in plan.group(member.group).members}
             config_of_broker = config_of_broker.model_copy(update={"members": first})

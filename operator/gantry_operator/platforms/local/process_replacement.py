@@ -19,8 +19,9 @@ class ProcessReplacement:
         leaving: Callable[[], dict[str, MemberPlan]],
         bring_up: Callable[[], Awaitable[None]],
     ) -> None:
-        """`leaving`: members outside the plan that still run, by name; a removed one is deleted from it.
-        `bring_up` starts what the plan wants."""
+        """`leaving`: running members outside the plan, by name. A removed member is deleted from it. `bring_up`
+        starts the planned processes.
+        """
         self._children = children
         self._plan = plan
         self._leaving = leaving
@@ -46,7 +47,7 @@ class ProcessReplacement:
     async def remove_member(self, group: str, name: str) -> None:
         await self._children().remove(name)
         if self._leaving().pop(name, None) is None:
-            await self._bring_up()  # The spec was changed meanwhile and contains the member again.
+            await self._bring_up()  # A later change of the spec contains the member again.
 
     async def finish_change(self) -> bool:
         """NameServers change after the brokers know the new ones: outdated ones restart, surplus ones stop."""

@@ -1,4 +1,4 @@
-"""The status of a local cluster, put together from its folder and its processes. Needs no supervisor."""
+"""The status of a local cluster, from its folder and its processes. Works without a supervisor."""
 
 from __future__ import annotations
 
@@ -43,16 +43,15 @@ class LocalStatus:
     supervised: bool
 
     def to_object(self) -> dict[str, Any]:
-        """The resource as Kubernetes would give it out, with its events."""
+        """The resource in the form of the Kubernetes API, with its events."""
         out = self.cluster.model_dump(mode="json", exclude={"status"}, exclude_none=True)
         out["status"] = self.status.to_object() | {"events": self.events, "supervised": self.supervised}
         return out
 
 
 async def local_status(folder: ClusterFolder) -> LocalStatus:
-    """Asks everybody at once, with a second at most for each of four steps.
-
-    Raises OSError, pydantic.ValidationError, NoPort.
+    """Ask all processes at once, with at most a second for each of four steps. Raises OSError,
+    pydantic.ValidationError, NoPort.
     """
     cluster = load_saved(folder)
     planned = plan(cluster)
@@ -120,7 +119,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
 
 
 async def _doing(folder: ClusterFolder) -> dict[str, Any]:
-    """What the supervisor does and what does not succeed; nothing where none answers."""
+    """Actions and problems of the supervisor; empty if none answers."""
     try:
         return await ask(folder, "info", ANSWER_S)
     except ControlError:
@@ -128,7 +127,7 @@ async def _doing(folder: ClusterFolder) -> dict[str, Any]:
 
 
 async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[dict[str, Any] | None, str]:
-    """The member's status, or why there is none."""
+    """The member's status, or the reason why there is none."""
     try:
         url = f"http://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
         answer = await client.get(url, timeout=ANSWER_S)
@@ -147,7 +146,7 @@ async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[
 
 
 def _elected(statuses: list[dict[str, Any] | None]) -> Entry | None:
-    """Mode Raft: what the leader says is what a registry would hold."""
+    """Mode Raft: the leader's report, in the form of a registry entry."""
     leader = leader_of([report_from(s) for s in statuses if s is not None])
     return (
         None if leader is None else Entry(LeadershipRecord(leader.epoch, leader.version, leader.id, keeping_up(leader)))
@@ -180,8 +179,10 @@ async def _why_not(
     client: RemotingClient, address: str, group: str, known: list[str | None], members: list[ObservedMember],
     waits: dict[str, str] | None,
 ) -> str | None:  # fmt: skip
-    """None: a NameServer gives out the master's address, and a message that was sent there was read back. `waits`: what
-    the supervisor waits for in this group, if it does."""
+    """None: a NameServer returns the master's address, and a message sent there was read back; else the reason.
+
+    `waits`: why the supervisor waits in this group, if it does.
+    """
     masters = [m for m in members if m.group == group and m.status is not None and m.status["role"] == "Master"]
     writable = [m for m in masters if m.status is not None and m.status.get("writable")]
     if not masters:
@@ -220,7 +221,7 @@ def _before(folder: ClusterFolder) -> BrokerClusterStatus:
 
 
 def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
-    """For the times of the conditions. A folder that cannot be written still has its status shown."""
+    """Keep the times of the conditions. The status is shown even if the folder cannot be written."""
     kept = status.model_copy(update={"members": [], "nameServerMembers": []})
     try:
         write_whole(folder.conditions, kept.model_dump_json(by_alias=True))
@@ -237,6 +238,6 @@ def http_urls(folder: ClusterFolder) -> list[str]:
 
 
 def name_server_addresses(folder: ClusterFolder) -> str:
-    """What clients are configured with. Raises OSError, pydantic.ValidationError, NoPort."""
+    """The NameServer addresses for clients. Raises OSError, pydantic.ValidationError, NoPort."""
     ports = Ports.load(folder.ports)
     return ";".join(ports.address(s.name) for s in plan(load_saved(folder)).name_servers)

@@ -1,7 +1,7 @@
-"""`gantry up` as it runs: processes kept alive and failover over them. Light, because it runs all day.
+"""The process of `gantry up`: keeps processes running and runs the failover. Light, because it runs all day.
 
-Only one supervises a cluster: it holds a lock for its life. When it is killed the brokers go on, and the next one takes
-the running processes over. SIGINT, SIGTERM and SIGHUP end the supervisor alone, in the same way.
+One supervisor per cluster: it holds a lock while it runs. After its death the brokers continue, and the next supervisor
+adopts them. SIGINT, SIGTERM and SIGHUP end only the supervisor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
-from gantry_operator.platforms.local.port_claims import Turn, take_turn
+from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock
 from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
@@ -61,7 +61,7 @@ class Supervisor:
         self.cluster = cluster
         self.plan: Plan = plan(cluster)
         self.leaving: dict[str, MemberPlan] = leaving_members(folder, self.plan)
-        """Members that the plan has no more and that have not left yet."""
+        """Members that left the plan and still belong to the cluster."""
         self.ports = Ports.load(folder.ports)
         self.events = EventLog(folder.events, show)
         self.children = Children(folder, self.events.add, self._processes_changed)
@@ -82,14 +82,14 @@ class Supervisor:
         self._started_at = time.monotonic()
         self._ready_after_s = 0.0
 
-    # ---- life
+    # ---- life cycle
 
     async def run(self) -> None:
-        """Until a signal comes, or `stop` is asked for."""
+        """Runs until a signal comes, or until a command requests the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
-        self.bring_up(await asyncio.to_thread(take_turn))
+        self.bring_up(await asyncio.to_thread(acquire_port_lock))
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
@@ -101,7 +101,7 @@ class Supervisor:
             self.folder.supervisor.unlink(missing_ok=True)
 
     async def close(self) -> None:
-        """Let go of everything; the processes go on."""
+        """Release all resources. The processes keep running."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -111,24 +111,24 @@ class Supervisor:
         await self._remoting.close()
 
     def watch_only(self, group: str) -> GroupController:
-        """The failover of one group over what runs, without starting anything. Raises KeyError."""
+        """Start the failover of one group over its running processes, without starting any. Raises KeyError."""
         self.plan.group(group)
         self.children.plan(self._process_plans(), keep_alive=False)
         return self._groups.make(group, self.cluster.spec.mode)
 
     async def _bring_up_again(self) -> None:
-        self.bring_up(await asyncio.to_thread(take_turn))
+        self.bring_up(await asyncio.to_thread(acquire_port_lock))
 
-    def bring_up(self, turn: Turn) -> None:
-        """Start or take over what the spec wants and what has not left yet; what runs already is left alone.
+    def bring_up(self, lock: PortAllocationLock) -> None:
+        """Start or adopt planned and leaving processes. Running ones are left alone.
 
-        `turn`: to choose ports. It is taken in a thread, since another program may stand still with it.
+        `lock`: the lock for choosing ports. A thread waits for it, because another program may hold it for long.
         """
         surplus = surplus_name_servers(self.folder, self.plan)
         names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
-        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, turn):
+        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, lock):
             self.events.add("Warning", "PortInUse", f"the port of {use} is used by another program now", use)
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
@@ -142,7 +142,7 @@ class Supervisor:
         return process_plans(self.cluster, whole, self.ports, self.folder)
 
     def _newcomers(self) -> set[str]:
-        """Members that come to a group that there is already."""
+        """Members that are new in an existing group."""
         found: set[str] = set()
         for group in self.plan.groups:
             new = {m.name for m in group.members if not self.folder.config(m.name).exists()}
@@ -154,7 +154,7 @@ class Supervisor:
         return load_record(self.folder.process(name)) is not None
 
     async def _report_ready(self) -> None:
-        """Says so once a client can send and read, and why not while it cannot."""
+        """Report once when a client can send and read, and the reason while it cannot."""
         while True:
             self.not_ready = await self._why_not_ready()
             if not self.not_ready:
@@ -166,7 +166,7 @@ class Supervisor:
         print(self.describe_ready(), flush=True)
 
     async def _why_not_ready(self) -> str:
-        """Empty: a message was sent to every group and read back."""
+        """Empty: a message was sent to every group and read back; else the reason."""
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
         for group in self.plan.groups:
             loop = self.controllers[group.name]
@@ -185,7 +185,7 @@ class Supervisor:
         return ""
 
     def describe_ready(self) -> str:
-        """What a person who started it wants to know."""
+        """Print the addresses and commands for the user who started the cluster."""
         servers = ";".join(self.ports.address(s.name) for s in self.plan.name_servers)
         lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
         for group in self.plan.groups:
@@ -210,7 +210,7 @@ class Supervisor:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a part of the supervisor failed", exc_info=task.exception())
+            log.error("a task of the supervisor failed", exc_info=task.exception())
             self.events.add("Warning", "SupervisorError", repr(task.exception()), self.cluster.name)
 
     def _processes_changed(self) -> None:
@@ -235,10 +235,10 @@ class Supervisor:
         return ProcessState(gone=not self.children.running(name), deleting=name in self.leaving)
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """Whoever is master serves the group's port. An old master that is frozen still holds it: it has to go.
+        """Make the master serve the group's port. Kill a frozen former master that still holds it.
 
-        Returns when nobody else can hold it: a Raft group may elect before its old leader was silent for long enough
-        to be called frozen, and a leader that was just told to step down may say so a moment later.
+        Returns when no other member can hold it. A Raft group may elect before its former leader has been silent long
+        enough to count as frozen. A leader that has just been demoted may report it a moment later.
         """
         killed: set[str] = set()
         while former := self._may_hold_the_port(group, master.member):
@@ -259,12 +259,15 @@ class Supervisor:
             await asyncio.sleep(PORT_POLL_S)
 
     def _may_hold_the_port(self, group: str, master: int) -> list[tuple[int, MemberWatch]]:
-        """Members whose last word is that they lead, besides the one that does; of one that was not heard yet the
-        system knows whether it listens there: it may be a slave that takes long to answer."""
+        """Members that last reported to lead, without the present leader.
+
+        For a member that was never heard, the system reports whether it listens on the port. A slow slave does not
+        listen there.
+        """
 
         def may(watch: MemberWatch) -> bool:
             pid = self.children.pid(watch.name)
-            # Refused is no sign of it: such a one is starting or ending, and holds no port.
+            # A refused connection is no sign of it: the member is starting or ending, and holds no port.
             if pid is None or watch.reach == "refused":
                 return False
             if watch.report is None:
@@ -281,7 +284,7 @@ class Supervisor:
         try:
             write_whole(self.folder.last_failover, last_failover(change).model_dump_json(by_alias=True))
         except OSError as error:
-            log.error("the last failover could not be written down: %s", error)
+            log.error("the last failover could not be written to disk: %s", error)
         self.events.add(
             "Normal",
             "SwitchoverCompleted" if change.planned else "FailoverCompleted",
@@ -326,7 +329,7 @@ class Supervisor:
         except KeyError as error:
             raise control.ControlError(str(error.args[0])) from None
         try:
-            done = await self.controllers[group].switchover(number, "asked for by gantry switchover")
+            done = await self.controllers[group].switchover(number, "requested by gantry switchover")
         except SwitchoverFailed as error:
             raise control.ControlError(str(error)) from None
         return {"done": done}
@@ -340,25 +343,25 @@ class Supervisor:
             wanted = BrokerCluster.model_validate(manifest)
         except ValidationError as error:
             raise control.ControlError(str(error)) from None
-        with await asyncio.to_thread(take_turn) as turn:
-            return self._go_on_with(wanted, turn)
+        with await asyncio.to_thread(acquire_port_lock) as lock:
+            return self._go_on_with(wanted, lock)
 
-    def _go_on_with(self, wanted: BrokerCluster, turn: Turn) -> dict[str, Any]:
+    def _go_on_with(self, wanted: BrokerCluster, lock: PortAllocationLock) -> dict[str, Any]:
         refuse_change(self.cluster, wanted)
         try:
             save_manifest(self.folder, wanted)
         except OSError as error:
-            raise control.ControlError(f"the spec cannot be written down, so it is not taken: {error}") from None
+            raise control.ControlError(f"the spec cannot be written to disk, so it is not used: {error}") from None
         old = self.cluster
         self._take(wanted)
         try:
-            self.bring_up(turn)
+            self.bring_up(lock)
         except OSError as error:
             self._take(old)
             with suppress(OSError):
                 save_manifest(self.folder, old)
             raise control.ControlError(f"the spec stays as it was, since this one cannot be run: {error}") from None
-        if self.ready:  # It was at some time.
+        if self.ready:  # It was valid once.
             self.ready, self.not_ready, self._started_at = False, "the spec was changed", time.monotonic()
             self._spawn(self._report_ready())
         self.events.add("Normal", "SpecApplied", "the spec was changed", wanted.name)
@@ -367,7 +370,7 @@ class Supervisor:
 
 
 def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
-    """What cannot be changed on a cluster with data. Raises ControlError with the field and the reason."""
+    """Refuse changes that a cluster with data does not allow. Raises ControlError with the field and the reason."""
     if new.name != old.name:
         raise control.ControlError(
             f"metadata.name is {new.name!r}, but this folder holds {old.name!r}: use another --dir"
@@ -400,7 +403,7 @@ def main(argv: Sequence[str]) -> int:
     folder = ClusterFolder(Path(argv[0]))
     with os.fdopen(int(argv[1]), "a"), suppress(KeyboardInterrupt):
         asyncio.run(_run(folder))
-        print("the brokers go on; `gantry up` takes them over again, `gantry down` stops them", flush=True)
+        print("the brokers keep running; `gantry up` adopts them, `gantry down` stops them", flush=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Who may start and end a cluster's processes: one program at a time, for as long as it runs."""
+"""The lock for starting and ending a cluster's processes: one program at a time holds it while it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class AlreadySupervised(Exception):
 
 
 def take_lock(folder: ClusterFolder) -> IO[str]:
-    """Held until it is closed, at the latest when the process ends. Raises AlreadySupervised."""
+    """Take the lock. It is held until it is closed, at the latest when the process ends. Raises AlreadySupervised."""
     lock = open(folder.lock, "a")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

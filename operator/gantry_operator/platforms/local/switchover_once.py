@@ -1,4 +1,4 @@
-"""A switchover while no `gantry up` runs: the command supervises the failover for as long as it takes."""
+"""A switchover while no `gantry up` runs: the command supervises the failover until the switchover is done."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gantry_operator.platforms.local.supervisor import Supervisor, load_saved
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 ANNOUNCED_S = 3.0
-"""Beyond the time after which a former master that says nothing is called frozen."""
+"""Seconds; longer than the silence after which a former master counts as frozen."""
 
 
 async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> str:
-    """Raises ControlError with the reason, and NoPort."""
+    """Hand over. Raises ControlError with the reason, and NoPort."""
     try:
         lock = take_lock(folder)
     except AlreadySupervised:
-        raise ControlError("another command is at work here, or `gantry up` is just starting: try again") from None
+        raise ControlError("another command uses this cluster, or `gantry up` is just starting: try again") from None
     with lock:
         supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
         task: asyncio.Task[None] | None = None
@@ -29,7 +29,7 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
             controller = supervisor.watch_only(group)
             number = None if to is None else supervisor.plan.member_of(group, to).number
             task = asyncio.create_task(controller.run())
-            done = await controller.switchover(number, "asked for by gantry switchover")
+            done = await controller.switchover(number, "requested by gantry switchover")
             await _announced(
                 controller, done, ANNOUNCED_S + failover_settings(supervisor.cluster.spec).detection_ms / 1000
             )
@@ -47,8 +47,10 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
 
 
 async def _announced(controller: GroupController, done: str, patience_s: float) -> None:
-    """Nobody goes on with the group's address once this command has ended: a former master that is frozen would hold it
-    for as long as it stands still. Raises ControlError."""
+    """Wait until the group's address has moved. Raises ControlError.
+
+    No process moves it after this command has ended: a frozen former master would hold it.
+    """
     try:
         async with asyncio.timeout(patience_s):
             while not controller.announced:  # noqa: ASYNC110

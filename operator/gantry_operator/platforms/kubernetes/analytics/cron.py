@@ -1,4 +1,4 @@
-"""Cron schedules as Kubernetes reads them: checked in words before they reach the API, and when they are due next."""
+"""Cron schedules as Kubernetes reads them: validation with clear messages, and the next run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LOOK_AHEAD: Final = timedelta(days=5 * 366)
 
 
 class ScheduleError(ValueError):
-    """A schedule or a time zone that cannot be read; the message says which part and what to write."""
+    """A schedule or a time zone that cannot be read. The message names the part and what to write instead."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The values that match, by field; days 0 to 6 begin with Sunday."""
+    """The matching values by field. Day 0 is Sunday, day 6 Saturday."""
 
     minutes: frozenset[int]
     hours: frozenset[int]
@@ -46,7 +46,7 @@ class Schedule:
     any_weekday: bool
 
     def on(self, day: datetime) -> bool:
-        """Whether it runs on that day. With both kinds of days restricted, either is enough, as in every cron."""
+        """Whether it runs on that day. If both kinds of days are restricted, one match is enough, as in every cron."""
         if day.month not in self.months:
             return False
         by_date = day.day in self.days
@@ -57,7 +57,7 @@ class Schedule:
 
 
 def parse(text: str) -> Schedule:
-    """A schedule of five fields or a nickname such as @daily. Raises ScheduleError."""
+    """Parse five fields or a nickname such as @daily. Raises ScheduleError."""
     expanded = _NICKNAMES.get(text.strip().lower(), text)
     if expanded.startswith("@"):
         raise ScheduleError(f"schedule {text!r}: there is no such nickname; write one of {', '.join(_NICKNAMES)}")
@@ -109,7 +109,7 @@ def _number(text: str, names: tuple[str, ...], low: int) -> int:
 
 
 def zone(name: str | None) -> ZoneInfo:
-    """The time zone of a schedule, UTC when none is named. Raises ScheduleError."""
+    """The time zone of a schedule; UTC without a name. Raises ScheduleError."""
     try:
         return ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):

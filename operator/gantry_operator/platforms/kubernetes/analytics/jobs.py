@@ -1,4 +1,6 @@
-"""What is made from a cluster's CronJob by hand: one run at once, and the pod that shows the last report. Pure."""
+"""Objects made from a cluster's CronJob on demand: a Job that runs at once, and a pod that shows the last report.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,15 @@ from typing import Any
 Object = Mapping[str, Any]
 
 BY_HAND = "cronjob.kubernetes.io/instantiate"
-"""Annotation of a Job that the schedule did not start; `kubectl create job --from` sets it too. The CronJob's own rule
-against two runs at once does not see these."""
+"""Annotation of a Job outside the schedule. `kubectl create job --from` sets it, too. The CronJob's own rule against
+two runs at once ignores such Jobs.
+"""
 SHOW_S = 300
-"""The pod that shows a report is ended after this long."""
+"""Seconds after which the pod that shows a report is ended."""
 
 
 def job_now(cron_job: Object, stamp: str) -> dict[str, Any]:
-    """A Job of this CronJob (as it is in the API) for one run at once, as `kubectl create job --from` makes it."""
+    """A Job of this CronJob (an object of the API) that runs at once, as `kubectl create job --from` creates it."""
     meta = cron_job["metadata"]
     spec = cron_job["spec"]["jobTemplate"]
     return {
@@ -45,24 +48,25 @@ def _owner(cron_job: Object) -> dict[str, Any]:
 
 
 def ended(job: Object) -> bool:
-    """Whether a Job is complete or has failed for good."""
+    """Whether a Job is complete or has finally failed."""
     conditions = (job.get("status") or {}).get("conditions", [])
     return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
 
 
 def at_work(jobs: Iterable[Object]) -> str | None:
-    """Name of the run that is not ended yet, if there is one. `jobs`: all Jobs of the cluster's report."""
+    """The name of the unfinished run; None: all have ended. `jobs`: all Jobs of the cluster's report."""
     return next((str(j["metadata"]["name"]) for j in jobs if not ended(j)), None)
 
 
 def by_hand(job: Object) -> bool:
-    """Whether it was started apart from the schedule."""
+    """Whether the Job was started outside the schedule."""
     return BY_HAND in (job["metadata"].get("annotations") or {})
 
 
 def show_pod(cron_job: Object, file: str, stamp: str) -> dict[str, Any]:
-    """A pod that writes a file of the last good report to its log: it has the driver's image, volumes and settings, and
-    neither its rights nor its labels."""
+    """A pod that writes a file of the last good report to its log. It has the driver's image, volumes and settings,
+    but neither its rights nor its labels.
+    """
     meta = cron_job["metadata"]
     spec = dict(cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"])
     driver = dict(spec["containers"][0])

@@ -1,7 +1,7 @@
-"""What Kubernetes needs to run a cluster's report: CronJob, ServiceAccount, Role, volume, template of executor pods.
+"""The Kubernetes objects of a cluster's report: CronJob, ServiceAccount, Role, volume, template of executor pods.
 
-The CronJob belongs to the cluster. Its pod is the Spark driver (client mode) and asks the API for executor pods, which
-belong to it and go with it. All functions are pure; the operator applies what they give.
+The CronJob belongs to the cluster. Its pod is the Spark driver (client mode). The driver creates executor pods, which
+it owns and which end with it. All functions are pure; the operator applies their results.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ TERMINATION_LOG = "/dev/termination-log"
 DRIVER_PORT = 7078
 BLOCK_PORT = 7079
 ANALYZE_ANNOTATION = f"{GROUP}/analyze"
-"""Set on a BrokerCluster: run once now. The value is any text that was not there before, such as the time."""
+"""Annotation on a BrokerCluster that starts a run. The value is any new text, such as the time."""
 JOB_LABEL = f"{GROUP}/analytics"
-"""On the pods and Jobs of a run; its value is the cluster."""
+"""Label on the pods and Jobs of a run. Its value is the cluster's name."""
 
 DRIVER = "driver"
 RETRIES = 2
-"""How often a run whose driver died or failed is tried again."""
+"""Number of retries of a run after its driver died or failed."""
 EXIT_PERMANENT = 3
-"""Exit code of a driver that would fail again in the same way; see `gantry_spark.main`."""
+"""Exit code of a driver after an error that a retry would repeat; see `gantry_spark.main`."""
 DEADLINE_S = 6 * 3600
 DEFAULT_MEMORY = 1536 * 1024 * 1024
 OVERHEAD = 0.4
-"""Share of a pod's memory that is not the JVM's heap: Python workers, Arrow, the JVM itself."""
+"""Share of a pod's memory outside the JVM's heap: Python workers, Arrow, the JVM itself."""
 RATE = 32 * 1024 * 1024
-"""Bytes a second that a run reads from the brokers, in all, so that they are not slowed."""
+"""Bytes a second that a run reads from all brokers together, so that clients are not slowed."""
 
 
 def name_of(cluster: str) -> str:
-    """Name of all objects of a cluster's report."""
+    """The name of all objects of a cluster's report."""
     return f"{cluster}-analytics"
 
 
 def render(
     cluster: BrokerCluster, broker_urls: Sequence[str], spark_image: str, *, token: bool, hold: bool = False
 ) -> list[dict[str, Any]]:
-    """All objects, in the order of their application; empty without `spec.analytics`.
+    """All objects, in the order in which they are applied; empty without `spec.analytics`.
 
     `broker_urls`: HTTP base URLs of all members, each with its group before it (`a=http://...`). `token`: whether the
-    cluster's admin Secret guards them. `hold`: a run that the schedule knows nothing of is at work, so nothing may
-    start. Raises cron.ScheduleError when the schedule cannot be read, ValueError when no image is known.
+    cluster's admin Secret protects them. `hold`: a run outside the schedule is active, so the schedule must start none.
+    Raises cron.ScheduleError for an invalid schedule, and ValueError without an image.
     """
     spec = cluster.spec.analytics
     if spec is None:
@@ -81,10 +81,10 @@ def service_account(cluster: BrokerCluster) -> dict[str, Any]:
 
 
 def role(cluster: BrokerCluster) -> dict[str, Any]:
-    """What the driver does: make, follow and remove its executor pods, and nothing else.
+    """The driver's rights: create, watch and delete its executor pods.
 
-    Spark also looks for services, config maps and volume claims of its own by label and deletes what it finds when it
-    ends; the config map holds the executors' configuration.
+    At its end Spark also deletes its services, config maps and volume claims by label. The config map holds the
+    executors' configuration.
     """
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -138,9 +138,8 @@ def claim(cluster: BrokerCluster, spec: Analytics) -> dict[str, Any]:
 
 
 def pod_labels(cluster: str) -> dict[str, str]:
-    """Of driver and executors. Not the cluster's own label: its NetworkPolicy would cut executors off from the driver.
-
-    The monitoring label lets them read the brokers' HTTP ports.
+    """Labels of driver and executors. The cluster's own label is absent, because its NetworkPolicy would separate
+    executors and driver. The monitoring label gives access to the brokers' HTTP ports.
     """
     return {
         "app.kubernetes.io/name": "gantry",
@@ -152,7 +151,7 @@ def pod_labels(cluster: str) -> dict[str, str]:
 
 
 def template(cluster: BrokerCluster, spec: Analytics) -> dict[str, Any]:
-    """The ConfigMap with the template of executor pods: what Spark's configuration cannot say."""
+    """The ConfigMap with the template of executor pods: settings that Spark's configuration lacks."""
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -211,9 +210,8 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
 
 
 def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> dict[str, str]:
-    """Spark's configuration; what the user gives in `sparkConf` comes last and wins.
-
-    `$(NAME)` are variables of the driver's container, which Kubernetes fills in.
+    """Spark's configuration. The user's `sparkConf` comes last and takes precedence. Kubernetes replaces `$(NAME)`
+    with variables of the driver's container.
     """
     driver = _heap(spec.resources.driver.limits or spec.resources.driver.requests)
     conf = {
@@ -244,9 +242,9 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
         "spark.executor.cores": str(cores),
         "spark.executor.memory": f"{heap}m",
         "spark.executor.memoryOverhead": f"{max(384, total // 1024 // 1024 - heap)}m",
-        # A run begins with what it gets and takes more as it comes, instead of waiting for pods that do not fit.
+        # A run starts with the executors that fit at once, and uses more as they come.
         "spark.scheduler.minRegisteredResourcesRatio": "0.0",
-        # The driver must see lost executors soon, or a killed one costs the run minutes.
+        # The driver must notice lost executors soon. Otherwise a killed executor costs minutes.
         "spark.network.timeout": "60s",
         "spark.executor.heartbeatInterval": "5s",
         "spark.kubernetes.executor.apiPollingInterval": "5s",
@@ -260,7 +258,7 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
     if token:
         conf[f"spark.kubernetes.executor.secrets.{names.admin_secret(cluster.name)}"] = TOKEN_DIR
     if spec.output.path is None:
-        # The volume can be had on one node only: executors run where the driver is.
+        # The volume can be mounted on one node only, so executors run on the driver's node.
         volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.reports"
         conf |= {
             f"{volume}.mount.path": REPORTS,
@@ -271,7 +269,7 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
 
 
 def _heap(resources: Mapping[str, str]) -> int:
-    """MiB for the JVM's heap out of a pod's memory."""
+    """MiB of a pod's memory for the JVM's heap."""
     total = int(parse_quantity(resources.get("memory") or str(DEFAULT_MEMORY)))
     return max(512, int(total * (1 - OVERHEAD)) // 1024 // 1024)
 
@@ -279,9 +277,8 @@ def _heap(resources: Mapping[str, str]) -> int:
 def cron_job(
     cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], image: str, *, token: bool, hold: bool
 ) -> dict[str, Any]:
-    """The schedule, under Kubernetes' own rules for history, deadlines and concurrency.
-
-    While it is on hold a run that falls due is made up for afterwards, within the starting deadline.
+    """The schedule, under Kubernetes' own rules for history, deadlines and concurrency. A run that falls due while
+    it is suspended starts afterwards, within the starting deadline.
     """
     wanted: dict[str, Any] = {
         "schedule": spec.schedule,
@@ -295,7 +292,7 @@ def cron_job(
             "spec": {
                 "backoffLimit": RETRIES,
                 "activeDeadlineSeconds": DEADLINE_S,
-                # The next driver starts when the last one is surely gone: never two at once.
+                # The next driver starts only after the last one has ended: never two at once.
                 "podReplacementPolicy": "Failed",
                 "podFailurePolicy": {
                     "rules": [

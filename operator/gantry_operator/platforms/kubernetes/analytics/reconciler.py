@@ -1,6 +1,6 @@
 """The report on a cluster's logs (`spec.analytics`) in Kubernetes: applies its objects, starts runs, reads its status.
 
-`manifests`, `jobs` and `status` say what exists and what it means.
+`manifests`, `jobs` and `status` define the objects and their meaning.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconci
 
 JOBS = "Job of a report"
 PODS = "Pod of a report"
-"""Names of the caches that follow runs; their objects carry `manifests.JOB_LABEL`."""
+"""Names of the caches for runs. Their objects carry `manifests.JOB_LABEL`."""
 
 DROPPED = ("CronJob", "ConfigMap", "Role", "RoleBinding")
-"""What goes when `spec.analytics` does. The volume with the reports stays until the cluster goes."""
+"""Kinds that are deleted together with `spec.analytics`. The volume with the reports stays as long as the cluster."""
 
 
 class AnalyticsReconciler:
-    """Of one cluster."""
+    """The report of one cluster."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AnalyticsReconciler:
         self._previous: AnalyticsStatus | None = None
 
     async def keep(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
-        """One pass. False: it is not complete yet. A report that cannot be made never holds up the brokers."""
+        """One pass. False: it is not complete yet. A failing report never delays the brokers."""
         self._problem = None
         if cluster.spec.analytics is None:
             await self._drop()
@@ -74,35 +74,37 @@ class AnalyticsReconciler:
         return complete
 
     async def run_if_asked(self, cluster: BrokerCluster, resource: Object) -> Object | None:
-        """Starts a run that an annotation asks for. Returns the resource without the annotation, if there was one."""
+        """Start a run if an annotation asks for it. Returns the resource without the annotation, or None without a
+        request.
+        """
         text = (resource["metadata"].get("annotations") or {}).get(manifests.ANALYZE_ANNOTATION)
         if text is None:
             return None
         cron_job = self._objects.live("CronJob", manifests.name_of(cluster.name))
         if cron_job is None:
-            self._problem = self._problem or "a run was asked for, but there is no spec.analytics: write it first"
+            self._problem = self._problem or "a run was requested, but there is no spec.analytics: write it first"
         else:
             await self._start(cluster, cron_job)
         patch = {"metadata": {"annotations": {manifests.ANALYZE_ANNOTATION: None}}}
         return await self._api.merge(BROKER_CLUSTER, cluster.namespace, cluster.name, patch)
 
     async def _start(self, cluster: BrokerCluster, cron_job: Object) -> None:
-        """Never a second run: first the schedule is held, then what is there is asked of the API itself."""
+        """Start a run unless one is active: suspend the schedule first, then list the Jobs in the API."""
         meta = cron_job["metadata"]
         await self._api.merge(CRON_JOB, meta["namespace"], meta["name"], {"spec": {"suspend": True}})
         label = f"{manifests.JOB_LABEL}={cluster.name}"
         there, _ = await self._api.list(JOB, cluster.namespace, label)
         running = jobs.at_work(there)
         if running is not None:
-            message = f"asked for a report, but {running} is at work on it already"
+            message = f"a report was requested, but {running} is running already"
             self._events.record("Normal", "AnalysisAlreadyRunning", message)
             return
         stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
         self._started = await self._api.create(jobs.job_now(cron_job, stamp))
-        self._events.record("Normal", "AnalysisStarted", f"{self._started['metadata']['name']}: asked for")
+        self._events.record("Normal", "AnalysisStarted", f"{self._started['metadata']['name']}: requested")
 
     def _by_hand_at_work(self, cluster: BrokerCluster) -> bool:
-        """Whether a run is under way that the schedule does not know of; its Job may not be in the cache yet."""
+        """Whether a run outside the schedule is active. Its Job may not be in the cache yet."""
         runs = self._runs(JOBS, cluster)
         started = self._started
         if started is not None and any(j["metadata"]["uid"] == started["metadata"]["uid"] for j in runs):

@@ -1,4 +1,4 @@
-"""`status.analytics`: from the CronJob, its Jobs and their pods to what people want to know. Pure."""
+"""`status.analytics` from the CronJob, its Jobs and their pods. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def analytics_status(
     now: datetime,
     problem: str | None = None,
 ) -> AnalyticsStatus:
-    """The status as it should be now. `jobs` and `pods`: those of the cluster's report, as in the API.
+    """The new status. `jobs` and `pods`: objects of the cluster's report in the API.
 
-    What the last good run found stays until another good one. `problem`: why the operator could not schedule it.
+    The findings of the last good run stay until the next good run. `problem`: why the operator could not schedule it.
     """
     status = previous.model_copy(deep=True) if previous is not None else AnalyticsStatus()
     status.nextRun = None
@@ -65,7 +65,7 @@ def _follow(status: AnalyticsStatus, latest: Object, jobs: Sequence[Object], pod
     said = _left_by(good, pods)
     ended = (good.get("status") or {}).get("completionTime")
     if said is None:
-        # Its pod is gone; if this run was seen before, its findings are in the status already.
+        # Its pod is gone. If this operator saw the run before, its findings are in the status already.
         if result == "Succeeded" and status.lastSuccess != ended:
             status.message = "The run succeeded, but its pod was gone before its summary could be read."
             status.lastSuccess = ended
@@ -80,7 +80,7 @@ def _follow(status: AnalyticsStatus, latest: Object, jobs: Sequence[Object], pod
 
 
 def result_of(job: Object) -> tuple[str, str]:
-    """Succeeded, Failed or Running, and the reason that Kubernetes gives for a failure."""
+    """Succeeded, Failed or Running, and Kubernetes' reason for a failure."""
     for condition in (job.get("status") or {}).get("conditions", []):
         if condition.get("status") == "True":
             if condition["type"] == "Complete":
@@ -91,7 +91,7 @@ def result_of(job: Object) -> tuple[str, str]:
 
 
 def _left_by(job: Object, pods: Sequence[Object]) -> dict[str, Any] | None:
-    """The summary that the newest pod of a Job left behind in its termination message."""
+    """The summary in the termination message of a Job's newest pod."""
     mine = [p for p in pods if _owned(p, job)]
     for pod in sorted(mine, key=_created, reverse=True):
         found = left_by(pod.get("status") or {})
@@ -101,7 +101,7 @@ def _left_by(job: Object, pods: Sequence[Object]) -> dict[str, Any] | None:
 
 
 def left_by(status: Object) -> dict[str, Any] | None:
-    """The summary in the `status` of a pod that has ended; None: it has not, or left none behind."""
+    """The summary in the `status` of a pod that has ended; None: it runs, or left no summary."""
     for container in status.get("containerStatuses", []):
         ended = (container.get("state") or {}).get("terminated")
         found = None if ended is None else from_termination_message(ended.get("message"))
@@ -118,7 +118,7 @@ def _owned(pod: Object, job: Object) -> bool:
 
 
 def from_termination_message(text: str | None) -> dict[str, Any] | None:
-    """The summary in a termination message; None when there is none, or something else."""
+    """The summary in a termination message; None: there is no valid one."""
     if not text:
         return None
     try:
@@ -129,7 +129,7 @@ def from_termination_message(text: str | None) -> dict[str, Any] | None:
 
 
 def summary_text(said: Mapping[str, Any]) -> str:
-    """What a run found, in one line."""
+    """The result of a run in one line."""
     top = said.get("topSavings") or []
     text = f"{said.get('records', 0):,} records; compaction would save {_bytes(said.get('savedBytes', 0))}"
     if top:
