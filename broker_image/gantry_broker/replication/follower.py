@@ -68,7 +68,7 @@ class Follower:
                 if to < self._log.start:
                     self._log.reset(
                         0, (), b""
-                    )  # The two logs share nothing that is left here: the leader says where to begin.
+                    )  # Nothing in common is left: the leader says where to begin.
                 else:
                     self._log.truncate(to)
             else:

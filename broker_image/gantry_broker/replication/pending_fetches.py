@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOLD_S: Final = 1.0
-"""A follower waits longer than this before it takes the leader for silent."""
+"""Seconds for which the leader holds a fetch; followers wait longer before they take the leader for silent."""
 NEWS_S: Final = 0.03
 """Seconds for which a new confirmed offset waits for records to travel with."""
 GATHER_S: Final = 0.003

@@ -323,9 +323,7 @@ class RaftReplica:
         return False
 
     def _is_new(self, member: MemberId) -> bool:
-        """Return whether this member queried the other one about founding the group; otherwise it refuses for a
-        moment only.
-        """
+        """Return false for a configured member before the first election: its refusal ends once it has answered."""
         return bool(self.members) or member.member not in self._addresses
 
     def on_raft_request(self, request: RaftRequest, now_ms: int) -> RaftResponse:
@@ -570,7 +568,7 @@ class RaftReplica:
             leader.pause_writes, self._transfer_until = (
                 None,
                 0,
-            )  # No member was elected: this leader goes on in its epoch.
+            )  # No one was elected: it goes on in its epoch.
         if leader.pause_writes is None:
             change = leader.wanted_change(now_ms)
             if change is not None:
