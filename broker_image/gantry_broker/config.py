@@ -1,7 +1,7 @@
-"""What one NameServer or broker process is told when it starts: a JSON file, written by the planner.
+"""The start configuration of one NameServer or broker process: a JSON file that the planner writes.
 
-The planner (`gantry_operator.plan`) is the only writer; `python -m gantry_broker.namesrv --config FILE` and
-`python -m gantry_broker.broker --config FILE` are the readers. Addresses are "host:port".
+`gantry_operator.plan` is the only writer. `python -m gantry_broker.namesrv --config FILE` and `python -m
+gantry_broker.broker --config FILE` are the readers. Addresses are "host:port".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Config(BaseModel):
 
 
 class Listener(_Config):
-    """One more port of a NameServer, whose clients are given the broker addresses of that listener's name."""
+    """One more port of a NameServer; its clients get the broker addresses of that listener's name."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     port: int = Field(ge=0, le=65535)

@@ -66,9 +66,7 @@ class Follower:
                 # Rule 5: durable before the next fetch.
                 to = min(answer.to, self._log.end)
                 if to < self._log.start:
-                    self._log.reset(
-                        0, (), b""
-                    )  # Nothing in common is left: the leader says where to begin.
+                    self._log.reset(0, (), b"")  # Nothing in common is left: the leader says where to begin.
                 else:
                     self._log.truncate(to)
             else:
