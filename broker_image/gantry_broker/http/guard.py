@@ -130,7 +130,7 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
 
 
 def _after(body: bytes, receive: Receive) -> Receive:
-    """Return the body that was read, then later messages."""
+    """Return the number; 2**62 for an invalid one, which h11 has refused already."""
     given = False
 
     async def again() -> Message:

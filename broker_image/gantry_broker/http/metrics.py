@@ -1,6 +1,6 @@
-"""Prometheus metrics, written as text: names a user can guess, cardinality bounded.
+"""Prometheus metrics as text: names that a user can guess, bounded cardinality.
 
-Everything is a plain number of the broker, so no registry and no library object is kept per series.
+Each value is a plain number of the broker, so there is no registry and no library object per series.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gantry_broker.refusals import Refusals
 
 MAX_TOPICS: Final = 500
-"""Topics with series of their own; the busiest ones, the rest only counts in the totals."""
+"""Topics with series of their own, the busiest ones; the others count in the totals only."""
 
 Row = tuple[dict[str, str], float]
 Family = tuple[str, str, str, Iterable[Row]]
@@ -42,7 +42,7 @@ def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
-    """The whole page. `http_refused`: HTTP requests and connections that were refused, by reason."""
+    """Return the whole page. `http_refused`: refused HTTP requests and connections, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
@@ -131,7 +131,7 @@ def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
 
 
 def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:
-    """The family of values from outside that were refused; a broker and a NameServer have the same."""
+    """Return the family of refused values from outside; a broker and a NameServer have the same."""
     rows: list[Row] = [
         ({**labels, "entrance": entrance, "reason": reason}, count) for entrance, reason, count in refusals.rows()
     ]

@@ -1,4 +1,4 @@
-"""What a broker says of itself over HTTP, and what it is told: shared with the operator, the CLI and Spark."""
+"""The bodies of a broker's HTTP interface, shared with the operator, the CLI and Spark."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AssignmentModel(_Model):
 
 
 class AssignmentAnswer(_Model):
-    """The (epoch, version) that the member now holds, and why not the one told, if so (rule 15)."""
+    """The (epoch, version) that the member now holds, and the reason if it refused the assignment (rule 15)."""
 
     accepted: bool
     epoch: Epoch
@@ -78,7 +78,7 @@ class AssignmentAnswer(_Model):
 
 
 class HandoverRequest(_Model):
-    """POST /v1/handover: park new sends, bring `target` to the end of the log (rule 23)."""
+    """POST /v1/handover: pause writes, bring `target` to the end of the log (rule 23)."""
 
     target: MemberRef
     epoch: Epoch = Field(description="Of the master that is asked; another epoch is refused.")
@@ -89,7 +89,7 @@ class HandoverRequest(_Model):
 
 
 class HandoverAnswer(_Model):
-    """`ready`: the target has everything, sends stay parked until the next assignment."""
+    """`ready`: the target has everything, and writes stay paused until the next assignment."""
 
     ready: bool
     end: Offset
@@ -97,13 +97,13 @@ class HandoverAnswer(_Model):
 
 
 class RemovalRequest(_Model):
-    """POST /v1/members/remove: mode Raft, on the leader: a member that has gone leaves the group (rule 27)."""
+    """POST /v1/members/remove: mode Raft, on the leader: remove a member that has stopped from the group (rule 27)."""
 
     member: MemberNumber = Field(description="Its number.")
 
 
 class RemovalAnswer(_Model):
-    """`removed`: the change is in the log and in force; `reason` says why not."""
+    """`removed`: the change is in the log and in force; otherwise `reason` names the obstacle."""
 
     removed: bool
     reason: str = ""
@@ -122,7 +122,7 @@ class ProposalModel(_Model):
 
 
 class FollowerStatus(_Model):
-    """A follower as its master sees it."""
+    """A follower as its leader sees it."""
 
     member: MemberRef
     acked: int = Field(description="Offset up to which it has acknowledged in this epoch; -1: nothing yet.")
@@ -131,7 +131,7 @@ class FollowerStatus(_Model):
 
 
 class LeaderLink(_Model):
-    """The master as this follower sees it: what the operator asks before it calls a master dead."""
+    """The leader as this follower sees it; the operator checks it before it takes a leader for dead."""
 
     member: MemberRef | None = None
     state: Literal["none", "connected", "refused", "silent"] = "none"
