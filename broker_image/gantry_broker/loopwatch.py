@@ -116,10 +116,10 @@ class LoopWatch:
                 self._unlogged += 1
                 continue
             self._seen_due, self._logged = due, now
-            more = f" ({self._unlogged} more looks found it so, unlogged)" if self._unlogged else ""
+            more = f" ({self._unlogged} more checks found the same, unlogged)" if self._unlogged else ""
             self._unlogged = 0
             where = _lines(sys._current_frames().get(self._loop_thread))
-            log.warning("the event loop stands still since %.1f s, in %s%s", now - due, where, more)
+            log.warning("the event loop has stood still for %.1f s, in %s%s", now - due, where, more)
 
 
 def _lines(frame: FrameType | None) -> str:

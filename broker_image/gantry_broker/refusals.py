@@ -44,7 +44,7 @@ class Refusals:
     def add(self, entrance: str, reason: str, text: str) -> None:
         """Count one. Raises ValueError for an entrance or a reason that is not listed."""
         if entrance not in ENTRANCES or reason not in REASONS:
-            raise ValueError(f"{entrance}/{reason}: not a listed entrance and reason")
+            raise ValueError(f"{entrance}/{reason}: unknown entrance or reason")
         key = (entrance, reason)
         count = self.counts[key] = self.counts.get(key, 0) + 1
         now = self._monotonic()

@@ -476,4 +476,4 @@ def test_rule_15_a_leadership_record_below_the_log_is_an_old_registry() -> None:
     core = Replica(HardState(A), log, ModelDisk(power), Options())
     done = core.assign(Assignment(LeadershipRecord(3, 9, B, frozenset({A, B})), "b:1"), 0)
     assert not done.accepted
-    assert "old registry" in done.reason
+    assert "registry is older than the log" in done.reason

@@ -127,8 +127,8 @@ async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: 
         at = places.pop()
         master = group.nodes[0]
         _shown(master, BAD)
-        await until(lambda: "nobody is shown it" in caplog.text, "it says so", PATIENCE_S)
-        assert "it is damaged here, too" in caplog.text
+        await until(lambda: "no reader sees it" in caplog.text, "it says so", PATIENCE_S)
+        assert "the record is damaged here, too" in caplog.text
         assert _shown(master, BAD) == ([], at)
         with pytest.raises(BadRecords):
             master.store.verify(at, 1)

@@ -78,7 +78,7 @@ def test_refusals_are_counted_by_bounded_words_and_logged_seldom(caplog: pytest.
     refusals.add("fetch", "range", "again")
     assert "999 more before" in caplog.text
     for words in (("fetch", "anything"), ("anything", "range")):
-        with pytest.raises(ValueError, match="not a listed"):
+        with pytest.raises(ValueError, match="unknown entrance"):
             refusals.add(*words, "x")
     assert len(ENTRANCES) * len(REASONS) < 100
 

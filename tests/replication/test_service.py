@@ -285,7 +285,7 @@ async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is
         old, new, other = (node.service for node in group.nodes)
         assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
         refused = await old.handover(other.me, group.leadership.epoch, group.leadership.version, timeout_ms=1)
-        assert (refused.ready, refused.reason) == (False, f"hands over to {new.me} already")
+        assert (refused.ready, refused.reason) == (False, f"already hands over to {new.me}")
         assert old.writes_paused
         assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
 

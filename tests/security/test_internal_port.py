@@ -217,7 +217,7 @@ def test_a_member_fetches_and_polls_in_its_own_name_only(target: Target) -> None
         assert answer.code == ResponseCode.NO_PERMISSION
         assert (
             answer.remark
-            == f"the request is in the name of member {asked.ext['member']}, but member 7 of t/a is connected"
+            == f"the request is in the name of member {asked.ext['member']}, but the peer is member 7 of t/a"
         )
         answer = wire.ask(GantryCode.RAFT, {"group": "t/a"}, json.dumps(vote).encode())
         assert answer.code == ResponseCode.NO_PERMISSION
@@ -247,7 +247,7 @@ def test_a_registration_without_a_handshake_or_for_another_group_is_refused(targ
             answer = wire.ask(code, ext, body)
             assert answer.code == ResponseCode.NO_PERMISSION
             assert answer.remark == (
-                "the request is for clusterName 't', brokerName 'a', but member 0 of t/b is connected"
+                "the request is for clusterName 't', brokerName 'a', but the peer is member 0 of t/b"
             )
         assert wire.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert target.route() == before

@@ -236,7 +236,7 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
         try:
             return await broker.replication.assign(assignment.value())
         except OSError as error:
-            raise HTTPException(500, f"it cannot be written down: {error}") from None
+            raise HTTPException(500, f"the assignment cannot be written: {error}") from None
 
     @app.post("/v1/handover")
     async def handover(asked: HandoverRequest) -> HandoverAnswer:

@@ -81,9 +81,10 @@ class HandoverRequest(_Model):
     """POST /v1/handover: pause writes, bring `target` to the end of the log (rule 23)."""
 
     target: MemberRef
-    epoch: Epoch = Field(description="Of the master that is asked; another epoch is refused.")
+    epoch: Epoch = Field(description="Epoch of the master; a request with another one is refused.")
     version: Version | None = Field(
-        None, description="Of the cell that the swap will expect; another than the master holds is refused. None: that."
+        None,
+        description="Version of the leadership record that the swap expects; None: the master's.",
     )
     timeout_ms: int = Field(2_000, ge=1, le=600_000)
 
@@ -160,21 +161,21 @@ class MemberStatus(_Model):
     highest_seen_epoch: Epoch = Field(
         0, description="Highest epoch that it has seen anywhere; above `epoch`: it is fenced."
     )
-    log_trusted: bool = Field(True, description="Its log is proven to hold what it acknowledged (rule 16).")
+    log_trusted: bool = Field(True, description="Its log holds all that it acknowledged, as its disk proves (rule 16).")
     last_epoch: Epoch = Field(0, description="Epoch of the last record of its log.")
     start: Offset = 0
     end: Offset = 0
     flushed: Offset = 0
     confirmed: Offset = 0
-    lag_bytes: int = Field(0, description="Slave: the master's end, as last heard, minus its own.")
-    in_sync: list[MemberRef] = Field(default_factory=list, description="The set that it knows to be recorded.")
+    lag_bytes: int = Field(0, description="Slave: the master's last known end minus its own.")
+    in_sync: list[MemberRef] = Field(default_factory=list, description="The recorded in-sync set, as it knows it.")
     proposal: ProposalModel | None = None
     followers: list[FollowerStatus] = Field(default_factory=list)
     leader_link: LeaderLink = Field(default_factory=LeaderLink)
     writes_paused: bool = False
     writable: bool = False
-    reason: str = Field("", description="Why it is not writable or not following, in words.")
-    not_promotable: str = Field("", description="Why it should not lead though it lives: a full disk, no NameServer.")
+    reason: str = Field("", description="Why it is not writable or not following.")
+    not_promotable: str = Field("", description="Why it should not lead although it lives: a full disk, no NameServer.")
     disk: DiskStatus | None = None
     connections: int = 0
     address: str = ""

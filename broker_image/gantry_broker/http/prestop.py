@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the broker's own config file")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds to wait at most (default: 30)")
     parser.add_argument(
-        "--linger", type=float, default=2.0, help="seconds that clients' route needs to move (default: 2)"
+        "--linger", type=float, default=2.0, help="seconds that clients need for the new route (default: 2)"
     )
     options = parser.parse_args(arguments)
     config = json.loads(options.config.read_bytes())

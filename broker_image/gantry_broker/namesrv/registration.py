@@ -88,7 +88,7 @@ def _inflate(body: bytes) -> bytes:
     except zlib.error as error:
         raise BodyError(f"compressed registration is damaged: {error}") from None
     if engine.unconsumed_tail or not engine.eof:
-        raise BodyError(f"compressed registration is cut, or over {MAX_PLAIN} bytes when decompressed")
+        raise BodyError(f"compressed registration is incomplete, or over {MAX_PLAIN} bytes when decompressed")
     return plain
 
 

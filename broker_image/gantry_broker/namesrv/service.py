@@ -211,7 +211,7 @@ class NameService:
             return Frame.response_to(
                 frame,
                 ResponseCode.NO_PERMISSION,
-                f"request {frame.code} is for the brokers of this cluster: it is taken on the registration port only",
+                f"request {frame.code} is for the brokers of this cluster: only the registration port takes it",
             )
         if method is None:
             return Frame.response_to(
@@ -389,7 +389,7 @@ class NameService:
         return Frame.response_to(frame, ResponseCode.SUCCESS, body="\n".join(lines).encode() + b"\n")
 
     def _update_config(self, conn: Connection, frame: Frame) -> Frame:
-        """Return the pairs of a body of Java properties; one invalid line refuses all of them."""
+        """Apply a body of Java properties; one invalid line refuses all of them."""
         changes = {}
         try:
             lines = frame.body.decode().splitlines()
@@ -423,7 +423,7 @@ def _check_name(conn: Connection, cluster: str, group: str, member: int | None =
         shown = "" if member is None else f", gantryMember {member}"
         raise NotYours(
             f"the request is for clusterName {cluster[:300]!r}, brokerName {group[:300]!r}{shown}, "
-            f"but {me or 'nobody'} is connected"
+            f"but the peer is {me or 'not authenticated'}"
         )
 
 
@@ -469,10 +469,10 @@ def metrics(service: NameService) -> str:
         "# HELP gantry_namesrv_connections Open connections.",
         "# TYPE gantry_namesrv_connections gauge",
         f"gantry_namesrv_connections {service.connections}",
-        "# HELP gantry_namesrv_connections_cut_total Cut for the bytes that they held.",
+        "# HELP gantry_namesrv_connections_cut_total Connections closed because of the bytes that they held.",
         "# TYPE gantry_namesrv_connections_cut_total counter",
         f"gantry_namesrv_connections_cut_total {service.shared.cut}",
-        "# HELP gantry_namesrv_unfinished_frame_bytes Of frames that have begun and not ended.",
+        "# HELP gantry_namesrv_unfinished_frame_bytes Bytes of incomplete frames.",
         "# TYPE gantry_namesrv_unfinished_frame_bytes gauge",
         f"gantry_namesrv_unfinished_frame_bytes {service.shared.held}",
         *(

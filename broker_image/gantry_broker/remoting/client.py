@@ -143,7 +143,7 @@ class RemotingClient:
         only a new connection reaches its successor at the same address.
         """
         if conn.reads == before:
-            log.info("%r: nothing came since the last request; connection given up", conn)
+            log.info("%r: no answer since the last request; connection given up", conn)
             self._suspects[address] = asyncio.get_running_loop().time()
             conn.abort()
 
@@ -155,7 +155,7 @@ class RemotingClient:
                 await conn.drained()
         except TimeoutError:
             self._give_up_silent(address, conn, before)
-            raise ConnectionLost(f"{address} took nothing more within {timeout:g} s", sent=False) from None
+            raise ConnectionLost(f"{address} read nothing more within {timeout:g} s", sent=False) from None
 
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
         """Send a request that wants no answer. Raises ConnectError, ConnectionLost."""

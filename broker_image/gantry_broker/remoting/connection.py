@@ -127,7 +127,7 @@ class Shared:
             self._slow.pop(conn, None)
         if unsent > self.budget.unsent_bytes_each:
             self.cut += 1
-            log.warning("%r reads too slowly: %d bytes wait for it; connection cut", conn, unsent)
+            log.warning("%r reads too slowly: %d bytes wait for it; connection closed", conn, unsent)
             conn.abort()
         elif self.unsent > self.budget.unsent_bytes:
             self._cut_largest(self._slow, f"{self.unsent} bytes wait for peers that read slowly")
@@ -140,7 +140,7 @@ class Shared:
     def _cut_largest(self, table: dict[Connection, int], why: str) -> None:
         largest = max(table, key=table.__getitem__)
         self.cut += 1
-        log.warning("%r cut, which holds %d bytes: %s", largest, table[largest], why)
+        log.warning("%r closed; it holds %d bytes: %s", largest, table[largest], why)
         self.forget(largest)
         largest.abort()
 

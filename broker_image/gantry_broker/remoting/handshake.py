@@ -96,9 +96,9 @@ class HandshakeClient:
             return b""
         proving = self._claimed is not None
         if not frame.is_response or frame.opaque != 1 + proving:
-            raise HandshakeError("malformed", "the other end sent something else than the answer to the handshake")
+            raise HandshakeError("malformed", "the other end did not answer the handshake")
         if frame.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise HandshakeError("malformed", "the port is not one between members: it does not know the handshake")
+            raise HandshakeError("malformed", "the port is not one between members: it rejects the handshake")
         if frame.code != ResponseCode.SUCCESS:
             raise HandshakeError("identity", f"refused by the other end: {(frame.remark or '')[:300]}")
         if not proving:
@@ -113,7 +113,7 @@ class HandshakeClient:
         if server.cluster != self._me.cluster or not (server.is_name_server or server.group == self._me.group):
             raise HandshakeError("identity", f"the other end is {server}, this is {self._me}")
         if server == self._me:
-            raise HandshakeError("identity", f"the other end is {server}, as this end is")
+            raise HandshakeError("identity", f"the other end is {server}, and so is this end")
         key = derive_key(self._token())
         self._claimed = server
         self._expected = proof(key, "server", self._me, server, self._nonce, nonce)
@@ -220,7 +220,7 @@ def _introduced(frame: Frame, step: str) -> tuple[Identity, bytes]:
     cluster, group, member = ext.get("cluster", ""), ext.get("group", ""), ext.get("member", "")
     fits = 0 < len(cluster) <= MAX_NAME and len(group) <= MAX_NAME and (cluster + group).isprintable()
     if not fits or not (member.isascii() and member.isdigit() and len(member) <= 7 and int(member) <= MAX_MEMBER):
-        raise HandshakeError("malformed", "the handshake names no possible member")
+        raise HandshakeError("malformed", "the handshake names an impossible member")
     return Identity(cluster, group, int(member)), nonce
 
 
@@ -228,7 +228,7 @@ def _bytes(frame: Frame, step: str, name: str, size: int) -> bytes:
     """Return a field of a step as bytes. Raises HandshakeError."""
     text = frame.ext.get(name, "")
     if frame.ext.get("step") != step or len(text) != 2 * size or not text.isascii():
-        raise HandshakeError("malformed", f"{step} with {size} bytes of {name} was expected")
+        raise HandshakeError("malformed", f"expected {step} with {size} bytes of {name}")
     try:
         found = bytes.fromhex(text)
     except ValueError:
@@ -241,13 +241,13 @@ def _bytes(frame: Frame, step: str, name: str, size: int) -> bytes:
 def _next_frame(decoder: FrameDecoder, data: bytes, *, done: bool) -> Frame | None:
     """Return the one frame of a step; None: it is not complete. Raises HandshakeError."""
     if decoder.held + len(data) > MAX_HANDSHAKE_FRAME:
-        raise HandshakeError("malformed", f"over {MAX_HANDSHAKE_FRAME} bytes came in one step of the handshake")
+        raise HandshakeError("malformed", f"one step of the handshake has over {MAX_HANDSHAKE_FRAME} bytes")
     try:
         frames = decoder.feed(data)
     except FrameError as error:
-        raise HandshakeError("malformed", f"what came is not a frame of a handshake: {error.reason[:200]}") from None
+        raise HandshakeError("malformed", f"not a frame of a handshake: {error.reason[:200]}") from None
     if done or len(frames) > 1 or (frames and decoder.held):
-        raise HandshakeError("malformed", "more came than one step of the handshake")
+        raise HandshakeError("malformed", "there are bytes after one step of the handshake")
     return frames[0] if frames else None
 
 

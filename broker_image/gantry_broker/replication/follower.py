@@ -89,9 +89,8 @@ class Follower:
         if divergence_offset >= self._log.confirmed or self.unclean:
             return True
         self.stopped = (
-            f"{self.leader} (epoch {self.epoch}) has another log from offset {divergence_offset} on, "
-            "but everything below "
-            f"{self._log.confirmed} was confirmed here; set failover.unclean to give it up"
+            f"the log of {self.leader} (epoch {self.epoch}) diverges at offset {divergence_offset}, "
+            f"but everything below {self._log.confirmed} was confirmed here; set failover.unclean to give it up"
         )
         self._report(self.stopped)
         return False

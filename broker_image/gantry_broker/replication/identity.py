@@ -121,7 +121,7 @@ class ReplicaFile:
         except orjson.JSONDecodeError as error:
             raise StateError(f"{self.path}: {error}; restore the file, or empty the member's disk") from error
         if not isinstance(data, dict):
-            raise StateError(f"{self.path}: is no JSON object; restore the file, or empty the member's disk")
+            raise StateError(f"{self.path}: is not a JSON object; restore the file, or empty the member's disk")
         return data
 
     def _write(self, state: HardState, *, clean: bool, durable: bool = True) -> None:

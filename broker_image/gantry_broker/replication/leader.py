@@ -180,10 +180,10 @@ class Leader:
     def acknowledge(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
         """Take a fetch of this epoch as an acknowledgement. Returns an answer when it cannot count as one."""
         if fetch.member.member == self.me.member:
-            return self._refuse(fetch, f"member {fetch.member} is this master")
+            return self._refuse(fetch, f"member {fetch.member} is this leader itself")
         other = self._holder(fetch.member, now_ms)
         if other is not None:
-            reason = f"{fetch.member} is unknown here, and {other} of the same number was heard just now"
+            reason = f"{fetch.member} is not a member here; {other} of the same number was heard recently"
             self._refused("fetch", "other-life", reason)
             return self._refuse(fetch, reason)
         log = self._log
@@ -290,7 +290,7 @@ class Leader:
         """Rule 12: report an acknowledgement beyond this log, once for each member, since such fetches may repeat
         endlessly.
         """
-        reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, this log ends at {self._log.end}"
+        reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, but this log ends at {self._log.end}"
         self._refused("fetch", "range", reason)
         if fetch.member.member not in self._reported:
             self._reported.add(fetch.member.member)
@@ -406,7 +406,7 @@ class Leader:
         """
         if self.pause_writes is None:
             self.pause_writes = WritePause(target, version)
-        return "" if self.pause_writes.target == target else f"hands over to {self.pause_writes.target} already"
+        return "" if self.pause_writes.target == target else f"already hands over to {self.pause_writes.target}"
 
     def handed_over(self) -> bool:
         """Rule 23: return whether the target has all records and no follower outstanding can still change that."""

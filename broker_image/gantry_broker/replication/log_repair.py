@@ -98,7 +98,7 @@ class LogRepair:
             try:
                 await ask(_question(at))
             except RemotingError as error:
-                log.info("%s was not told that its record at %d is damaged: %s", name, at, error)
+                log.info("%s could not be notified of its damaged record at %d: %s", name, at, error)
 
     def answer(self, request: Frame) -> Frame:
         """Answer another member's read of the log at an offset."""
@@ -108,7 +108,9 @@ class LogRepair:
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")
         except BadRecords as error:
-            return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: it is damaged here, too: {error}")
+            return error_answer(
+                request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: the record is damaged here, too: {error}"
+            )
 
     def _sound_bytes(self, at: int) -> bytes:
         """Return good bytes from `at` on, at most up to the first damaged record.
@@ -129,7 +131,7 @@ class LogRepair:
     def _ended(self, at: int, task: asyncio.Task[None]) -> None:
         self._open.pop(at, None)
         if not task.cancelled() and task.exception() is not None:
-            log.error("mending the record at %d: %r", at, task.exception())
+            log.error("repairing the record at %d: %r", at, task.exception())
 
     async def _repair(self, at: int) -> None:
         pause, complained = RETRY_S, False
@@ -140,13 +142,13 @@ class LogRepair:
             refusals = [await self._repair_from(peer, at) for peer in self._peers()]
             if "" in refusals:
                 self.repaired += 1
-                log.warning("the record at %d was damaged on this disk (%s): mended from another member", at, reason)
+                log.warning("the record at %d was damaged on this disk (%s): repaired from another member", at, reason)
                 self._on_repaired(at)
                 return
             if not complained:
                 complained = True
                 told = "; ".join(refusals) or "no other member is connected"
-                log.error("the record at %d is damaged on this disk (%s), nobody is shown it: %s", at, reason, told)
+                log.error("the record at %d is damaged on this disk (%s), no reader sees it: %s", at, reason, told)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_RETRY_S)
 
@@ -161,7 +163,7 @@ class LogRepair:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            return f"it cannot be read: {error.strerror}"
+            return f"cannot be read: {error.strerror}"
         return ""
 
     async def _repair_from(self, peer: Peer, at: int) -> str:

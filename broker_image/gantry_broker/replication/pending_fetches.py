@@ -211,7 +211,7 @@ class PendingFetches:
 
     def _give_up(self, held: PendingFetch, error: Exception) -> None:
         fetch = held.fetch
-        log.error("the log cannot be read from %d on, for which %s asks: %s", fetch.end, fetch.member, error)
+        log.error("the log cannot be read from %d on, which %s needs: %s", fetch.end, fetch.member, error)
         held.conn.close()
         self._unreadable(fetch.end)
 

@@ -236,7 +236,7 @@ class RaftReplica:
             return
         self._deadline = now_ms + self.options.spread_ms + self._rng.randrange(self.options.spread_ms)
         if self.epoch >= plausible.MAX_EPOCH:
-            self.reason = f"no epoch is left above {self.epoch}: begin the group with empty disks"
+            self.reason = f"there is no epoch above {self.epoch}: begin the group with empty disks"
             return
         self._election_step, self._election_step_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
@@ -315,7 +315,9 @@ class RaftReplica:
             return True
         if self._is_new(request.member):
             self._refused(
-                "poll", "unknown-member", f"{request.kind.value} of {request.member}, which no member here names"
+                "poll",
+                "unknown-member",
+                f"{request.kind.value} of {request.member}, which is unknown to the members of this group",
             )
         if now_ms - self._asked_about_ms >= self.options.gone_ms or now_ms < self._asked_about_ms:
             self._asked_about_ms = now_ms
@@ -401,7 +403,7 @@ class RaftReplica:
             return False
         if request.epoch > self.epoch:
             may = self._may_elect(request)
-            self._adopt(request.epoch, f"epoch {request.epoch} is being elected", now_ms)
+            self._adopt(request.epoch, f"an election of epoch {request.epoch} is under way", now_ms)
             if not may:
                 return False
         else:
@@ -487,7 +489,7 @@ class RaftReplica:
             return
         self._candidate, self._election_step = False, None
         self.follower = Follower(self.me, self.epoch, leader, self._log, unclean=False, report=self._report)
-        self.reason = "" if self.is_voter else "a learner: its disk is not a member yet"
+        self.reason = "" if self.is_voter else "learner: its disk is not a member yet"
         self._heard_ms = now_ms
         self._wait_again(now_ms)
 
@@ -504,7 +506,9 @@ class RaftReplica:
             self.saw_epoch(fetch.epoch, now_ms)
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:
-            return self._refuse(fetch, self.reason or f"this is epoch {self.epoch}, asked in {fetch.epoch}")
+            return self._refuse(
+                fetch, self.reason or f"this is epoch {self.epoch}, the fetch is of epoch {fetch.epoch}"
+            )
         answer = leader.acknowledge(fetch, now_ms)
         if answer is None:
             self._confirm()
@@ -593,7 +597,7 @@ class RaftReplica:
         if leader is None or leader.epoch != epoch:
             return f"is not the leader of epoch {epoch}: {self.reason or f'its epoch is {self.epoch}'}"
         if target == self.me:
-            return f"{target} is the leader already"
+            return f"{target} already is the leader"
         if target not in ids(self.members):
             return f"{target} is not a member that votes"
         return leader.pause_for(target, version)
@@ -614,7 +618,7 @@ class RaftReplica:
 
     def assign(self, assignment: Assignment, now_ms: int) -> Assigned:
         """Refuse an assignment: a group in Raft mode elects its leader itself."""
-        return Assigned(False, "mode Raft: the group elects its leader; nobody assigns it")
+        return Assigned(False, "mode Raft: the group elects its leader and takes no assignments")
 
     # ---- the follower
 

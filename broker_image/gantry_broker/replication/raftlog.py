@@ -57,7 +57,7 @@ class RaftStoreLog(StoreLog):
         except StoreFull as error:
             if not set(self._changes) <= set(listed):
                 raise  # It would be confirmed before the list has it.
-            _log.warning("it is tried again before the next append: %s", error)
+            _log.warning("the next append tries it again: %s", error)
 
     @property
     def member_changes(self) -> tuple[MemberChange, ...]:
@@ -144,7 +144,7 @@ class RaftStoreLog(StoreLog):
         try:
             self._list()
         except StoreFull as error:
-            _log.warning("it is tried again before the next append: %s", error)
+            _log.warning("the next append tries it again: %s", error)
 
     def _write(self, changes: tuple[MemberChange, ...]) -> None:
         """Write the list; durable on return. Raises StoreFull; OSError, after which the log takes nothing any more
@@ -165,7 +165,7 @@ class RaftStoreLog(StoreLog):
         try:
             listed = orjson.loads(self._path.read_bytes())
             if not isinstance(listed, list):
-                raise TypeError("is no JSON array")
+                raise TypeError("is not a JSON array")
             return tuple(_from_json(c) for c in listed)
         except FileNotFoundError:
             return ()

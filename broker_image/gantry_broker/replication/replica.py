@@ -90,7 +90,9 @@ class Replica:
             if leadership.master.member != self.me.member:
                 self._follow()
             else:
-                self.reason = f"this disk is a new incarnation ({self.me}); the cell names {leadership.master}"
+                self.reason = (
+                    f"this disk is a new incarnation ({self.me}); the leadership record names {leadership.master}"
+                )
         else:
             self.reason = f"restarted as the master of epoch {leadership.epoch}: waits for a new epoch"
 
@@ -174,16 +176,17 @@ class Replica:
         held = self._state.leadership
         if leadership.order < held.order:
             return (
-                f"holds epoch {held.epoch} version {held.version}, told {leadership.epoch} version {leadership.version}"
+                f"holds epoch {held.epoch} version {held.version}, "
+                f"received epoch {leadership.epoch} version {leadership.version}"
             )
         if leadership.order == held.order and leadership != held:
-            return f"epoch {leadership.epoch} version {leadership.version} was told before with other content"
+            return f"epoch {leadership.epoch} version {leadership.version} was assigned before with other content"
         if self.highest_seen_epoch and (jump := plausible.jump_refusal(self.highest_seen_epoch, leadership.epoch)):
             self._refused("assignment", "epoch-jump", jump)  # A member that knows no epoch yet takes any epoch.
-            return f"{jump}; a member that was away for longer begins with an empty disk"
+            return f"{jump}; a member that was away for longer must begin with an empty disk"
         newest = last_epoch(self._log.leader_epochs)
         if leadership.epoch < newest:
-            return f"its log has epoch {newest}, told {leadership.epoch}: an old registry"
+            return f"its log has epoch {newest}, received epoch {leadership.epoch}: the registry is older than the log"
         if leadership.master is None:
             return f"epoch {leadership.epoch} names no master"
         return ""
@@ -223,7 +226,7 @@ class Replica:
             return
         self.highest_seen_epoch = epoch
         if self.leader is not None:
-            self.stop(f"saw epoch {epoch}, above its own {self.leadership.epoch}: waits to be told")
+            self.stop(f"saw epoch {epoch}, above its own {self.leadership.epoch}: waits for an assignment")
 
     # ---- roles
 
@@ -286,7 +289,7 @@ class Replica:
         if leader is None:
             return self._refuse(fetch, self.reason or f"{self.me} is not the master")
         if fetch.epoch != leader.epoch:
-            return self._refuse(fetch, f"this is epoch {leader.epoch}, asked in {fetch.epoch}")  # Rule 1.
+            return self._refuse(fetch, f"this is epoch {leader.epoch}, the fetch is of epoch {fetch.epoch}")  # Rule 1.
         answer = leader.acknowledge(fetch, now_ms)
         if answer is not None:
             return answer
@@ -370,9 +373,9 @@ class Replica:
         if leader is None or leader.epoch != epoch:
             return f"is not the master of epoch {epoch}: {self.reason or f'its epoch is {self.leadership.epoch}'}"
         if version != leader.version:
-            return f"holds version {leader.version} of the cell, asked on {version}"
+            return f"holds version {leader.version} of the leadership record, the request is on version {version}"
         if target == self.me:
-            return f"{target} is the master already"
+            return f"{target} already is the master"
         if target not in leader.recorded:
             return f"{target} is not in the in-sync set"
         return leader.pause_for(target, version)

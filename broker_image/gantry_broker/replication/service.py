@@ -240,7 +240,7 @@ class ReplicationService:
         try:
             self._file.invalidate_boot_id()
         except OSError as error:
-            log.error("cannot write down that the disk failed: %s", error)
+            log.error("cannot record that the disk failed: %s", error)
 
     @property
     def core(self) -> Replica | RaftReplica:
@@ -469,7 +469,7 @@ class ReplicationService:
             frame = await self._client.request(address, question, RAFT_REQUEST_S)
             answer = wire.parse_raft_response(frame)
         except RemotingError as error:
-            log.debug("poll of %s: %s", address, error)
+            log.debug("Raft request of %s: %s", address, error)
             return
         except wire.WireError as error:
             if error.reason:
@@ -584,7 +584,7 @@ class ReplicationService:
         """
         core = self.core
         if not isinstance(core, RaftReplica):
-            return "mode MasterSlave: the operator keeps the members"
+            return "mode MasterSlave: the operator sets the members"
         left = tuple(v for v in core.members if v.id.member != number)
         if core.leader is not None and len(left) == len(core.members):
             return ""  # It has left already: the request came twice.

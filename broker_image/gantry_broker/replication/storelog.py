@@ -54,7 +54,7 @@ def queue_starts(state: bytes) -> dict[tuple[str, int], int]:
     starts: dict[tuple[str, int], int] = {}
     for entry in plausible.items("queues", reset_fields(state).get("queues", []), MAX_QUEUES):
         if not isinstance(entry, list) or len(entry) != 3:
-            raise plausible.Implausible(f"queues: {plausible.shown(entry)} is no topic, queue and offset", "malformed")
+            raise plausible.Implausible(f"queues: {plausible.shown(entry)}: write [topic, queue, offset]", "malformed")
         topic = plausible.text("topic", entry[0], MAX_TOPIC, least=1)
         starts[topic, plausible.number("queue", entry[1], 0, 2**31 - 1)] = plausible.offset("offset", entry[2])
     return starts

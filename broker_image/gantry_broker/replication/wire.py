@@ -43,7 +43,7 @@ def _leader_epochs(data: bytes) -> LeaderEpochs:
     """Raises Implausible, ValueError."""
     if len(data) > plausible.MAX_LEADER_EPOCHS_BYTES:
         raise plausible.Implausible(
-            f"history: {len(data)} bytes, at most {plausible.MAX_LEADER_EPOCHS_BYTES} are possible"
+            f"leader epochs: {len(data)} bytes, at most {plausible.MAX_LEADER_EPOCHS_BYTES} are possible"
         )
     return tuple(EpochStart(*pair) for pair in plausible.leader_epochs("leaderEpochs", orjson.loads(data)))
 
@@ -131,9 +131,9 @@ def _check_leader_epochs(leader_epochs: LeaderEpochs, epoch: int, end: int) -> N
         return
     last = leader_epochs[-1]
     if last.epoch > epoch:
-        raise plausible.Implausible(f"history: its last epoch {last.epoch} is above the sender's epoch {epoch}")
+        raise plausible.Implausible(f"leader epochs: the last one, {last.epoch}, is above the sender's epoch {epoch}")
     if last.start > end:
-        raise plausible.Implausible(f"history: its last epoch begins at {last.start}, after the log's end {end}")
+        raise plausible.Implausible(f"leader epochs: the last one begins at {last.start}, after the log's end {end}")
 
 
 def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
@@ -214,7 +214,7 @@ def not_its_own(sender: Identity | None, member: int) -> str:
     """
     if sender is not None and sender.member == member:
         return ""
-    return f"the request is in the name of member {member}, but {sender or 'nobody'} is connected"
+    return f"the request is in the name of member {member}, but the peer is {sender or 'not authenticated'}"
 
 
 def parse_raft_request(frame: Frame) -> RaftRequest:
@@ -245,7 +245,7 @@ def _poll_body(frame: Frame) -> dict[str, Any]:
         raise plausible.Implausible(f"{len(frame.body)} bytes, at most {plausible.MAX_POLL_BYTES} are possible")
     data = orjson.loads(frame.body)
     if not isinstance(data, dict):
-        raise plausible.Implausible(f"{plausible.shown(data)}: is no JSON object", "malformed")
+        raise plausible.Implausible(f"{plausible.shown(data)}: is not a JSON object", "malformed")
     return data
 
 
@@ -268,7 +268,7 @@ def parse_raft_response(frame: Frame) -> RaftResponse:
     """Raises WireError, also for an answer that rejects the request as invalid."""
     if frame.code != ResponseCode.SUCCESS:
         raise WireError(f"answer {frame.code}: {frame.remark}", "")
-    with _as_wire_error("answer to a poll"):
+    with _as_wire_error("answer to a Raft request"):
         data = _poll_body(frame)
         leader = data["leader"]
         return RaftResponse(
