@@ -280,7 +280,7 @@ class Cluster:
         return self.signal(name, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Whoever stands still goes on."""
+        """Resume every frozen process."""
         for name in list(self.stopped):
             self.signal(name, signal.SIGCONT)
         self.stopped.clear()

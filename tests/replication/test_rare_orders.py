@@ -175,7 +175,7 @@ async def _slow_link(port: int, part: int) -> asyncio.Server:
 
 
 async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower that asks anew before the answer is there is given the same once more, and never has it."""
+    """A follower that repeats its fetch before the answer arrives gets the same bytes again, and never stores them."""
     monkeypatch.setattr(fetching, "SILENT_S", 0.5)
     async with Group(tmp_path, 2, settings=SMALL) as group:
         leader, other = group.nodes
@@ -310,7 +310,7 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
         index = node.store.index
         assert index is not None
         index.clear(0)
-        index.behind = True  # As after a start that has to build it anew.
+        index.behind = True  # As after a start that has to rebuild it.
         bad_sector.update(path=str(tmp_path / node.store.log.path(0)), at=4096)
         await node.put(b"later")
         await until(lambda: node.store.flushed == node.store.end, "it is flushed", PATIENCE_S)
@@ -443,14 +443,14 @@ async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for
             index = leader.store.index
             assert index is not None
             index.clear(0)
-            index.behind = True  # As after a start that has to build it anew.
+            index.behind = True  # As after a start that has to rebuild it.
             await until(lambda: not index.behind, "the index is whole again", PATIENCE_S)
         else:
             offset, chosen = 0, (lambda record: True) if found_by == "a reader that chooses" else None
             while offset < 100:
                 got = leader.store.get("T", 0, offset, 32, 1 << 20, None, chosen)
                 if got.damaged >= 0:
-                    await until(lambda: not bad_sector, "it is mended", PATIENCE_S)
+                    await until(lambda: not bad_sector, "it is repaired", PATIENCE_S)
                 offset = got.next_offset
         assert not bad_sector
         assert leader.log_repair.repaired == 1

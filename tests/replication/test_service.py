@@ -272,7 +272,7 @@ async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
         old.service.saw_epoch(group.leadership.epoch + 1)
         old.roles.clear()
-        await until(lambda: bool(old.roles), "the broker is told that nothing is parked any more")
+        await until(lambda: bool(old.roles), "the broker learns that writes are not paused any more")
         assert not old.service.writes_paused
         await group.promote(1, (0, 1, 2))
         assert old.service.handed_to is None

@@ -84,7 +84,7 @@ class Target:
         return counts[-1]
 
     def counts(self, reason: str, wanted: int) -> None:
-        """Waits until the master's page says so; it is made anew after some milliseconds."""
+        """Waits until the master's page says so; it is refreshed after some milliseconds."""
         self.cluster.until(f"{wanted} failed by {reason}", lambda: self.failed(self.master, reason) == wanted, 5)
 
     def clients_ports(self) -> list[str]:

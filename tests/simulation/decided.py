@@ -101,7 +101,7 @@ class DecidingOperator:
         if plan.handover is not None:
             source, target = (self._world.members[n] for n in plan.handover)
             saved = target.disk.saved
-            # Another life of the target's disk never leads by this cell: whoever is promoted next is checked then.
+            # Another incarnation of the target never leads by this record; the next promotion has its own check.
             if source.alive and saved is not None and saved.me == plan.leadership.master:
                 self._world.checker.handed_over(source, target)
 

@@ -3,7 +3,7 @@
 A file is blocks separated by blank lines. A block is comment lines (`#`), commands, a line `----`, and the trace that
 the commands gave. The steps are those of `world.py`; nothing is random. `COMMANDS` below is the language.
 
-`python -m tests.simulation.scenario FILE...` writes the traces anew: read the diff before you commit it.
+`python -m tests.simulation.scenario FILE...` rewrites the traces: read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class Player:
         self._member(words[0]).log.expire(int(words[1]))
 
     def do_hand_over(self, words: list[str]) -> None:
-        """hand-over m0 1: m0 is asked to park its sends for member 1."""
+        """hand-over m0 1: m0 pauses writes for member 1."""
         leadership = self.world.registry.leadership
         assert leadership is not None
         self._pass(Message("op0", words[0], ("handover", self._id(words[1]), leadership)))
@@ -364,7 +364,7 @@ class Player:
         self.world.checker.handed_over(source, target)
 
     def do_forward(self, words: list[str]) -> None:
-        """forward m0: the old master forwards the next send that it parked."""
+        """forward m0: the old leader forwards its next buffered send."""
         if not self.world.forward(self._member(words[0])):
             self._say(f"{words[0]} has nothing to forward")
             return

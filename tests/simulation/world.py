@@ -210,7 +210,7 @@ class Member:
     # ---- client sends
 
     def send(self, ident: int) -> None:
-        """A client's send: appended, parked, forwarded behind those that were parked, or refused."""
+        """A client's send: appended, buffered, forwarded behind the buffered ones, or refused."""
         core = self.core
         if core is None:
             return
@@ -388,7 +388,7 @@ class World:
             member.step(lambda core: core.appended())
 
     def forward(self, member: Member) -> bool:
-        """Send the next parked record on; one at a time, so that their order holds (rule 23)."""
+        """Forward the next buffered record; one at a time, so that their order holds (rule 23)."""
         if member.core is None or not member.forwarding or member.in_flight is not None or member.paused:
             return False
         member.in_flight = member.forwarding[0]

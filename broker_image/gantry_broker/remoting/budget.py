@@ -46,7 +46,7 @@ def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> Remotin
     | answers to slow readers, all | 1/8 | 16 MiB | 1 GiB |
     | answers to one slow reader | 1/16 | 10 MiB, above the largest answer | 32 MiB |
     | a reader is slow beyond | 1/4096 | 64 KiB | 1 MiB |
-    | writes parked for a hand-over | 1/16 | 8 MiB | 64 MiB |
+    | writes buffered for a handover | 1/16 | 8 MiB | 64 MiB |
     | connections | one for 64 KiB | 256 | `max_connections`, which descriptors limit (`gantry_broker.descriptors`) |
     """
     return RemotingBudget(
