@@ -34,7 +34,7 @@ def _promised(history: History, final: Log) -> tuple[Iterator[str], ...]:
 
 
 def _promised_by_async(history: History, final: Log, lineage: Lineage) -> tuple[Iterator[str], ...]:
-    """Records may be lost, and later ones reuse their offsets. So order holds for the records that stayed, and for those
+    """Records may be lost, and later ones reuse their offsets. Order holds for the records that stayed, and for those
     of one connection under one leadership. (A connection alone is not enough: a former leader forwards its writes, and
     may lead again.)
     """
