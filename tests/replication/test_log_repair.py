@@ -100,7 +100,7 @@ async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tm
 async def test_two_members_that_lost_different_records_have_them_from_each_other(
     tmp_path: Path, bad_sector: dict[str, Any], unreadable: bool
 ) -> None:
-    """What is asked for lies just before what the other one has lost, and does not know of yet."""
+    """The requested bytes are just before those that the other member has lost without knowing it."""
     async with Group(tmp_path, 2) as group:
         await group.promote(0, (0, 1))
         for number in range(20):

@@ -61,7 +61,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
 
 
 async def _the_other_leads(group: Group) -> None:
-    """The first is back afterwards, and has not been told anything yet."""
+    """The first is back afterwards, without an assignment yet."""
     old, new = group.nodes
     await old.stop()
     await new.start()
@@ -72,7 +72,7 @@ async def _the_other_leads(group: Group) -> None:
 
 
 async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
-    """The second leads, and of the first one's log retention has removed the place where they parted."""
+    """The second leads, and retention has removed the divergence offset from the first one's log."""
     old, new = await _one_is_away(group)
     for _ in range(25):
         await old.put(b"only here" * 10_000)
@@ -191,7 +191,7 @@ async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:
-    """Its own retention has removed the place where its log parted from the leader's."""
+    """Its own retention has removed the offset where its log diverges from the leader's."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = await _one_has_nothing_in_common(group)
         assert old.store.start == 1 << 20
@@ -277,7 +277,7 @@ async def test_a_lack_of_descriptors_is_no_failed_disk(tmp_path: Path, monkeypat
 
 
 async def _leader_with(bad_sector: dict[str, Any], group: Group) -> tuple[Node, Node]:
-    """In the middle of its log, which the second has whole; and the third, which was told nothing yet."""
+    """Damage in the middle of its log; the second has a good copy, the third has no assignment yet."""
     leader, other, empty = group.nodes
     await group.promote(0, (0, 1), (0, 1))
     for number in range(100):
@@ -321,7 +321,7 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
 
 
 async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undone(tmp_path: Path) -> None:
-    """The new master fills that segment up: its history names the next one as the place where the two logs part."""
+    """The new master fills that segment up: its leader epochs name the next one as the divergence offset."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = group.nodes
         await group.promote(0, (0, 1))
@@ -342,7 +342,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
 
 
 class Shorts:
-    """The steps of a cut; at the given one there is no descriptor."""
+    """The steps of a truncation; the given one finds no free descriptor."""
 
     STEPS = ("erase", "sync", "set_epochs", "queues", "index")
 
@@ -379,7 +379,7 @@ def _shown(node: Node) -> list[bytes]:
 async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, unclean: bool
 ) -> None:
-    """What has been cut in one place and not in another must not be gone on with: readers would see what is undone."""
+    """A half-finished truncation must stop the member: readers would see records that were undone."""
     async with Group(tmp_path, 2) as group:
         old, new = await _one_is_away(group)
         group.leadership = group.leadership.promoted(old.service.me, group.ids(0) if unclean else group.ids(0, 1))

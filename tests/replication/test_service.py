@@ -175,7 +175,7 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
 
 @pytest.mark.parametrize("version", ["49", "5x"])
 async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(tmp_path: Path, version: str) -> None:
-    """It begins with records of no epoch; who has some of them goes on from there, also after a restart."""
+    """The log begins with records of no epoch; a follower with some of them goes on there, also after a restart."""
     with tarfile.open(STORES / f"{version}-clean.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     (tmp_path / "clean").rename(tmp_path / "m0")
@@ -279,7 +279,7 @@ async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads
 
 
 async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is_ready(tmp_path: Path) -> None:
-    """Its asker may swap yet: had the other one given up, this master would append what the new one never gets."""
+    """The operator may still swap: after a resume this leader would append records that the new one never gets."""
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new, other = (node.service for node in group.nodes)

@@ -27,7 +27,7 @@ from tests.local.cluster import Cluster, kill, take_down
 
 HALF_OPEN = 2_000
 UNKNOWN = 30_999
-"""A request code that nobody has."""
+"""An unknown request code."""
 MAKE_TOPIC = {
     "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
     "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
@@ -61,7 +61,7 @@ class Target:
             return None
 
     def standing(self) -> dict[str, Any]:
-        """What no stranger may change: roles, epochs, who follows, and what it is known to have."""
+        """State that no stranger may change: roles, epochs, followers and their acknowledgements."""
         found = {}
         for member in (self.master, self.slave):
             s = self.status(member)

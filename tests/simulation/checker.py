@@ -96,7 +96,7 @@ class Checker:
             self._holds(target.log, record, f"(a) hand-over from m{source.number} to m{target.number}")
 
     def unclean(self) -> None:
-        """From here on somebody gave records up on purpose: what was promised and shown before counts no more."""
+        """From here on records were given up on purpose: earlier promises and reads do not count."""
         self.clean = False
         self.acked.clear()
         self.shown.clear()

@@ -1,4 +1,4 @@
-"""The operator as the simulation sees it: it reads, asks, decides on what may be old, swaps, and tells.
+"""The operator as the simulation sees it: it reads, queries members, decides on old data, swaps, and assigns.
 
 `ModelOperator` does by dice everything that rules 13, 16, 17, 20, 22 and 23 allow it: safety must not depend on good
 decisions. A mutant (`mutants/rules.py`) widens what it may do.
@@ -66,7 +66,7 @@ class ModelOperator:
             _, target, leadership = body
             new = leadership.promoted(target, leadership.in_sync)
             source = leadership.master.member if leadership.master is not None else target.member
-            # Rule 23: on exactly the cell on which the hand-over was asked for.
+            # Rule 23: on exactly the record of the handover request.
             self.plan = Plan(leadership, new, f"hand over to {target}", (source, target.member))
 
     def swap(self) -> None:

@@ -143,7 +143,7 @@ class RaftPlayer(Player):
         self.world.blocked.clear()
 
     def do_members(self, words: list[str]) -> None:
-        """members m0 0,1: the leader is asked for another membership, of members that vote now."""
+        """members m0 0,1: the leader gets a request for another list of voting members."""
         member, core = self._raft(words[0])
         wanted = {int(n) for n in words[1].split(",")}
         left = tuple(v for v in core.members if v.id.member in wanted)

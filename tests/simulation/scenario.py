@@ -172,7 +172,7 @@ class Player:
             self._swap(held.with_set(core.proposal.in_sync))
 
     def do_swap(self, words: list[str]) -> None:
-        """swap expected=-2 promote=1 set=0,1: an operator that read the cell some writes ago writes now."""
+        """swap expected=-2 promote=1 set=0,1: an operator that read the record some writes ago writes now."""
         fields = dict(w.split("=") for w in words)
         expected = self.world.registry.records[int(fields["expected"])]
         ids = self._ids(fields["set"])
@@ -192,7 +192,7 @@ class Player:
         self._say("the registry is empty")
 
     def do_bootstrap(self, words: list[str]) -> None:
-        """bootstrap 0,1: an operator hears these members and finds no cell."""
+        """bootstrap 0,1: an operator hears these members and finds no leadership record."""
         operator = ModelOperator(self.world, "op0")
         for number in words[0].split(","):
             operator.request(int(number))
@@ -213,7 +213,7 @@ class Player:
             operator.receive(message)
 
     def do_tell(self, words: list[str]) -> None:
-        """tell m0 m1 [leadership=-2] [unclean]: members get a recorded cell, the last one unless said otherwise."""
+        """tell m0 m1 [leadership=-2] [unclean]: members get a recorded leadership, by default the last one."""
         leaderships = self.world.registry.records
         leadership = leaderships[-1]
         for word in words:
@@ -249,7 +249,7 @@ class Player:
         return "" if status is None else f", {status.name}"
 
     def do_answers(self, words: list[str]) -> None:
-        """answers: what the clients were told."""
+        """answers: the statuses that clients got."""
         for ident in range(1, self.world.next_id):
             self._say(f"m{ident}{self._answer(ident) or ': no answer'}")
 
@@ -265,7 +265,7 @@ class Player:
             self._say(f"{word} has nobody to ask")
 
     def do_ask(self, words: list[str]) -> None:
-        """ask m1: a follower asks; the question is under way."""
+        """ask m1: a follower sends a fetch, which is under way."""
         self._ask(words[0])
         if self.world.messages:
             self._say(f"under way: {self.world.messages[-1]}")
@@ -288,7 +288,7 @@ class Player:
             self._say(f"{count - index}: {message}")
 
     def do_lie(self, words: list[str]) -> None:
-        """lie m1 flushed=+1000 | end=+1000: a follower acknowledges what nobody has."""
+        """lie m1 flushed=+1000 | end=+1000: a follower acknowledges records that no member has."""
         member = self._member(words[0])
         fetch = member.core.next_fetch() if member.core is not None else None
         assert fetch is not None
@@ -384,7 +384,7 @@ class Player:
         self._say(f"{words[0]} proposes {text}")
 
     def do_reports(self, words: list[str]) -> None:
-        """reports m0: what it wants a human to know."""
+        """reports m0: its reports for a person."""
         for report in self._member(words[0]).reports:
             self._say(report)
 
