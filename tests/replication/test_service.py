@@ -236,7 +236,7 @@ async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadersh
         old, new = group.nodes[0], group.nodes[1]
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
         await group.tell()
-        assert old.service.writes_paused, "the same cell again proves nothing"
+        assert old.service.writes_paused, "the same record again proves nothing"
         group.leadership = group.leadership.touched()
         await group.tell()
         assert not old.service.writes_paused
@@ -244,22 +244,22 @@ async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadersh
         assert await old.put(b"a") is SendStatus.SEND_OK
 
 
-@pytest.mark.parametrize("heir", [1, 2], ids=["the target", "somebody else"])
+@pytest.mark.parametrize("successor", [1, 2], ids=["the target", "another member"])
 async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_it_parks(
-    tmp_path: Path, heir: int
+    tmp_path: Path, successor: int
 ) -> None:
     """A NameServer may be first to say so: it answers with the epoch in which the new master has registered."""
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
-        await group.promote(heir, (0, 1, 2), tell=(heir,))
+        await group.promote(successor, (0, 1, 2), tell=(successor,))
         old.service.saw_epoch(group.leadership.epoch)
         assert old.service.role is Role.WAITING
         assert old.service.writes_paused
         await group.tell()
         assert not old.service.writes_paused
-        assert old.service.handed_to == (new.address if heir == 1 else None)
+        assert old.service.handed_to == (new.address if successor == 1 else None)
 
 
 async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads(

@@ -49,7 +49,7 @@ class Checker:
 
     def swapped(self, leadership: LeadershipRecord) -> None:
         if leadership.epoch < self.leadership.epoch or leadership.version <= self.leadership.version:
-            raise Violation(f"(d) the cell went from {self.leadership.order} to {leadership.order}")
+            raise Violation(f"(d) the leadership record went from {self.leadership.order} to {leadership.order}")
         self.leadership = leadership
 
     def send_ok(self, member: Member, record: Record, epoch: int) -> None:

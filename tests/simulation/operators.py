@@ -137,7 +137,7 @@ class ModelOperator:
         if len(reports) < len(self._world.members) or not all(r.empty for r in reports):
             return None
         members = frozenset(r.member for r in reports)
-        return Plan(None, LeadershipRecord().promoted(reports[0].member, members), "first cell")
+        return Plan(None, LeadershipRecord().promoted(reports[0].member, members), "first record")
 
     def _in_set(self, report: Report, leadership: LeadershipRecord) -> bool:
         return report.member in leadership.in_sync  # Rule 16.

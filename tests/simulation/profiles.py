@@ -59,7 +59,7 @@ PROFILES: dict[str, Kind] = {
         DecidingOperator,
     ),
     # The registry is emptied: the first record must come from the disks' state (rule 22).
-    "decided-lost-cell": Kind(
+    "decided-lost-record": Kind(
         Profile(weights={"lose_leadership": 0.4, "think": 8, "swap": 8, "poll": 14, "read": 8}, operators=1),
         DecidingOperator,
     ),

@@ -167,7 +167,7 @@ class Player:
         if core.proposal is None:
             self._say(f"{words[0]} proposes nothing")
         elif core.proposal.base_version != held.version:
-            self._say(f"refused: based on v{core.proposal.base_version}, the cell is v{held.version}")
+            self._say(f"refused: based on v{core.proposal.base_version}, the record is v{held.version}")
         else:
             self._swap(held.with_set(core.proposal.in_sync))
 
@@ -180,7 +180,7 @@ class Player:
         if self.world.registry.swap(expected, new):
             self._say(f"recorded {describe_leadership(new)}")
         else:
-            self._say("refused: the cell is another one")
+            self._say("refused: the record is another one")
 
     def _swap(self, new: LeadershipRecord) -> None:
         if self.world.registry.swap(self.world.registry.leadership, new):
