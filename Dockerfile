@@ -34,6 +34,7 @@ RUN python -m compileall -q -j 2 /opt/gantry/gantry_broker /opt/gantry/gantry_sp
 
 # --- a user with a name, since some libraries ask for it; the number is the one that the pods run as -----------------
 FROM ${BASE_IMAGE} AS runtime
+LABEL org.opencontainers.image.title="gantry" org.opencontainers.image.version="0.1.0"
 RUN groupadd --gid 10001 gantry \
     && useradd --uid 10001 --gid gantry --no-create-home --home-dir /var/lib/gantry --shell /usr/sbin/nologin gantry \
     && mkdir -p /var/lib/gantry && chown gantry:gantry /var/lib/gantry

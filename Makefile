@@ -1,6 +1,7 @@
 # make demo    see it work: a cluster, a killed master, nothing lost, in a minute or two
 # make test    everything that can be checked on this machine
 # make lint    style and types only
+# make nightly what has no time in .ci/run, for a whole night: docs/testing.md
 # make bench   most figures of docs/figures.md
 # make lock    the lock files anew, after a change of dependencies (needs uv)
 
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 JOBS ?= 2
 
-.PHONY: help demo test lint bench lock env clean
+.PHONY: help demo test lint nightly bench lock env clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -24,6 +25,9 @@ test: $(VENV)/.dev
 
 lint: $(VENV)/.dev
 	@$(BIN)/python .ci/checks.py --lint
+
+nightly: $(VENV)/.dev
+	@$(BIN)/python .ci/nightly.py
 
 bench: $(VENV)/.dev
 	@$(BIN)/python .ci/bench.py

@@ -117,10 +117,19 @@ def main() -> int:
                 done.append((what, f"skipped: {why}", 0.0))
         # -rs: every skipped test says why at the end of its run.
         pytest: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-rs", "--durations=10"]
-        jobs = ["-n", os.environ.get("JOBS", "2"), "--dist", "loadfile"]
+
+        def to(name: str) -> str:
+            """Where the times of this layer go, for .ci/slowest.py."""
+            return f"--junitxml={ROOT / 'build' / 'junit' / name}.xml"
+
+        jobs = int(os.environ.get("JOBS", "2"))
+
+        def workers(count: int) -> list[str | Path]:
+            return ["-n", str(count), "--dist", "loadfile"]
+
         real = [f"tests/{name}" for name in REAL_PROCESSES]
-        step("tests", [[*pytest, *jobs, *(f"--ignore={folder}" for folder in real)]])
-        step("real processes", [[*pytest, *jobs, *real]])
+        step("tests", [[*pytest, *workers(jobs), to("tests"), *(f"--ignore={folder}" for folder in real)]])
+        step("real processes", [[*pytest, *workers(jobs + 1), to("real-processes"), *real]])
         if any(result == "FAILED" for _, result, _ in done[-2:]):
             # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
             print("\nWhat failed runs once more, alone. What passes now depends on time, and wants mending:")

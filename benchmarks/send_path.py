@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.replication.types import Assignment, LeadershipRecord
@@ -90,7 +90,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
         leadership = LeadershipRecord(1, 1, replication.me, frozenset({replication.me}))
         await replication.assign(Assignment(leadership, config.member_address, False))
         other = CountingTransport()
-        conn = Connection(process.dispatcher)
+        conn = Connection(process.parts.dispatcher)
         conn.connection_made(other)
         profiler = cProfile.Profile() if options.profile else None
         print(f"{'frames a read':>14}{'us a message':>14}{'of it in reads':>16}")

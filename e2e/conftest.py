@@ -1,7 +1,13 @@
-"""One operator for the whole run, a namespace for each module."""
+"""One operator for the whole run, a namespace for each module.
+
+Modules run side by side, unless they are marked `alone`: those disturb others (they stop operators or nodes, or change
+the chart), or measure times that others would disturb.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import time
@@ -18,11 +24,28 @@ collect_ignore = [] if os.environ.get("E2E_ROUNDS") else ["test_n_rounds.py"]
 FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: disturbs the other modules, or measures times that they would disturb")
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
-def operator() -> Iterator[None]:
-    """The chart, installed as a user would."""
-    helm_install()
-    until("the definition is served", lambda: kubectl("get", "bc", "-A") is not None)
+def operator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+    """The chart, installed as a user would: by the first of the workers that run side by side."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+    with locked(shared / "install.lock"):
+        if not (shared / "installed").exists():
+            helm_install()
+            until("the definition is served", lambda: kubectl("get", "bc", "-A") is not None)
+            (shared / "installed").touch()
     yield
     print(kubectl("-n", SYSTEM, "get", "pods", "-o", "wide", check=False))
 
@@ -65,8 +88,9 @@ def demo(namespace: str) -> Cluster:
 
 @pytest.fixture(scope="session")
 def figure() -> Iterator[Figure]:
-    """Records a figure of this run: printed at the end and written to a file."""
-    found: dict[str, Any] = {"begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    """Records a figure of this run: printed at once, and added to a file at the end. e2e/run begins a new file."""
+    found: dict[str, Any] = {}
+    begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def record(name: str, value: Any) -> None:
         found[name] = value
@@ -74,4 +98,6 @@ def figure() -> Iterator[Figure]:
 
     yield record
     FIGURES.parent.mkdir(parents=True, exist_ok=True)
-    FIGURES.write_text(json.dumps(found, indent=1))
+    with locked(FIGURES.with_suffix(".lock")):
+        others = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"begun": begun}
+        FIGURES.write_text(json.dumps(others | found, indent=1))

@@ -16,6 +16,8 @@ EXAMPLES = ROOT / "examples"
 BROKER_IMAGE = os.environ.get("E2E_BROKER_IMAGE", "gantry-broker:e2e")
 OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", "gantry-operator:e2e")
 SPARK_IMAGE = os.environ.get("E2E_SPARK_IMAGE", "gantry-spark:e2e")
+RUN = os.environ.get("E2E_RUN", "0")
+"""Differs from run to run."""
 SYSTEM = "gantry-system"
 
 T = TypeVar("T")
@@ -59,6 +61,8 @@ def helm_install(*more: str) -> None:
         "helm", "upgrade", "--install", "gantry", str(ROOT / "helm" / "gantry"), "-n", SYSTEM, "--create-namespace",
         "--set", f"image.operator={OPERATOR_IMAGE}", "--set", f"image.broker={BROKER_IMAGE}",
         "--set", f"image.spark={SPARK_IMAGE}",
+        # Images keep their names, so a Kubernetes that was kept needs another reason to start new pods.
+        "--set-string", f"podAnnotations.run={RUN}",
         # An image that does not exist, and quick JVMs for short runs, are named by clusters of some tests.
         "--set", "image.allowed={gantry-broker:nowhere}",
         "--set", "analytics.allowedSparkConf={spark.driver.extraJavaOptions,spark.executor.extraJavaOptions}", *more,
@@ -199,9 +203,11 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Load:
-    """`client/load.py` in a pod: sends for some seconds, then accounts for what was acknowledged."""
+    """`client/load.py` in a pod: sends for some seconds or until `stop`, then accounts for what was acknowledged."""
 
-    def __init__(self, cluster: Cluster, name: str, seconds: float, node: str | None = None, senders: int = 4) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, seconds: float = 3600, node: str | None = None, senders: int = 4
+    ) -> None:
         self.cluster = cluster
         self.name = name
         source = (Path(__file__).parent / "client" / "load.py").read_text()
@@ -245,9 +251,10 @@ class Load:
     def _log(self) -> str:
         return kubectl("-n", self.cluster.namespace, "logs", self.name)
 
-    def stop(self) -> None:
-        """It sends no more, and accounts."""
+    def stop(self, timeout: float = 180) -> dict[str, Any]:
+        """It sends no more; what it found, as `result` says."""
         kubectl("-n", self.cluster.namespace, "exec", self.name, "--", "sh", "-c", "kill -TERM 1")
+        return self.result(timeout)
 
     def result(self, timeout: float = 180) -> dict[str, Any]:
         """What it found once it has ended. Raises AssertionError with its log when it failed, and when a message that

@@ -20,40 +20,40 @@ def check(result: dict[str, object], limit_ms: int) -> None:
 
 
 def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
-    load = Load(demo, "delete", 18)
+    load = Load(demo, "delete")
     for _ in range(2):
         old, epoch = demo.master_name(), demo.epoch()
         kubectl("-n", demo.namespace, "delete", "pod", old, "--wait=false")
         demo.wait_recovered_from(old, epoch)
-    result = load.result()
+    result = load.stop()
     figure("failover: master's pod deleted twice", result)
     check(result, KILLED_MS)
 
 
 def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure) -> None:
-    load = Load(demo, "kill9", 24)
+    load = Load(demo, "kill9")
     for _ in range(3):
         master = demo.master()
         old, epoch = master["metadata"]["name"], demo.epoch()
         host.signal("KILL", old, master["spec"]["nodeName"])
         demo.wait_recovered_from(old, epoch)
-    result = load.result()
+    result = load.stop()
     figure("failover: master's process killed three times", result)
     # A busy machine's kube-proxy may take longer to move a Service than the client's own limit of 3 s for a send.
     check(result | {"errors": 0}, BUSY_MS)
 
 
 def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure) -> None:
-    load = Load(demo, "frozen", 14)
+    load = Load(demo, "frozen")
     master = demo.master()
     old, node = master["metadata"]["name"], master["spec"]["nodeName"]
     host.signal("STOP", old, node)
     try:
         demo.wait_other_master(old)
-    finally:
         time.sleep(2)
+    finally:
         host.signal("CONT", old, node)
-    result = load.result()
+    result = load.stop()
     figure("failover: master's process frozen", result)
     # A request that the frozen master has taken runs into the client's own time limit of 3 s, as it must.
     check(result | {"errors": 0}, SILENT_MS)
@@ -61,12 +61,12 @@ def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure
 
 
 def test_a_planned_switchover_shows_no_error(demo: Cluster, figure: Figure) -> None:
-    load = Load(demo, "switch", 14)
+    load = Load(demo, "switch")
     for _ in range(3):
         old, epoch = demo.master_name(), demo.epoch()
         demo.switch_over()
         demo.wait_recovered_from(old, epoch)
-    result = load.result()
+    result = load.stop()
     figure("switchover: three times by annotation", result)
     check(result, KILLED_MS)
     assert demo.status()["lastFailover"]["planned"] is True
@@ -79,13 +79,13 @@ def test_a_node_is_drained(demo: Cluster, figure: Figure) -> None:
     if len(nodes) < 2:
         pytest.skip("a drained node's broker needs another node to go to: the cluster has one that takes pods")
     other = next(n.removeprefix("node/") for n in nodes if n != f"node/{node}")
-    load = Load(demo, "drain", 25, node=other)
+    load = Load(demo, "drain", node=other)
     kubectl(
         "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", "--pod-selector",
         f"gantry.dev/cluster={demo.name}", timeout=150,
     )  # fmt: skip
     kubectl("uncordon", node)
-    result = load.result()
+    result = load.stop()
     figure("drain of the master's node", result)
     check(result, KILLED_MS)
     demo.wait_running()

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from kube import SYSTEM, Cluster, Figure, Host, Load, apply, example, get, kubectl, until
 
+pytestmark = pytest.mark.alone
+
 CREATED, ROLLED, FAILED_OVER = 8, 8, 4
 """How often the operator dies in each of what it does. Few failovers: after the third death of a container in a row the
 kubelet waits 40 s and more before it starts it again."""
@@ -77,7 +79,7 @@ def test_the_operator_dies_while_clusters_are_made(namespace: str, moments: rand
 
 def test_the_operator_dies_while_a_setting_is_rolled_out(demo: Cluster, moments: random.Random, figure: Figure) -> None:
     took = []
-    load = Load(demo, "rolled", 120 * ROLLED, senders=2)
+    load = Load(demo, "rolled", senders=2)
     for i in range(ROLLED):
         before, begun = demo.uids(), time.monotonic()
         demo.patch({"spec": {"broker": {"fileReservedTime": 100 + i}}})
@@ -91,8 +93,7 @@ def test_the_operator_dies_while_a_setting_is_rolled_out(demo: Cluster, moments:
         until("everybody is replaced", rolled, 150, 0.5)
         demo.wait_running()
         took.append(round(time.monotonic() - begun, 1))
-    load.stop()
-    result = load.result(300)
+    result = load.stop(300)
     figure(f"operator killed during {ROLLED} roll-outs", result | {"rolledOutS": took})
     check_record(demo, result)
     assert result["errors"] == 0, result
@@ -100,15 +101,14 @@ def test_the_operator_dies_while_a_setting_is_rolled_out(demo: Cluster, moments:
 
 def test_the_operator_dies_during_failovers(demo: Cluster, host: Host, moments: random.Random, figure: Figure) -> None:
     """At random moments around the master's death."""
-    load = Load(demo, "operator", 120 * FAILED_OVER, senders=2)
+    load = Load(demo, "operator", senders=2)
     for _ in range(FAILED_OVER):
         master, epoch = demo.master(), demo.epoch()
         host.signal("KILL", master["metadata"]["name"], master["spec"]["nodeName"])
         kill_the_leader(moments.uniform(0, 1.0))
         until("a leader", leader, 30)
         demo.wait_recovered(epoch, 120)
-    load.stop()
-    result = load.result(300)
+    result = load.stop(300)
     figure(f"operator killed during {FAILED_OVER} failovers", result)
     check_record(demo, result)
 

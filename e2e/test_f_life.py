@@ -40,11 +40,11 @@ def test_members_are_removed_and_never_the_master(demo: Cluster, figure: Figure)
     kubectl("-n", demo.namespace, "annotate", "bc", "demo", "gantry.dev/switchover=a=demo-a-3", "--overwrite")
     until("demo-a-3 leads", lambda: demo.master_name() == "demo-a-3", 30)
     demo.wait_running()
-    load = Load(demo, "shrink", 20)
+    load = Load(demo, "shrink")
     demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}, {"name": "b", "members": 1}]}})
     demo.wait_running(members=4)
     until("its pod is gone", lambda: ids(demo) == {"demo-a-0", "demo-a-1", "demo-a-2", "demo-b-0"}, 60)
-    result = load.result()
+    result = load.stop()
     figure("members: 4 to 3, the master leaves", result)
     assert result["lost"] == result["errors"] == 0
     assert get(demo.namespace, "pvc", "data-demo-a-3"), "its volume is kept"
@@ -61,7 +61,7 @@ def test_groups_cannot_be_removed(demo: Cluster) -> None:
 
 def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure) -> None:
     before = {n: u for n, u in demo.uids().items() if n.startswith("demo-a")}
-    load = Load(demo, "roll", 50)
+    load = Load(demo, "roll")
     begun = time.monotonic()
     demo.patch({"spec": {"broker": {"fileReservedTime": 48}}})
 
@@ -71,7 +71,7 @@ def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure)
 
     until("everybody is replaced", rolled, 120, 0.5)
     figure("rolling a setting over 3+1 members, s", round(time.monotonic() - begun, 1))
-    result = load.result()
+    result = load.stop()
     figure("load while a setting is rolled out", result)
     # Group b, of one member, is away while that restarts: what is sent then goes to group a.
     assert result["lost"] == result["errors"] == 0
@@ -133,7 +133,7 @@ def test_volumes_grow_where_their_class_allows_it(namespace: str, growing: str) 
     cluster = Cluster(namespace, "grown")
     cluster.wait_running()
     before, old = cluster.uids(), get(namespace, "statefulset", "grown-a")["metadata"]["uid"]
-    load = Load(cluster, "grow", 30)
+    load = Load(cluster, "grow")
     cluster.patch({"spec": {"storage": {"size": "2Gi"}}})
 
     def sizes() -> set[str]:
@@ -143,7 +143,6 @@ def test_volumes_grow_where_their_class_allows_it(namespace: str, growing: str) 
     until("every claim asks for more", lambda: sizes() == {"2Gi"}, 30)
     until("a new set", lambda: get(namespace, "statefulset", "grown-a")["metadata"]["uid"] != old, 30)
     cluster.wait_running()
-    load.stop()
-    assert load.result()["errors"] == 0
+    assert load.stop()["errors"] == 0
     assert cluster.uids() == before
     kubectl("-n", namespace, "delete", "bc", "grown")

@@ -18,7 +18,7 @@ def elected(namespace: str) -> Cluster:
 
 
 def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, figure: Figure) -> None:
-    load = Load(elected, "raft", 22)
+    load = Load(elected, "raft")
     old, epoch = elected.master_name(), elected.epoch()
     elected.switch_over()
     elected.wait_recovered_from(old, epoch)
@@ -30,7 +30,7 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, 
     else:
         kubectl("-n", elected.namespace, "delete", "pod", old, "--grace-period=0", "--force", "--wait=false")
     elected.wait_recovered_from(old, epoch)
-    result = load.result()
+    result = load.stop()
     figure("Raft: leader handed over, then killed", result)
     assert result["lost"] == 0, result
     assert result["maxGapMs"] < KILLED_MS, result
@@ -42,7 +42,7 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, 
 def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster, figure: Figure) -> None:
     """3 to 5 to 3 under load; and a second group's leader does not stay on the first one's node."""
     before = elected.uids()
-    load = Load(elected, "members", 240, senders=2)
+    load = Load(elected, "members", senders=2)
     grown = [{"name": "a", "members": 5}, {"name": "b", "members": 3}]
     elected.patch({"spec": {"brokerGroups": grown}})
     elected.wait_running(members=8)
@@ -62,8 +62,7 @@ def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster
     left = {f"elected-a-{i}" for i in range(3)}
     until("their pods are gone", lambda: {p["metadata"]["name"] for p in elected.pods("gantry.dev/group=a")} == left)
     elected.wait_running(members=6)
-    load.stop()
-    result = load.result()
+    result = load.stop()
     figure("Raft: members 3 to 5 to 3, leaders spread", result)
     assert result["lost"] == result["errors"] == 0, result
     assert before.items() <= elected.uids().items(), "nobody was restarted for it"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, until
+
+pytestmark = pytest.mark.alone
 
 SILENT_MS = 7_000
 """Two seconds until it counts as silent, then the client's own limit for a send that nobody confirms."""
@@ -10,7 +13,7 @@ SILENT_MS = 7_000
 
 def test_a_master_that_only_clients_reach_acknowledges_nothing(demo: Cluster, host: Host, figure: Figure) -> None:
     """It goes on taking sends, and may promise none of them: the others lead without it, and it gives way later."""
-    load = Load(demo, "cut-off", 30)
+    load = Load(demo, "cut-off")
     master, epoch = demo.master(), demo.epoch()
     old = master["metadata"]["name"]
     others = [
@@ -24,22 +27,20 @@ def test_a_master_that_only_clients_reach_acknowledges_nothing(demo: Cluster, ho
     finally:
         host.reunite(master)
     demo.wait_recovered(epoch)
-    load.stop()
-    result = load.result()
+    result = load.stop()
     figure("partition: master cut off from all but its clients", result)
     assert result["maxGapMs"] < SILENT_MS, result
 
 
 def test_the_masters_pod_and_volume_are_deleted_together(demo: Cluster, figure: Figure) -> None:
     """As the sudden loss of a machine with its disk: another leads, and the new, empty disk is filled again."""
-    load = Load(demo, "volume", 60)
+    load = Load(demo, "volume")
     old, epoch = demo.master_name(), demo.epoch()
     before = get(demo.namespace, "pvc", f"data-{old}")["metadata"]["uid"]
     kubectl("-n", demo.namespace, "delete", "pvc", f"data-{old}", "--wait=false")
     kubectl("-n", demo.namespace, "delete", "pod", old, "--grace-period=0", "--force")
     demo.wait_recovered_from(old, epoch)
-    load.stop()
-    result = load.result()
+    result = load.stop()
     figure("master's pod and volume deleted together", result)
     assert get(demo.namespace, "pvc", f"data-{old}")["metadata"]["uid"] != before
     member = next(m for m in demo.status()["members"] if m["name"] == old)
@@ -49,12 +50,12 @@ def test_the_masters_pod_and_volume_are_deleted_together(demo: Cluster, figure: 
 
 def test_name_servers_come_later_than_brokers(demo: Cluster) -> None:
     """Nobody waits for an order: brokers that run find NameServers that begin, and clients go on meanwhile."""
-    load = Load(demo, "nameless", 20)
+    load = Load(demo, "nameless")
     before = demo.uids()
     servers = "gantry.dev/cluster=demo,app.kubernetes.io/component=namesrv"
     kubectl("-n", demo.namespace, "delete", "pods", "-l", servers, "--grace-period=0", "--force")
     demo.wait_running()
     fresh = Load(demo, "fresh", 3).result()
-    result = load.result()
+    result = load.stop()
     assert result["errors"] == fresh["errors"] == 0, (result, fresh)
     assert demo.uids() == before

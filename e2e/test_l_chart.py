@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from kube import SYSTEM, Cluster, Load, apply, example, get, helm_install, kubectl, run, until
 
+pytestmark = pytest.mark.alone
+
 LABEL = "app.kubernetes.io/name=gantry-operator"
 
 
@@ -45,13 +47,12 @@ def test_an_operator_limited_to_a_namespace(demo: Cluster, limited: str) -> None
 
 def test_an_upgrade_of_the_chart_restarts_no_broker(demo: Cluster) -> None:
     before, operators_before = demo.uids(), operators()
-    load = Load(demo, "upgrade", 40)
+    load = Load(demo, "upgrade")
     helm_install("--set", "logLevel=DEBUG")
     until("the operators are new", lambda: not set(operators_before) & set(operators()), 60)
     demo.wait_running()
     helm_install()
-    load.stop()
-    result = load.result()
+    result = load.stop()
     assert result["errors"] == 0, result
     assert demo.uids() == before
 
@@ -97,7 +98,7 @@ def test_pod_monitors_find_every_process(demo: Cluster, pod_monitors: None) -> N
 
 def test_uninstalled_and_installed_again(demo: Cluster) -> None:
     before = demo.uids()
-    load = Load(demo, "uninstall", 60)
+    load = Load(demo, "uninstall")
     run("helm", "uninstall", "gantry", "-n", SYSTEM, "--wait", timeout=120)
     until("the operators are gone", lambda: not operators(), 60)
     assert kubectl("get", "crd", "brokerclusters.gantry.dev", "-o", "name"), "the definition stays"
@@ -107,7 +108,6 @@ def test_uninstalled_and_installed_again(demo: Cluster) -> None:
     kubectl("-n", demo.namespace, "delete", "pdb", "demo-a")
     until("put right", lambda: get(demo.namespace, "pdb", "demo-a"), 30)
     demo.wait_running()
-    load.stop()
-    result = load.result()
+    result = load.stop()
     assert result["errors"] == 0, result
     assert demo.uids() == before

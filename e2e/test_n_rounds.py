@@ -187,7 +187,7 @@ def gaps_of(result: dict[str, Any], strikes: list[float]) -> list[int]:
 def test_rounds(demo: Cluster, host: Host, figure: Figure, name: str) -> None:
     way = WAYS[name]
     clients = demo.pods()[-1]["spec"]["nodeName"] if way.node else None
-    load = Load(demo, f"n-{name}", 3600, node=clients, senders=2)
+    load = Load(demo, f"n-{name}", node=clients, senders=2)
     strikes: list[float] = []
     for turn in range(ROUNDS):
         if clients is not None:
@@ -196,8 +196,7 @@ def test_rounds(demo: Cluster, host: Host, figure: Figure, name: str) -> None:
         strikes.append(time.time())
         way.strike(demo, host, turn)
         demo.wait_recovered(epoch)
-    load.stop()
-    result = load.result(400)
+    result = load.stop(400)
     gaps = sorted(gaps_of(result, strikes))
     worst = {k: result[k] for k in ("sendOk", "errors", "lost", "twice", "elsewhere", "errorSamples", "gaps")}
     percentiles = {"p50Ms": round(statistics.median(gaps)), "p99Ms": gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))]}

@@ -9,7 +9,7 @@ def test_resources_are_rolled_out_without_an_error(demo: Cluster, figure: Figure
     demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}, {"name": "b", "members": 1}]}})
     demo.wait_running(members=4)
     before = {n: u for n, u in demo.uids().items() if n.startswith("demo-a")}
-    load = Load(demo, "memory", 50)
+    load = Load(demo, "memory")
     demo.patch({"spec": {"resources": {"limits": {"memory": "768Mi"}}}})
 
     def rolled() -> bool:
@@ -17,14 +17,14 @@ def test_resources_are_rolled_out_without_an_error(demo: Cluster, figure: Figure
         return all(now.get(n, u) != u for n, u in before.items()) and demo.status()["phase"] == "Running"
 
     until("everybody is replaced", rolled, 120, 0.5)
-    result = load.result()
+    result = load.stop()
     figure("load while memory limits are rolled out", result)
     assert result["lost"] == 0, result
     assert {p["spec"]["containers"][0]["resources"]["limits"]["memory"] for p in demo.pods()} == {"768Mi"}
 
 
 def test_a_bad_image_stops_at_one_slave_and_is_taken_back(demo: Cluster, figure: Figure) -> None:
-    load = Load(demo, "image", 120)
+    load = Load(demo, "image")
     before, master = demo.uids(), demo.master_name()
     demo.patch({"spec": {"image": "gantry-broker:nowhere", "imagePullPolicy": "Never"}})
     until("it is told", lambda: "ErrImageNeverPull" in demo.condition("Degraded")["message"], 60)
@@ -35,8 +35,7 @@ def test_a_bad_image_stops_at_one_slave_and_is_taken_back(demo: Cluster, figure:
     assert master not in changed
     demo.patch({"spec": {"image": None, "imagePullPolicy": None}})
     demo.wait_running()
-    load.stop()
-    result = load.result()
+    result = load.stop()
     figure("load while a bad image is tried and taken back", result)
     assert result["lost"] == 0, result
     left = demo.uids()

@@ -10,10 +10,10 @@ import contextlib
 import resource
 from dataclasses import dataclass
 
-from gantry_broker.http.limits import BACKLOG
-
 MAX_REMOTING = 10_000
 MAX_HTTP = 512
+BACKLOG = 64
+"""Connections that the system holds until they are accepted. All of them may be accepted at once."""
 MAX_QUEUE_FILES = 2_048
 MAX_MEMBERS = 256
 MAX_REMOTING_BACKLOG = 1_024
@@ -41,7 +41,7 @@ def divide(limit: int) -> Budget:
     """Return the budget for a limit of `limit` descriptors."""
     queue_files = max(16, min(MAX_QUEUE_FILES, limit // 4))
     http = max(16, min(MAX_HTTP, limit // 8))
-    backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 24))
+    backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 32))
     others = max(32, min(1_024, limit // 8))
     members = max(8, min(MAX_MEMBERS, limit // 32))
     left = limit - queue_files - http - BACKLOG - LISTENERS * backlog - others - 2 * members

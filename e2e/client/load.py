@@ -1,7 +1,8 @@
-"""Sends without pause, then reads everything back and accounts for every SEND_OK. Runs in a pod or anywhere.
+"""Sends all the time, then reads everything back and accounts for every SEND_OK. Runs in a pod or anywhere.
 
-    python load.py NAMESERVERS TOPIC SECONDS [--senders N]
+    python load.py NAMESERVERS TOPIC SECONDS [--senders N] [--pause SECONDS]
 
+Each sender waits for the answer, then --pause, and sends the next message: without a pause one load takes a whole core.
 Ends before SECONDS are over when it gets SIGTERM. Prints one JSON object as its last line: how many sends
 were acknowledged with which status, which failed, the largest gap between two successes, and how many acknowledged
 messages are missing in the log afterwards, are there twice, or do not lie where the master that acknowledged them said
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import collections
 import json
+import math
 import signal
 import sys
 import time
@@ -25,6 +27,8 @@ from gantry_broker.client import ClientError, FromWhere, MessageQueue, Producer,
 from gantry_broker.remoting.errors import RemotingError
 
 LONG_GAP_S = 0.2
+PAUSE_S = 0.005
+STOP_PATIENCE_S = 30.0
 READ_PATIENCE_S = 90.0
 
 Found = dict[str, list[str]]
@@ -44,10 +48,14 @@ class Record:
     max_gap: float = 0.0
     slowest: float = 0.0
     last_ok: float = field(default_factory=time.monotonic)
-    stopped: bool = False
+    stopped_at: float = math.inf
 
     def stop(self) -> None:
-        self.stopped = True
+        self.stopped_at = time.monotonic()
+
+    def goes_on(self, end: float) -> bool:
+        """Until `end`, or until one more success after `stop`: so a gap at the end is counted as well."""
+        return self.last_ok <= self.stopped_at and time.monotonic() < min(end, self.stopped_at + STOP_PATIENCE_S)
 
     def answered(self, id: str, result: SendResult, took: float) -> None:
         self.statuses[result.status.name] += 1
@@ -61,8 +69,8 @@ class Record:
         self.acknowledged[id] = result.offset_id
 
 
-async def send_until(producer: Producer, topic: str, end: float, record: Record) -> None:
-    while time.monotonic() < end and not record.stopped:
+async def send_until(producer: Producer, topic: str, end: float, pause: float, record: Record) -> None:
+    while record.goes_on(end):
         id = uuid.uuid4().hex
         begun = time.monotonic()
         try:
@@ -71,6 +79,7 @@ async def send_until(producer: Producer, topic: str, end: float, record: Record)
         except Exception as error:
             record.errors.append(f"{type(error).__name__}: {error}"[:200])
             await asyncio.sleep(0.01)
+        await asyncio.sleep(pause)
 
 
 async def read_patiently(name_servers: str, topic: str) -> Found:
@@ -117,7 +126,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         print("sending", flush=True)
         record.last_ok = time.monotonic()
         end = time.monotonic() + options.seconds
-        senders = (send_until(producer, options.topic, end, record) for _ in range(options.senders))
+        senders = (send_until(producer, options.topic, end, options.pause, record) for _ in range(options.senders))
         await asyncio.gather(*senders)
     found = await read_patiently(options.name_servers, options.topic)
     return {
@@ -142,6 +151,7 @@ def main() -> int:
     parser.add_argument("topic")
     parser.add_argument("seconds", type=float)
     parser.add_argument("--senders", type=int, default=4)
+    parser.add_argument("--pause", type=float, default=PAUSE_S)
     print(json.dumps(asyncio.run(run(parser.parse_args()))), flush=True)
     return 0
 

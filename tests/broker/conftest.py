@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.broker.core import Broker
-from gantry_broker.broker.dispatch import Dispatcher
+from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import Membership
 from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
@@ -69,8 +70,11 @@ class Bench:
         self.store = MessageStore.open(
             StoreConfig(self.config.data_dir, self.config.settings.model_copy(), False, ("127.0.0.1", 10911))
         )
-        self.broker = Broker(self.config, self.store, RemotingClient(), pack_host("127.0.0.1", 10911))
-        self.dispatcher = Dispatcher(self.broker)
+        self.client = RemotingClient()
+        membership = Membership(Identity(self.config.cluster, self.config.group, self.config.member), None)
+        self.parts = wire(self.config, self.store, pack_host("127.0.0.1", 10911), self.client, membership)
+        self.broker = self.parts.context
+        self.dispatcher = self.parts.dispatcher
         self.wire = Wire()
         self._opaque = 0
 
@@ -142,11 +146,12 @@ class Bench:
         }
 
     async def close(self) -> None:
-        self.broker.delays.close()
+        self.parts.delays.close()
         self.broker.transactions.close()
         await self.broker.replication.stop()
-        await self.dispatcher.close()
-        await self.broker.client.close()
+        await self.parts.forwarder.close()
+        await self.parts.processor.close()
+        await self.client.close()
         self.store.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.broker import health, registrar
-from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
@@ -52,11 +52,11 @@ async def test_whom_no_name_server_answers_should_not_lead(
     try:
         me = broker.replication.me
         master = me if leads else MemberId(1, "other")
-        leadership = LeadershipRecord().promoted(master, [me, master])
-        assert (await broker.replication.assign(Assignment(leadership, f"127.0.0.1:{port}"))).accepted
+        cell = LeadershipRecord().promoted(master, [me, master])
+        assert (await broker.replication.assign(Assignment(cell, f"127.0.0.1:{port}"))).accepted
         alone_s = 1.0 - (broker.settings.registerNameServerPeriod / 1000 if leads else 0)
         monkeypatch.setattr(health, "ALONE_S", alone_s)
-        await until(lambda: process.registrar.last_ok_ms, "one of two NameServers answers")
+        await until(lambda: process.parts.registrar.last_ok_ms, "one of two NameServers answers")
         assert broker.health.not_promotable == "", "one is enough"
         ended = time.monotonic()
         await server.close()

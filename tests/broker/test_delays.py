@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker import delay
-from gantry_broker.broker.topics import TIMER_TOPIC
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import ConsumerData, Heartbeat
 from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, GetStatus, RequestCode, ResponseCode
@@ -79,11 +79,11 @@ async def test_a_timed_message_that_became_due_while_nobody_led_comes_at_once(
 ) -> None:
     bench = make_bench()
     await bench.lead()
-    now = bench.broker.unix_ms()
+    now = bench.broker.clock.unix_ms()
     await bench.send(b"timed", properties=f"TIMER_DELIVER_MS\x01{now + HOUR_MS // 2}")
     await bench.close()
     bench = make_bench()
-    monkeypatch.setattr(bench.broker, "unix_ms", lambda: now + hours * HOUR_MS)
+    monkeypatch.setattr(bench.broker.clock, "unix_ms", lambda: now + hours * HOUR_MS)
     await bench.lead()
     await _arrived(bench)
     await bench.close()

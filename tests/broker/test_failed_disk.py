@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import health, main
+from gantry_broker.broker import health
+from gantry_broker.broker import process as main
+from gantry_broker.broker.metadata import snapshots
 from gantry_broker.config import BrokerConfig
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.store.errors import FlushFailed
@@ -79,14 +81,14 @@ async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
         broker = made[0].broker
         me = broker.replication.me
         await broker.replication.assign(Assignment(LeadershipRecord().promoted(me, [me]), config.member_address))
-        broker.append([_put(b"flushed")])
-        broker.appended(None)
+        broker.writer.append([_put(b"flushed")])
+        broker.writer.appended(None)
         while broker.store.flushed < broker.store.end:  # noqa: ASYNC110 (a thread says it)
             await asyncio.sleep(0.01)
         flushed = broker.store.flushed
         disk.failed = True
-        broker.append([_put(b"not flushed")])
-        broker.appended(None)
+        broker.writer.append([_put(b"not flushed")])
+        broker.writer.appended(None)
         with pytest.raises(FlushFailed, match="Input/output error"):
             await first
     assert made[0].store.flushed == flushed
@@ -123,7 +125,7 @@ async def test_a_stop_that_has_no_room_for_the_tables_is_clean_all_the_same(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(main.snapshots, "write", full)
+    monkeypatch.setattr(snapshots, "write", full)
     await process.stop()
     assert orjson.loads((tmp_path / "a" / "config" / "replica.json").read_bytes())["clean"]
     assert orjson.loads((tmp_path / "a" / "config" / "recoveryPoint.json").read_bytes())["clean"]
@@ -139,8 +141,8 @@ async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
     broker = process.broker
     me = broker.replication.me
     await broker.replication.assign(Assignment(LeadershipRecord().promoted(me, [me]), config.member_address))
-    broker.append([_put(b"not flushed")])
-    broker.appended(None)
+    broker.writer.append([_put(b"not flushed")])
+    broker.writer.appended(None)
     disk.failed = True
     with pytest.raises(OSError, match="Input/output error"):
         await process.stop()
@@ -214,7 +216,7 @@ async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
     me, epoch = broker.replication.me, broker.replication.epoch
     both = frozenset({me, MemberId(1, "away")})
     await broker.replication.assign(Assignment(LeadershipRecord(epoch, epoch + 1, me, both), "127.0.0.1:10911"))
-    broker.append([_put(b"nobody else has it")])
+    broker.writer.append([_put(b"nobody else has it")])
     store.unconfirmed.clear()
     broker.replication.saw_epoch(epoch + 1)
 
@@ -231,12 +233,12 @@ async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
             await broker.health.must_end.wait()
         return
     leads = asyncio.Event()
-    broker.on_role.append(lambda master: leads.set())
-    assert not broker.leading
+    bench.parts.events.role_changed.subscribe(lambda master: leads.set())
+    assert not broker.role.leading
     monkeypatch.undo()
     async with asyncio.timeout(5):
         await leads.wait()
-    assert broker.leading
+    assert broker.role.leading
     assert not broker.health.must_end.is_set()
 
 

@@ -20,10 +20,17 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have sent again, or were told that it failed: it would be there twice."""
-    replication = SimpleNamespace(writes_paused=True, handed_to=None)
-    broker: Any = SimpleNamespace(replication=replication, may_append=False, budget=DEFAULT_BUDGET)
+    replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
+    role: Any = SimpleNamespace(may_append=False)
+    client: Any = None
     stored: list[bytes] = []
-    made = forward.Forwarder(broker, lambda conn, frames: stored.extend(f.body for f in frames))
+    made = forward.Forwarder(
+        role,
+        replication,
+        client,
+        lambda conn, frames: stored.extend(f.body for f in frames),
+        DEFAULT_BUDGET.parked_bytes,
+    )
     patient, gone, late = (type(bench.wire)(port) for port in (1, 2, 3))
 
     def pause_writes(conn: Any, body: bytes, *, oneway: bool = False) -> None:
@@ -37,7 +44,7 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
     pause_writes(gone, b"gone")
     pause_writes(gone, b"told and gone", oneway=True)
     gone.close()
-    replication.writes_paused, broker.may_append = False, True
+    replication.writes_paused, role.may_append = False, True
     made.role_changed()
     assert stored == [b"patient", b"told and gone"]
     assert [f.code for f in late.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE]
@@ -49,16 +56,23 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
 ) -> None:
     monkeypatch.setattr(forward, "FORWARD_S", 0.05)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
-    replication = SimpleNamespace(writes_paused=True, handed_to=None)
-    broker: Any = SimpleNamespace(replication=replication, may_append=False, budget=DEFAULT_BUDGET)
+    replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
+    role: Any = SimpleNamespace(may_append=False)
+    client: Any = None
     stored: list[bytes] = []
-    made = forward.Forwarder(broker, lambda conn, frames: stored.extend(f.body for f in frames))
+    made = forward.Forwarder(
+        role,
+        replication,
+        client,
+        lambda conn, frames: stored.extend(f.body for f in frames),
+        DEFAULT_BUDGET.parked_bytes,
+    )
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a"), Frame(RequestCode.SEND_MESSAGE, body=b"b")])  # type: ignore[arg-type]
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, body=b"nobody waits")])  # type: ignore[arg-type]
     async with asyncio.timeout(5):
         await bench.wire.arrived.wait()
     assert [f.code for f in bench.wire.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
-    broker.replication.writes_paused, broker.may_append = False, True
+    replication.writes_paused, role.may_append = False, True
     made.role_changed()
     assert stored == [b"nobody waits"]
     await made.close()
@@ -70,16 +84,16 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
     """It was on its way when those whose time is over were looked for, and this member parks again when it is back."""
     monkeypatch.setattr(forward, "FORWARD_S", 0.2)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
-    replication = SimpleNamespace(writes_paused=False, handed_to="127.0.0.1:1", leader_address=None)
+    replication: Any = SimpleNamespace(writes_paused=False, handed_to="127.0.0.1:1", leader_address=None)
     refused = asyncio.Event()
 
     async def request(target: str, frame: Frame, timeout_s: float) -> Frame:
         await refused.wait()
         return Frame.response_to(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "not yet")
 
-    client = SimpleNamespace(request=request)
-    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=client, budget=DEFAULT_BUDGET)
-    made = forward.Forwarder(broker, lambda conn, frames: None)
+    client: Any = SimpleNamespace(request=request)
+    role: Any = SimpleNamespace(may_append=False)
+    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a")])  # type: ignore[arg-type]
     await asyncio.sleep(0.1)
     replication.writes_paused = True
@@ -97,7 +111,7 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
 )
 async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies: list[int], properties: int) -> None:
     """The new master would refuse it whole, however often it is tried."""
-    replication = SimpleNamespace(writes_paused=True, handed_to="127.0.0.1:1", leader_address=None)
+    replication: Any = SimpleNamespace(writes_paused=True, handed_to="127.0.0.1:1", leader_address=None)
     given: list[Frame] = []
 
     async def request(target: str, frame: Frame, timeout_s: float) -> Frame:
@@ -105,9 +119,9 @@ async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies
         given.extend(FrameDecoder().feed(bundle.body))
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
-    client = SimpleNamespace(request=request)
-    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=client, budget=DEFAULT_BUDGET)
-    made = forward.Forwarder(broker, lambda conn, frames: None)
+    client: Any = SimpleNamespace(request=request)
+    role: Any = SimpleNamespace(may_append=False)
+    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
     ext = {"i": "key\x01value\x02" * properties}
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, ext=ext, body=bytes(size)) for size in bodies])  # type: ignore[arg-type]
     replication.writes_paused = False

@@ -8,11 +8,11 @@ import orjson
 import pytest
 from gantry_broker.broker import clients
 from gantry_broker.broker.clients import Client, ClientTable, Subscription, TooManyClients, heartbeat_fault
-from gantry_broker.broker.creation import CreationRate, max_links, too_many_groups, too_many_topics
 from gantry_broker.broker.locks import MAX_LOCKS, QueueLocks
-from gantry_broker.broker.longpoll import HeldPulls
-from gantry_broker.broker.pull import Filters
-from gantry_broker.broker.sql92 import MAX_DIGITS, MAX_TOKENS, FilterSyntaxError, compile_filter
+from gantry_broker.broker.metadata.creation_limits import CreationRate, max_links, too_many_groups, too_many_topics
+from gantry_broker.broker.pull.filters import Filters
+from gantry_broker.broker.pull.held import HeldPulls
+from gantry_broker.broker.pull.sql92 import MAX_DIGITS, MAX_TOKENS, FilterSyntaxError, compile_filter
 from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
@@ -153,8 +153,8 @@ def test_locks_are_bounded_and_given_back() -> None:
 
 async def test_groups_of_a_heartbeat_are_made_with_one_record(bench: Bench) -> None:
     puts: list[int] = []
-    put = bench.broker.append
-    bench.broker.append = lambda records: (puts.append(len(records)), put(records))[1]  # type: ignore[method-assign]
+    put = bench.broker.writer.append
+    bench.broker.writer.append = lambda records: (puts.append(len(records)), put(records))[1]  # type: ignore[method-assign]
     value = {"clientID": "c", "consumerDataSet": [{"groupName": f"g{n}"} for n in range(50)]}
     assert (await bench.ask(RequestCode.HEART_BEAT, body=orjson.dumps(value))).code == 0
     assert puts == [1]
@@ -212,4 +212,4 @@ async def test_costly_requests_beyond_a_slice_wait_and_all_are_answered(bench: B
     assert bench.wire.throttled
     assert {(await bench.answer(frame.opaque)).code for frame in frames} == {0}
     assert not bench.wire.throttled
-    assert bench.dispatcher._waiting_bytes == 0
+    assert bench.parts.processor._waiting_bytes == 0

@@ -9,9 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.main import BrokerProcess
-from gantry_broker.broker.upkeep import Upkeep
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
@@ -39,12 +38,12 @@ async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(ma
     for number in range(3):
         await first.send(b"%d" % number, queueId=number % 2)
     await first.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 2})
-    first.broker.flush_offsets()
+    first.broker.changes.flush_offsets()
     snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.epochs))
     await first.send(b"after the snapshot", "Late")
     await first.close()
     second = make_bench()
-    second.broker.load_tables()
+    second.parts.replay.start(second.config.data_dir / "config")
     await second.lead()
     assert {"T", "Late"} <= set(second.broker.meta.working.topics)
     assert (await second.ask(14, {"consumerGroup": "G", "topic": "T", "queueId": 0})).ext == {"offset": "2"}
@@ -57,10 +56,10 @@ async def test_tables_can_be_built_from_the_log_alone(make_bench: MakeBench) -> 
     await made.lead()
     await made.send(b"x", "Made")
     await made.ask(15, {"consumerGroup": "G", "topic": "Made", "queueId": 1, "commitOffset": 7})
-    made.broker.flush_offsets()
+    made.broker.changes.flush_offsets()
     before = made.broker.meta.confirmed.copy()
     made.broker.meta.follow()
-    made.broker.replay.rebuild()
+    made.parts.replay.rebuild()
     assert made.broker.meta.confirmed.topics == before.topics
     assert made.broker.meta.confirmed.offsets == before.offsets
     await made.close()
@@ -70,8 +69,8 @@ async def test_what_was_not_confirmed_is_undone_by_a_demotion(make_bench: MakeBe
     made = make_bench(min_in_sync=2)
     await made.broker.replication.start()
     me, other = made.broker.replication.me, MemberId(1, "other")
-    leadership = LeadershipRecord(1, 1, me, frozenset({me, other}))
-    await made.broker.replication.assign(Assignment(leadership, "127.0.0.1:10911"))
+    cell = LeadershipRecord(1, 1, me, frozenset({me, other}))
+    await made.broker.replication.assign(Assignment(cell, "127.0.0.1:10911"))
     frame = made.frame(310, made.send_ext("Unsure"), b"x")
     made.give(frame)
     made.broker.meta.commit_offset("Unsure", "G", 0, 5)
@@ -94,7 +93,7 @@ async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path:
         archive.extractall(path, filter="data")
     (path / "clean").rename(path / "store")
     made = make_bench(path)
-    made.broker.load_tables()
+    made.parts.replay.start(made.config.data_dir / "config")
     await made.lead()
     manifest = orjson.loads((STORES / f"{version}-manifest.json").read_bytes())
     sent = next(s for s in manifest["sent"] if s["topic"] == "LabTopic")
@@ -143,19 +142,18 @@ async def test_a_full_copy_begins_the_tables_anew(make_bench: MakeBench, tmp_pat
         copy.confirm(source.confirmed)
 
     both = [TopicConfig(name, 4, 4, 6).to_json() for name in ("Gone", "Stays")]
-    master.broker.change({"topics": both})
-    master.broker.change({"groups": [SubscriptionGroup("GoneGroup").to_json()]})
-    master.broker.change({"offsets": {"Gone@GoneGroup": {"0": 5}}})
-    master.broker.change({"settings": {"brokerPermission": ["4", "6"]}})
+    master.broker.changes.append({"topics": both})
+    master.broker.changes.append({"groups": [SubscriptionGroup("GoneGroup").to_json()]})
+    master.broker.changes.append({"offsets": {"Gone@GoneGroup": {"0": 5}}})
+    master.broker.changes.append({"settings": {"brokerPermission": ["4", "6"]}})
     catch_up()
     assert away.broker.settings.brokerPermission == 4
-    master.broker.change({"dropTopics": ["Gone"]})
-    master.broker.change({"dropGroups": ["GoneGroup"], "dropOffsets": ["Gone@GoneGroup"]})
-    master.broker.change({"dropSettings": ["brokerPermission"]})
-    upkeep = Upkeep(master.broker)
+    master.broker.changes.append({"dropTopics": ["Gone"]})
+    master.broker.changes.append({"dropGroups": ["GoneGroup"], "dropOffsets": ["Gone@GoneGroup"]})
+    master.broker.changes.append({"dropSettings": ["brokerPermission"]})
     for _ in range(25):
         await master.send(b"x" * 100_000, "Stays")
-        upkeep._tables_in_log()
+        master.broker.changes.write_tables()
     master.store.remove_before(1 << 20)
     copy.reset(source.start, source.leader_epochs, source.reset_state())
     catch_up()
@@ -176,13 +174,13 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
     for made in (away, master):
         await made.lead()
     copy, source = away.broker.replication._log, master.broker.replication._log
-    away.broker.change({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
+    away.broker.changes.append({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
     snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.epochs))
     leader = master.broker.replication.me
     await master.broker.replication.assign(
         Assignment(LeadershipRecord(2, 2, leader, frozenset({leader})), "127.0.0.1:1")
     )
-    master.broker.change({"topics": [TopicConfig("Stays", 4, 4, 6).to_json()]})
+    master.broker.changes.append({"topics": [TopicConfig("Stays", 4, 4, 6).to_json()]})
     for number in range(5):
         await master.send(b"%d" % number, "Stays")
     copy.truncate(0)
@@ -193,6 +191,6 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
     await away.close()
     await master.close()
     process = BrokerProcess(config.model_copy(update={"port": 0, "http_port": 0, "listen_host": "127.0.0.1"}))
-    process.broker.load_tables()
+    process.parts.replay.start(process.config.data_dir / "config")
     assert {"GivenUp", "Stays"} & set(process.broker.meta.confirmed.topics) == {"Stays"}
     process.store.close()

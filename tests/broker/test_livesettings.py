@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.livesettings import BadSetting, change_of, effective, parse_changes, stale
-from gantry_broker.broker.metadata import Tables
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.live_settings import BadSetting, change_of, effective, parse_changes, stale
+from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.settings import BrokerSettings
@@ -82,7 +82,7 @@ async def test_a_change_outlives_restarts_until_the_resource_overrules_it(
 ) -> None:
     async def start(**settings: Any) -> Any:
         made = another(settings=settings)
-        made.broker.load_tables()
+        made.parts.replay.start(made.config.data_dir / "config")
         await made.lead()
         return made
 
@@ -126,8 +126,7 @@ async def test_a_slave_follows_and_refuses_and_what_was_not_confirmed_is_undone(
     refused = await change(made, "fileReservedTime=24")
     assert (refused.code, "is a slave" in (refused.remark or "")) == (14, True)
     made.broker.meta.confirm(1 << 40, b'{"kind":"meta","settings":{"fileReservedTime":["36","72"]}}')
-    for told in made.broker.on_topics:
-        told()
+    made.parts.events.tables_changed()
     assert made.broker.settings.fileReservedTime == 36
     await made.close()
 

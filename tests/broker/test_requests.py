@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import pull
 from gantry_broker.broker.handlers.admin import readable
-from gantry_broker.broker.handlers.table import TABLE
-from gantry_broker.broker.sql92 import FilterSyntaxError
+from gantry_broker.broker.handlers.table import HANDLERS
+from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import ConsumerData, Heartbeat, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -30,7 +29,7 @@ from tests.support.running import until
 if TYPE_CHECKING:
     from tests.broker.conftest import Bench
 
-EVERY_CODE = sorted({*TABLE, 10, 310, 320})
+EVERY_CODE = sorted({*HANDLERS, 10, 310, 320})
 FIELDS = [
     "topic",
     "queueId",
@@ -166,9 +165,9 @@ async def test_a_body_over_the_limit_is_refused(bench: Bench) -> None:
 
 async def test_a_topic_without_write_permission_refuses(bench: Bench) -> None:
     await bench.send(b"x")
-    await bench.broker.change_and_wait({"topics": [TopicConfig("T", 4, 4, perm=4).to_json()]})
+    await bench.broker.changes.append_and_wait({"topics": [TopicConfig("T", 4, 4, perm=4).to_json()]})
     assert (await bench.send(b"y")).code == ResponseCode.NO_PERMISSION
-    await bench.broker.change_and_wait({"topics": [TopicConfig("T", 4, 4, perm=2).to_json()]})
+    await bench.broker.changes.append_and_wait({"topics": [TopicConfig("T", 4, 4, perm=2).to_json()]})
     assert (await bench.send(b"y")).code == 0
     assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.NO_PERMISSION
 
@@ -352,7 +351,7 @@ async def test_a_broken_handler_costs_one_answer(bench: Bench, monkeypatch: pyte
     def broken(*args: object) -> Frame:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setitem(TABLE, int(RequestCode.GET_BROKER_CONFIG), broken)
+    monkeypatch.setitem(HANDLERS, int(RequestCode.GET_BROKER_CONFIG), broken)
     answer = await bench.ask(RequestCode.GET_BROKER_CONFIG)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "on purpose" in (answer.remark or "")
@@ -362,7 +361,7 @@ async def test_a_broken_handler_costs_one_answer(bench: Bench, monkeypatch: pyte
 async def test_queues_of_topics_that_nobody_configured_are_cleaned_when_asked(bench: Bench) -> None:
     await bench.send(b"kept", "Kept")
     await bench.send(b"gone", "Gone")
-    bench.broker.change({"dropTopics": ["Gone"]})  # as a store that was taken over may have it
+    bench.broker.changes.append({"dropTopics": ["Gone"]})  # as a store that was taken over may have it
     await bench.send(b"more", "Kept")
     store = bench.store
     assert store.min_offset("Gone", 0) < store.max_offset("Gone", 0)
@@ -440,11 +439,11 @@ async def test_a_message_that_comes_while_its_consumer_reads_others_is_told_afte
     bench.give(frame)
     bench.wire.paused = True
     await bench.send(b"second")
-    await until(lambda: not bench.broker._grown)
-    pull.expire(bench.broker, bench.broker.now_ms())
+    await until(lambda: not bench.parts.confirmed.waits)
+    bench.broker.pulls.expire(bench.broker.clock.now_ms())
     assert all(f.opaque != frame.opaque for f in bench.wire.frames)
     bench.wire.paused = False
-    pull.expire(bench.broker, bench.broker.now_ms())
+    bench.broker.pulls.expire(bench.broker.clock.now_ms())
     assert [r.body for r in decode_records((await bench.answer(frame.opaque)).body)] == [b"second"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gantry_broker.broker.sql92 import FilterSyntaxError, compile_filter
+from gantry_broker.broker.pull.sql92 import FilterSyntaxError, compile_filter
 from hypothesis import given
 from hypothesis import strategies as st
 

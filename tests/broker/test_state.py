@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import snapshots
 from gantry_broker.broker.clients import EXPIRE_MS, Client, ClientTable, Subscription
 from gantry_broker.broker.locks import LOCK_MS, QueueLocks
-from gantry_broker.broker.longpoll import HeldPulls
-from gantry_broker.broker.metadata import Metadata, Tables, encode_change
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Metadata, Tables, encode_change
+from gantry_broker.broker.metadata.topics import topic_fault
+from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.stats import Stats
-from gantry_broker.broker.topics import topic_fault
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
@@ -223,7 +223,7 @@ class TestMetadata:
             once.apply(change)
         for change in changes + changes[min(again, len(changes)) :]:
             twice.apply(change)
-        for name in ("topics", "groups", "offsets", "delay", "timer", "timer_done", "hidden"):
+        for name in ("topics", "groups", "offsets", "delay", "timer", "timer_done", "deletion_watermarks"):
             assert getattr(once, name) == getattr(twice, name)
         copied = Tables()
         for change in once.all_changes(2):
@@ -238,7 +238,7 @@ class TestMetadata:
             timer={3: 7},
             timer_done={3: {9, 8}},
             settings={"fileReservedTime": ("48", "72")},
-            hidden={"T": 99},
+            deletion_watermarks={"T": 99},
             ends={"T": {0: 5, 10: 6}},
         )
         meta = Metadata(tables)
@@ -279,14 +279,15 @@ async def test_who_was_not_told_of_a_role_is_told_with_the_next_tick(bench: Benc
             raise OSError(24, "Too many open files")
 
     await bench.lead()
-    bench.broker.on_role += [fails_once, lambda master: knows.set()]
+    bench.parts.events.role_changed.subscribe(fails_once)
+    bench.parts.events.role_changed.subscribe(lambda master: knows.set())
     with pytest.raises(OSError, match="Too many open files"):
         bench.broker.replication.saw_epoch(bench.broker.replication.epoch + 1)
     assert not knows.is_set()
     async with asyncio.timeout(5):
         await knows.wait()
     assert told == [False, False]
-    assert not bench.broker.leading
+    assert not bench.broker.role.leading
 
 
 async def test_a_new_master_knows_what_was_changed_but_not_confirmed(bench: Bench) -> None:
@@ -299,7 +300,7 @@ async def test_a_new_master_knows_what_was_changed_but_not_confirmed(bench: Benc
     await broker.replication.assign(both)
     confirmed = store.confirmed
     for name in ("First", "Second", "Third"):
-        broker.change({"topics": [topic(name)]})
+        broker.changes.append({"topics": [topic(name)]})
     assert store.confirmed == confirmed
     known = store.unconfirmed_control()
     assert len(known) == 3

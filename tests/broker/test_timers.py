@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.core import Broker
-from gantry_broker.broker.metadata import Tables
+from gantry_broker.broker.clock import Clock as BrokerClock
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
 
@@ -26,13 +26,13 @@ MINUTE = 1_800_000_000_000 // 60_000 * 60_000
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ms = MINUTE - 5_000
-        monkeypatch.setattr(Broker, "unix_ms", staticmethod(lambda: self.ms))
+        monkeypatch.setattr(BrokerClock, "unix_ms", staticmethod(lambda: self.ms))
 
     async def pass_to(self, bench: Bench, second: int) -> None:
         self.ms = MINUTE + second * 1_000
         for _ in range(3):
             await asyncio.sleep(0)  # Who waits for what was confirmed is told in the next pass of the loop.
-        bench.broker.delays._run()
+        bench.parts.delays._run()
 
 
 async def _delivered(bench: Bench) -> list[bytes]:
@@ -74,7 +74,7 @@ async def test_what_was_due_while_nobody_led_is_delivered_however_long_that_was(
     await clock.pass_to(bench, 12 * 3_600)
     await _send(bench, 70 * 3_600)
     await bench.lead()
-    delays = bench.broker.delays
+    delays = bench.parts.delays
     await until(lambda: bench.store.max_offset("T", 0) == 200)
     await clock.pass_to(bench, 69 * 3_600)
     assert bench.store.max_offset("T", 0) == 200

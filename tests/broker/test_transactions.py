@@ -27,17 +27,17 @@ def _progress(bench: Bench) -> list[int]:
 
 
 def _put(bench: Bench, topic: str, body: bytes, properties: str) -> Put:
-    return Put(topic, 0, 0, 0, bench.broker.unix_ms(), bench.wire.peer_bytes, body, properties.encode())
+    return Put(topic, 0, 0, 0, bench.broker.clock.unix_ms(), bench.wire.peer_bytes, body, properties.encode())
 
 
 async def _decide_all_but_the_last(bench: Bench, count: int) -> None:
     """So many halves, of which one more is there than is decided, always."""
     broker = bench.broker
     for first in range(0, count, 100):
-        broker.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
+        broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
         decided = range(max(first - 1, 0), first + 99)
-        broker.append([_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % half, "TAGS\x01d") for half in decided])
-        broker.appended(None)
+        broker.writer.append([_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % half, "TAGS\x01d") for half in decided])
+        broker.writer.appended(None)
         await until(lambda first=first: broker.transactions._op_at == first + 99)  # type: ignore[misc]
 
 
@@ -70,9 +70,11 @@ async def test_a_half_message_whose_producers_have_gone_does_not_hold_up_the_oth
     broker.transactions._check()
     assert bench.store.max_offset(TRANS_HALF_TOPIC, 0) == 1
     for first in range(1, 201, 100):
-        broker.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
-        broker.append([_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % h, "TAGS\x01d") for h in range(first, first + 100)])
-        broker.appended(None)
+        broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
+        broker.writer.append(
+            [_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % h, "TAGS\x01d") for h in range(first, first + 100)]
+        )
+        broker.writer.appended(None)
     await until(lambda: broker.transactions._op_at == 200)
     assert _progress(bench)[0] == 0
     for item in broker.transactions._waiting.values():
@@ -129,8 +131,8 @@ async def test_a_damaged_half_and_those_behind_it_are_known_once_it_is_mended(be
     """Nothing else comes in that would have the broker look at its queue again."""
     store, made = bench.store, bench.broker.transactions
     await made.loaded.wait()
-    at = bench.broker.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
-    bench.broker.appended(None)
+    at = bench.broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
+    bench.broker.writer.appended(None)
     store.state.verified_from = store.end  # As if they were old: then a read verifies them.
     was = store.log.read(at, 20)
     store.log.overwrite(at, bytes(20))
@@ -147,10 +149,10 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
     bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Nor does it keep others from being asked about."""
-    made, now = bench.broker.transactions, bench.broker.unix_ms()
+    made, now = bench.broker.transactions, bench.broker.clock.unix_ms()
     await made.loaded.wait()
-    at = bench.broker.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
-    bench.broker.appended(None)
+    at = bench.broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
+    bench.broker.writer.appended(None)
     made._read()
     real, told = bench.store.log.read, []
 
@@ -172,10 +174,10 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
 
 
 async def test_a_half_that_was_stored_by_a_clock_far_ahead_is_asked_about_soon(bench: Bench) -> None:
-    made, now = bench.broker.transactions, bench.broker.unix_ms()
+    made, now = bench.broker.transactions, bench.broker.clock.unix_ms()
     await made.loaded.wait()
     bench.store.put([_put(bench, TRANS_HALF_TOPIC, b"", "")], now + 86_400_000)
-    bench.broker.appended(None)
+    bench.broker.writer.appended(None)
     made._read()
     assert [item.ask_at_ms < now + 3_600_000 for item in made._waiting.values()] == [True]
 

@@ -102,6 +102,6 @@ if __name__ == "__main__":
     config = Path(sys.argv[sys.argv.index("--config") + 1])
     folder = config.parent.parent
     plant(folder / "faults" / f"{config.stem}.json", folder / "data")
-    from gantry_broker.broker.main import main
+    from gantry_broker.broker.process import main
 
     sys.exit(main())

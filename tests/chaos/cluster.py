@@ -22,6 +22,7 @@ from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import HOST, registration
+from gantry_operator.platforms.local.ports import replication as replication_use
 from gantry_operator.platforms.local.process import ProcessRecord, end, load_record
 from gantry_operator.platforms.local.supervisor import save_manifest
 
@@ -86,13 +87,13 @@ class Cluster:
         self.members = [m.name for m in self.plan.members]
         self.name_servers = [s.name for s in self.plan.name_servers]
         uses = [*self.name_servers, *map(registration, self.name_servers), f"group/{GROUP}"]
-        uses += [use for m in self.members for use in (m, replication(m), f"{m}/http")]
+        uses += [use for m in self.members for use in (m, replication_use(m), f"{m}/http")]
         ports = free_ports(2 * len(uses))
         self.real = dict(zip(uses, ports[: len(uses)], strict=True))
         self.told = dict(zip(uses, ports[len(uses) :], strict=True))
         self.small_disks = small_disks
         self.links = Links({self.real[u]: self.told[u] for u in uses}, self._processes, seed)
-        self.http: httpx.AsyncClient = make_client(lambda: None)
+        self.http: httpx.AsyncClient = make_client(lambda: self.folder.token.read())
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._mounted: list[Path] = []
         self.stopped: set[str] = set()

@@ -9,11 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from gantry_operator.api import API_VERSION, KIND, BrokerCluster
+from gantry_operator.api import API_VERSION, KIND, BrokerCluster, load_manifest
 from gantry_operator.cli.output import size
 from gantry_operator.cli.show import show_resource
-from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder, known_clusters
+from gantry_operator.cli.up import default_manifest
+from gantry_operator.platforms.local.folder import (
+    ClusterFolder,
+    ClusterNotFound,
+    default_folder,
+    find_folder,
+    known_clusters,
+)
 from gantry_operator.platforms.local.supervisor import save_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def gantry(state: Path, *args: str, name: str = "gantry") -> subprocess.CompletedProcess[str]:
@@ -34,7 +43,7 @@ def test_help_teaches(tmp_path: Path) -> None:
     said = gantry(tmp_path, "--help").stdout
     for command in ("up", "status", "switchover", "down", "topic", "dlq", "produce", "consume"):
         assert command in said
-    assert "examples/quickstart.yaml" in said
+    assert "gantry up --detach" in said
     assert "Exit codes" in said
 
 
@@ -43,7 +52,7 @@ def test_without_a_cluster_it_says_how_to_start_one(tmp_path: Path) -> None:
     for args in (command.split() for command in commands):
         done = gantry(tmp_path, *args)
         assert done.returncode == 3, args
-        assert done.stderr == "error: no local cluster is running; start one with: gantry up examples/quickstart.yaml\n"
+        assert done.stderr == "error: no local cluster is running; start one with: gantry up\n"
         assert done.stdout == ""
 
 
@@ -56,6 +65,30 @@ def test_a_wrong_manifest_names_the_field_the_value_and_what_to_write(tmp_path: 
     assert "spec.brokerGroups[0].members" in done.stderr
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
     assert not (tmp_path / "gantry").exists(), "nothing was made"
+
+
+def test_examples_are_listed_and_printed(tmp_path: Path) -> None:
+    files = {path.stem: path.read_text() for path in (ROOT / "examples").glob("*.yaml")}
+    said = gantry(tmp_path, "examples").stdout
+    assert [line.split()[0] for line in said.splitlines()] == sorted(files)
+    assert {entry["name"] for entry in json.loads(gantry(tmp_path, "examples", "-o", "json").stdout)} == set(files)
+    for name, text in files.items():
+        assert gantry(tmp_path, "examples", name).stdout == text
+    unknown = gantry(tmp_path, "examples", "nothing")
+    assert (unknown.returncode, unknown.stderr.count("quickstart")) == (2, 1)
+
+
+def test_up_without_a_file_starts_what_was_there_or_the_quickstart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert load_manifest(default_manifest(None)).name == "demo"
+    assert load_manifest(default_manifest(tmp_path / "new")).name == "demo"
+    _remember(tmp_path / "mine", "mine")
+    assert load_manifest(default_manifest(tmp_path / "mine")).name == "mine"
+    default_folder("demo").make()
+    save_manifest(default_folder("demo"), BrokerCluster.make("demo", brokerGroups=[{"name": "other", "members": 1}]))
+    assert load_manifest(default_manifest(None)).spec.brokerGroups[0].name == "other", "a changed cluster stays so"
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
@@ -29,3 +31,16 @@ def test_every_requirement_has_hashes_and_no_address(lock: Path) -> None:
 
 def test_the_license_is_there() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:300]
+
+
+def test_wheel_images_and_chart_carry_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((ROOT / "helm" / "gantry" / "Chart.yaml").read_text())
+    images = yaml.safe_load((ROOT / "helm" / "gantry" / "values.yaml").read_text())["image"]
+    labels = re.findall(r"image\.version=\"?([^\s\"]+)", (ROOT / "Dockerfile").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert {part: images[part] for part in ("operator", "broker", "spark")} == {
+        part: f"gantry-{part}:{version}" for part in ("operator", "broker", "spark")
+    }
+    assert labels == [version]
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.client import ReceivedMessage
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.routes import RouteTable

@@ -88,7 +88,7 @@ async def test_a_broker_asks_a_consumer_for_its_offsets(cluster: Cluster, inbox:
 def _connections(cluster: Cluster) -> list[Connection]:
     process = cluster.brokers["a"].process
     assert process is not None
-    group = process.ports._group
+    group = process.parts.ports._group
     assert group is not None
     return list(group.connections)
 

@@ -22,9 +22,8 @@ def test_a_line_as_the_model_writes_it() -> None:
     )  # fmt: skip
     assert report_from(status.model_dump(mode="json")) == Report(
         id=A, role="Master", epoch=3, version=7, highest_seen_epoch=4, log_trusted=False, last_epoch=3, end=900,
-        confirmed=800, in_sync=frozenset({A}), proposal=InSyncSetProposal(7, frozenset({A, B})), followers=(FollowerView(B, 850, 12),),
-        link="silent",
-        link_leader=B, link_answer_ms=1_500, writes_paused=True,
+        confirmed=800, in_sync=frozenset({A}), proposal=InSyncSetProposal(7, frozenset({A, B})),
+        followers=(FollowerView(B, 850, 12),), link="silent", link_leader=B, link_answer_ms=1_500, writes_paused=True,
     )  # fmt: skip
 
 

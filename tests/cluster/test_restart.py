@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
@@ -235,5 +235,5 @@ async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_noth
         assert now is not None
         assert now.leadership.master == before.leadership.master
         assert now.leadership.epoch == before.leadership.epoch
-        assert any("told_epoch: epoch 1099511627776 cannot follow" in text for text in failures(group))
+        assert any("highest_seen_epoch: epoch 1099511627776 cannot follow" in text for text in failures(group))
         assert group.master() is not None

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gantry_broker.broker.dispatch import SENDS
-from gantry_broker.broker.handlers.table import TABLE
+from gantry_broker.broker.handlers.table import HANDLERS
+from gantry_broker.broker.processing import SENDS
 from gantry_broker.namesrv.service import SERVED
 from gantry_broker.protocol.codes import RequestCode as Code
 
@@ -111,7 +111,7 @@ PROOF: dict[int, str] = {
     Code.REGISTER_BROKER: "tests/fuzz/test_live.py::test_name_server",
 }
 
-BROKER = {int(code) for code in TABLE} | set(SENDS)
+BROKER = {int(code) for code in HANDLERS} | set(SENDS)
 NAME_SERVER = set(SERVED)
 
 

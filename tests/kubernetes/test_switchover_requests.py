@@ -201,7 +201,7 @@ async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_
     await resource.look()
     assert resource.asked == []
     leadership, resource.leadership = resource.leadership, None
-    asyncio.get_running_loop().call_later(0.1, setattr, resource, "cell", leadership)
+    asyncio.get_running_loop().call_later(0.1, setattr, resource, "leadership", leadership)
     await resource.look()
     assert resource.asked == [None]
     assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}

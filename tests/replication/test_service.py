@@ -63,6 +63,27 @@ async def test_async_replication_answers_at_once_and_confirms_later(tmp_path: Pa
         await until(lambda: master.store.confirmed == master.store.end, "confirmed")
 
 
+async def test_rule_12_an_acknowledgement_within_a_record_confirms_what_lies_before(tmp_path: Path) -> None:
+    async with Group(tmp_path, 2) as group:
+        await group.promote(0, (0, 1))
+        master = group.nodes[0]
+        assert await master.put(b"a") is SendStatus.SEND_OK
+        group.nodes[1].refuse_fetches = True
+        master.refuse_fetches = True
+        before = master.store.confirmed
+        waiting = master.put(b"b", timeout_ms=200)
+        leader = master.service.core.leader
+        assert leader is not None
+        for view in leader.followers.values():
+            view.acked = before + 3
+        master.service.core.tick(0)
+        assert master.store.confirmed == before
+        assert await waiting is not SendStatus.SEND_OK
+        for view in leader.followers.values():
+            view.acked = master.store.end
+        await until(lambda: master.store.confirmed == master.store.end, "confirmed")
+
+
 async def test_rule_10_a_demoted_master_answers_its_waiting_sends_first(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))

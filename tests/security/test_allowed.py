@@ -151,6 +151,12 @@ def test_examples_need_nothing_that_the_chart_does_not_allow(path: Path) -> None
 
 def test_settings_come_from_the_environment() -> None:
     made = settings_from(
-        {"GANTRY_BROKER_IMAGE": "b", "GANTRY_ALLOWED_IMAGES": "x/*, y", "GANTRY_ALLOWED_SPARK_CONF": "spark.ui.port"}
+        {
+            "GANTRY_BROKER_IMAGE": "b",
+            "GANTRY_ALLOWED_IMAGES": "x/*, y",
+            "GANTRY_ALLOWED_SPARK_CONF": "spark.ui.port",
+            "GANTRY_SERVICE": "gantry-operator",
+        }
     )
+    assert made.service == "gantry-operator"
     assert (made.allowed_images, made.allowed_spark_conf) == (("x/*", "y"), ("spark.ui.port",))

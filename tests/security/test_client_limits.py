@@ -470,6 +470,28 @@ async def test_very_many_held_pulls_of_one_queue_hold_nobody_up(broker: Broker) 
         one.close()
 
 
+async def test_a_consumers_long_answer_about_its_offsets_is_not_read(broker: Broker) -> None:
+    consumer, admin = await Peer.connect(broker.port), await Peer.connect(broker.port)
+    assert (await consumer.ask(RequestCode.HEART_BEAT, body=heartbeat(["g"]))).code == 0
+    for entries, read in ((10, True), (100_000, False)):
+        queue = '{"brokerName":"a","queueId":%d,"topic":"T"}:1'
+        body = ('{"messageQueueTable":{' + ",".join(queue % n for n in range(entries)) + "}}").encode()
+        request = admin.request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"})
+        async with broker.stays_responsive():
+            admin.writer.write(encode_frame(request))
+            async with asyncio.timeout(30):
+                while not any(not frame.is_response for frame in consumer.frames):
+                    consumer.frames += consumer._decoder.feed(await consumer.reader.read(1 << 16))
+            asked = next(f for f in consumer.frames if f.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
+            consumer.frames.clear()
+            consumer.writer.write(encode_frame(Frame.response_to(asked, 0, body=body)))
+            answer = await admin.answer(request.opaque)
+        assert answer.code == 0
+        assert (b"queueId" in answer.body) is read
+    for one in (consumer, admin):
+        one.close()
+
+
 # ---- unfinished frames, at a broker and at a NameServer
 
 

@@ -12,7 +12,6 @@ from gantry_broker import descriptors
 from gantry_broker.http.app import Slowed
 from gantry_broker.http.hosts import AllowedHosts, host_of
 from gantry_broker.http.limits import (
-    BACKLOG,
     BODY_S,
     CLOSING_S,
     HEAD_S,
@@ -29,7 +28,7 @@ from gantry_operator.platforms.kubernetes.health_server import DEAF_S, HealthSer
 @pytest.mark.parametrize("limit", [1_024, 4_096, 65_536, 1 << 20])
 def test_no_use_of_descriptors_takes_all(limit: int) -> None:
     found = descriptors.divide(limit)
-    bursts = BACKLOG + descriptors.LISTENERS * found.remoting_backlog
+    bursts = descriptors.BACKLOG + descriptors.LISTENERS * found.remoting_backlog
     assert found.queue_files + found.http + found.remoting + bursts <= limit * 7 / 8
     assert found.http <= limit / 8
     assert found.remoting >= limit / 4 or found.remoting == descriptors.MAX_REMOTING
@@ -126,13 +125,15 @@ class Heard:
 
 
 async def test_the_operators_own_pages_have_the_same_limits() -> None:
-    async with HealthServer(0, "127.0.0.1") as server, httpx.AsyncClient(trust_env=False) as client:
+    names = ["gantry-operator.gantry-system.svc"]
+    async with HealthServer(0, "127.0.0.1", names) as server, httpx.AsyncClient(trust_env=False) as client:
         url = f"http://127.0.0.1:{server.port}"
         assert (await client.get(f"{url}/livez")).text == "ok\n"
         assert (await client.get(f"{url}/readyz")).status_code == 200
         assert "gantry_operator_leader" in (await client.get(f"{url}/metrics")).text
         assert (await client.get(f"{url}/nothing")).status_code == 404
         assert (await client.get(f"{url}/metrics", headers={"Host": "evil.example"})).status_code == 421
+        assert (await client.get(f"{url}/metrics", headers={"Host": f"{names[0]}:8080"})).status_code == 200
         deaf: Mapping[str, object] = {"Pod": Heard(-2 * DEAF_S)}
         server.follow(deaf)  # type: ignore[arg-type]
         answer = await client.get(f"{url}/livez")

@@ -185,6 +185,31 @@ def test_confirm_refuses_an_offset_within_a_record_or_beyond_the_end(
     assert store.max_offset("Orders", 0) == 2
 
 
+@pytest.mark.parametrize("within", [1, 3, 40])
+def test_confirm_never_ends_within_a_record_without_a_queue_entry(store: MessageStore, within: int) -> None:
+    first = store.begin_epoch(1, b"one", 1)
+    (half,) = store.put([message(sys_flag=4)], 2)
+    with pytest.raises(ValueError, match=r"within (a|the) record"):
+        store.confirm(first.phys_offset + within)
+    assert store.confirmed == 0
+    done = store.confirm(half.phys_offset + within)
+    assert (done.offset, done.control) == (half.phys_offset, [(first.phys_offset, b"one")])
+    with pytest.raises(ValueError, match=r"within (a|the) record"):
+        store.confirm(half.phys_offset + within)
+    assert store.confirm(store.end).offset == store.end
+
+
+def test_confirm_reports_what_lies_before_a_record_that_the_offset_cuts(store: MessageStore) -> None:
+    first = store.begin_epoch(1, b"one", 1)
+    second, third = store.put([message()], 2)[0], store.put([message()], 3)[0]
+    done = store.confirm(third.phys_offset + 3)
+    assert done.offset == third.phys_offset == second.phys_offset + second.size
+    assert done.control == [(first.phys_offset, b"one")]
+    assert ("Orders", 0) in done.available
+    assert store.confirm(store.end).offset == store.end
+    assert store.max_offset("Orders", 0) == 2
+
+
 def test_rule_7_an_epoch_begins_with_its_record_and_is_in_the_history(quick_dir: Path, small: BrokerSettings) -> None:
     store = MessageStore.open(StoreConfig(quick_dir / "s", small))
     first = store.begin_epoch(3, b"three", 1)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.metadata import Metadata, Tables, encode_change
-from gantry_broker.broker.replay import Replay
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.replay import Replay
+from gantry_broker.broker.metadata.tables import Metadata, Tables, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.index.consume_queue import ConsumeQueue
@@ -387,9 +387,9 @@ def test_a_deletion_is_forgotten_once_retention_has_removed_its_records(member: 
     member.put(0, 15)
     below = member.delete()
     member.meta.forget_deletions(below - 1)
-    assert member.meta.confirmed.hidden == {"Orders": below}
+    assert member.meta.confirmed.deletion_watermarks == {"Orders": below}
     member.meta.forget_deletions(below)
-    assert member.meta.confirmed.hidden == {}
+    assert member.meta.confirmed.deletion_watermarks == {}
 
 
 def damage(store: MessageStore, number: int) -> bytes:

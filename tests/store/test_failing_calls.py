@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.metadata import Metadata, Tables, decode_change, encode_change
-from gantry_broker.broker.replay import Replay
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.replay import Replay
+from gantry_broker.broker.metadata.tables import Metadata, Tables, decode_change, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.replication.epochs import truncate as truncate_epochs

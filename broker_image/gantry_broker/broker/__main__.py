@@ -2,6 +2,6 @@
 
 import sys
 
-from .main import main
+from gantry_broker.broker.process import main
 
 sys.exit(main())

@@ -11,24 +11,28 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
+from gantry_broker.broker.send.messages import TIMER_BUCKET_MS, TIMER_BUCKETS, copy_of, timer_bucket
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
 from gantry_broker.protocol.message import Record, decode_records, parse_properties
 from gantry_broker.store.errors import StoreError
 
-from .faults import NotWritable
-from .messages import TIMER_BUCKET_MS, TIMER_BUCKETS, copy_of, timer_bucket
-from .topics import TIMER_TOPIC
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.confirmed import ConfirmedRecords
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.metadata.tables import Change, Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Put
-
-    from .core import Broker
-    from .metadata import Change
 
 log = logging.getLogger(__name__)
 
@@ -64,39 +68,58 @@ def delivered(record: Record) -> Put:
 class Delays:
     """The master's deliveries; one timer for the earliest of all levels and buckets."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        store: MessageStore,
+        delay_levels: Sequence[int],
+        *,
+        meta: Metadata,
+        changes: MetadataChanges,
+        role: RoleState,
+        health: MemberHealth,
+        confirmed: ConfirmedRecords,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        """`delay_levels`: milliseconds of each level, level 1 first."""
+        self._store = store
+        self._delay_levels = delay_levels
+        self._meta = meta
+        self._changes = changes
+        self._role = role
+        self._fitness = health
+        self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
         self._levels: dict[int, int] = {}
         """Level queue to the time (Unix ms) at which its first message is due; absent: not looked at yet, or empty."""
         self._stale: set[int] = set()
-        self._buckets = Buckets(broker)
-        broker.on_grown[SCHEDULE_TOPIC] = self._level_grew
-        broker.on_grown[TIMER_TOPIC] = self._bucket_grew
-        broker.on_role.append(self._role_changed)
+        self._buckets = Buckets(store, meta, changes, clock)
+        confirmed.on_messages_available[SCHEDULE_TOPIC] = self._level_available
+        confirmed.on_messages_available[TIMER_TOPIC] = self._bucket_available
+        events.role_changed.subscribe(self._role_changed)
 
     def _role_changed(self, master: bool) -> None:
         self._levels.clear()
         self._stale.clear()
         self._buckets.clear()
-        if master and self._broker.may_append:
+        if master and self._role.may_append:
             # Those that the log has: a configuration with fewer levels leaves messages in what were the others.
-            self._stale = set(self._broker.store.topics_queues().get(SCHEDULE_TOPIC, []))
-            self._buckets.look_again()
+            self._stale = set(self._store.topics_queues().get(SCHEDULE_TOPIC, []))
+            self._buckets.reload()
             self._wake(0)
         elif self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _level_grew(self, queue_id: int) -> None:
-        if self._broker.leading and queue_id not in self._levels:
+    def _level_available(self, queue_id: int) -> None:
+        if self._role.leading and queue_id not in self._levels:
             self._stale.add(queue_id)
             self._wake(0)
 
-    def _bucket_grew(self, queue_id: int) -> None:
-        if self._broker.leading:
-            self._buckets.grew(queue_id)
+    def _bucket_available(self, queue_id: int) -> None:
+        if self._role.leading:
+            self._buckets.available(queue_id)
             self._wake(0)
 
     def close(self) -> None:
@@ -116,10 +139,9 @@ class Delays:
 
     def _run(self) -> None:
         self._timer = None
-        broker = self._broker
-        if not broker.may_append:
+        if not self._role.may_append:
             return  # Becoming able to append again is a change of role, which wakes this.
-        now = broker.unix_ms()
+        now = self._clock.unix_ms()
         levels = [q for q in {*self._stale, *self._levels} if self._levels.get(q, 0) <= now]
         # Each by itself: a level that fails is tried again, and holds up no other.
         works = [partial(self._deliver_level, queue_id, now) for queue_id in levels]
@@ -137,7 +159,7 @@ class Delays:
             work()
         except (StoreError, NotWritable) as error:
             if isinstance(error, StoreError):
-                self._broker.health.store_failed(error)
+                self._fitness.store_failed(error)
         except Exception:
             log.exception("delivering delayed messages failed")
         else:
@@ -145,13 +167,12 @@ class Delays:
         return False
 
     def _deliver_level(self, queue_id: int, now: int) -> None:
-        broker = self._broker
-        store = broker.store
-        level_ms = broker.delay_levels[queue_id] if queue_id < len(broker.delay_levels) else broker.delay_levels[-1]
+        store = self._store
+        level_ms = self._delay_levels[queue_id] if queue_id < len(self._delay_levels) else self._delay_levels[-1]
         self._stale.add(queue_id)
         self._levels.pop(queue_id, None)
         for _ in range(PASS_BATCHES):
-            offset = broker.meta.working.delay.get(queue_id + 1, 0)
+            offset = self._meta.working.delay.get(queue_id + 1, 0)
             offset = max(offset, store.min_offset(SCHEDULE_TOPIC, queue_id))
             got = store.get(SCHEDULE_TOPIC, queue_id, offset, BATCH, BATCH_BYTES)
             if not got.data:
@@ -168,25 +189,20 @@ class Delays:
                 puts.append(delivered(record))
                 offset = record.queue_offset + 1
             if puts:
-                _append(broker, puts, {"delay": {str(queue_id + 1): offset}})
+                self._changes.append({"delay": {str(queue_id + 1): offset}}, puts)
             if queue_id in self._levels:
                 self._stale.discard(queue_id)
                 return
 
 
-def _append(broker: Broker, puts: list[Put], progress: Change) -> None:
-    """Messages and how far their queue now is, as one batch: all of it or nothing."""
-    change: Change = {"at": broker.unix_ms(), **progress}
-    broker.append([*puts, broker.change_put(change)])
-    broker.applied(change)
-    broker.appended(None)
-
-
 class Buckets:
     """The timer topic: one queue per minute. In memory are the messages of minutes that have begun."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, store: MessageStore, meta: Metadata, changes: MetadataChanges, clock: Clock) -> None:
+        self._store = store
+        self._meta = meta
+        self._changes = changes
+        self._clock = clock
         self._ready: list[tuple[int, int, int]] = []
         """Heap of (due, bucket, queue offset) of the messages that were read."""
         self._read: dict[int, int] = {}
@@ -204,33 +220,32 @@ class Buckets:
         self._unknown.clear()
         self._first.clear()
 
-    def look_again(self) -> None:
+    def reload(self) -> None:
         """A new master: which buckets have messages that were not delivered."""
-        broker = self._broker
-        present = timer_bucket(broker.unix_ms())
-        buckets = broker.store.topics_queues().get(TIMER_TOPIC, [])
+        present = timer_bucket(self._clock.unix_ms())
+        buckets = self._store.topics_queues().get(TIMER_TOPIC, [])
         for queue_id in sorted(buckets, key=lambda bucket: (bucket - present) % TIMER_BUCKETS):
-            if broker.store.max_offset(TIMER_TOPIC, queue_id) > self._progress(queue_id):
-                self.grew(queue_id)
+            if self._store.max_offset(TIMER_TOPIC, queue_id) > self._progress(queue_id):
+                self.available(queue_id)
 
-    def grew(self, bucket: int) -> None:
+    def available(self, bucket: int) -> None:
         if bucket not in self._first:
             self._unknown[bucket] = None
 
-    def _look_at(self, bucket: int) -> None:
+    def _read_first(self, bucket: int) -> None:
         """When the bucket's minute begins. Its first message tells, not the clock: nobody may have led for days."""
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
-        got = self._broker.store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+        got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
         due = [_due(record) for record in decode_records(got.data)]
         self._first[bucket] = due[0] // TIMER_BUCKET_MS * TIMER_BUCKET_MS if due else 0
 
     def _progress(self, bucket: int) -> int:
-        stored = self._broker.meta.working.timer.get(bucket, 0)
-        return max(stored, self._broker.store.min_offset(TIMER_TOPIC, bucket))
+        stored = self._meta.working.timer.get(bucket, 0)
+        return max(stored, self._store.min_offset(TIMER_TOPIC, bucket))
 
     def _done(self, bucket: int) -> AbstractSet[int]:
         """What was delivered of a bucket at or above its progress: a new master must know it as well."""
-        return self._broker.meta.working.timer_done.get(bucket, frozenset())
+        return self._meta.working.timer_done.get(bucket, frozenset())
 
     def next_due(self, now: int) -> Iterator[int]:
         if self._unknown:
@@ -243,14 +258,14 @@ class Buckets:
     def deliver(self, now: int) -> None:
         if self._failed:
             self.clear()
-            self.look_again()
+            self.reload()
         self._failed = True
         self._deliver(now)
         self._failed = False
 
     def _deliver(self, now: int) -> None:
         for bucket in list(self._unknown)[:LOOKS]:
-            self._look_at(bucket)
+            self._read_first(bucket)
             del self._unknown[bucket]
         for bucket in [b for b, at in self._first.items() if at <= now]:
             self._read_bucket(bucket, now)
@@ -259,7 +274,7 @@ class Buckets:
         while self._ready and self._ready[0][0] <= now and count < BATCH:
             _, bucket, offset = heapq.heappop(self._ready)
             count += 1
-            got = self._broker.store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+            got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
             for record in decode_records(got.data)[:1]:
                 puts.setdefault(bucket, []).append((offset, delivered(record)))
             if got.damaged >= 0:
@@ -273,11 +288,11 @@ class Buckets:
             above = sorted(offset for offset in done if offset >= progress)
             if above:
                 change["timerDone"] = {str(bucket): above}
-            _append(self._broker, [put for _, put in items], change)
+            self._changes.append(change, [put for _, put in items])
 
     def _read_bucket(self, bucket: int, now: int) -> None:
         """The entries of a bucket from where reading stopped: (due, offset) only, not the messages."""
-        store = self._broker.store
+        store = self._store
         del self._first[bucket]
         offset, done = max(self._read.get(bucket, 0), self._progress(bucket)), self._done(bucket)
         while True:

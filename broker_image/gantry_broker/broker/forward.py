@@ -1,6 +1,6 @@
-"""Writes during and after a hand-over: parked in one queue, then appended here or forwarded to the new master.
+"""Writes during and after a hand-over: buffered in one queue, then appended here or forwarded to the new master.
 
-A write is appended or forwarded, never both (rule 23): while the master is parked nothing is appended, and what is in
+A write is appended or forwarded, never both (rule 23): while the master is buffered nothing is appended, and what is in
 the queue leaves it exactly once, in its order. Forwarding goes in bundles over one connection, one bundle at a time,
 so the order per client connection is kept. Then the clients that are still here are let go
 (`ports.py`); they come back by the group's address, to the new master.
@@ -26,9 +26,11 @@ from gantry_broker.protocol.message import unpack_host
 from gantry_broker.remoting.errors import ConnectionLost, RemotingError
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.refusals import Refusals
+    from gantry_broker.remoting.client import RemotingClient
     from gantry_broker.remoting.connection import Connection
-
-    from .core import Broker
+    from gantry_broker.replication.service import ReplicationService
 
 log = logging.getLogger(__name__)
 
@@ -63,45 +65,56 @@ class Forwarder:
     becomes of the roles meanwhile: the role may come back to this member while it still forwards.
     """
 
-    def __init__(self, broker: Broker, process: Process) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        role: RoleState,
+        replication: ReplicationService,
+        client: RemotingClient,
+        process: Process,
+        max_bytes: int,
+    ) -> None:
+        """`process` carries out requests here; `max_bytes`: of memory for writes that wait."""
+        self._role = role
+        self._replication = replication
+        self._client = client
         self._process = process
+        self._max_bytes = max_bytes
         self._queue: deque[BufferedWrite] = deque()
         self._bytes = 0
         self._worker: asyncio.Task[None] | None = None
-        self._look: asyncio.TimerHandle | None = None
+        self._late_timer: asyncio.TimerHandle | None = None
         self.in_flight = 0
 
     @property
     def busy(self) -> bool:
-        """Parked writes are not all stored yet: later ones go behind them."""
+        """BufferedWrite writes are not all stored yet: later ones go behind them."""
         return bool(self._queue) or self.in_flight > 0
 
     def wants(self) -> bool:
         """Whether writes that cannot be appended now are kept."""
-        replication = self._broker.replication
+        replication = self._replication
         return replication.writes_paused or replication.handed_to is not None or self.busy
 
     def take(self, conn: Connection, frames: list[Frame]) -> None:
         conn.attrs["forwarded"] = conn.attrs["client"] = True
         due = asyncio.get_running_loop().time() + FORWARD_S
         for frame in frames:
-            if len(self._queue) >= MAX_BUFFERED or self._bytes > self._broker.budget.parked_bytes:
+            if len(self._queue) >= MAX_BUFFERED or self._bytes > self._max_bytes:
                 if not frame.is_oneway:
                     conn.send(error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many writes wait for the new master"))
                 continue
             self._queue.append(BufferedWrite(conn, frame, due))
             self._bytes += request_bytes(frame)
         self._go_on()
-        self._look_later()
+        self._refuse_later()
 
-    def _look_later(self) -> None:
-        if self._look is None and self._queue:
-            self._look = asyncio.get_running_loop().call_later(LATE_S, self._refuse_late)
+    def _refuse_later(self) -> None:
+        if self._late_timer is None and self._queue:
+            self._late_timer = asyncio.get_running_loop().call_later(LATE_S, self._refuse_late)
 
     def _refuse_late(self) -> None:
         """It may take long until somebody decides who leads: clients are told when their time is over."""
-        self._look = None
+        self._late_timer = None
         now = asyncio.get_running_loop().time()
         buffered = self._drain()
         late = [p for p in buffered if p.due <= now and not p.frame.is_oneway]
@@ -109,7 +122,7 @@ class Forwarder:
         _answer_all(late, TOO_LATE)
 
     async def drained(self, timeout_s: float) -> None:
-        """Until nothing parked is left, or the time is over."""
+        """Until nothing buffered is left, or the time is over."""
         worker = self._worker
         if worker is not None and not worker.done():
             await asyncio.wait({worker}, timeout=timeout_s)
@@ -119,22 +132,17 @@ class Forwarder:
 
     def _go_on(self) -> None:
         """What the queue's content is for now: keep, append, forward, or refuse."""
-        broker = self._broker
-        if (
-            not self._queue
-            or broker.replication.writes_paused
-            or (self._worker is not None and not self._worker.done())
-        ):
+        if not self._queue or self._replication.writes_paused or (self._worker is not None and not self._worker.done()):
             return  # The worker goes on by itself.
-        if broker.may_append:
+        if self._role.may_append:
             self._append_all()
-        elif broker.replication.handed_to is not None:
+        elif self._replication.handed_to is not None:
             self._worker = asyncio.get_running_loop().create_task(self._forward_all())
             self._worker.add_done_callback(lambda _: self._go_on())
         else:
             for conn, frame, _ in self._drain():
                 if not frame.is_oneway and not conn.closed:
-                    conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, broker.refusal()))
+                    conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, self._role.refusal()))
 
     def _drain(self) -> list[BufferedWrite]:
         taken = list(self._queue)
@@ -158,13 +166,9 @@ class Forwarder:
 
     async def _forward_all(self) -> None:
         """Until the queue is empty, or this member is no longer one that forwards."""
-        broker = self._broker
-        replication = broker.replication
+        role, replication = self._role, self._replication
         while (
-            self._queue
-            and not broker.may_append
-            and not replication.writes_paused
-            and replication.handed_to is not None
+            self._queue and not role.may_append and not replication.writes_paused and replication.handed_to is not None
         ):
             # The master may have changed again since the hand-over.
             target = replication.leader_address or replication.handed_to
@@ -203,7 +207,7 @@ class Forwarder:
     def _put_at_head(self, taken: list[BufferedWrite]) -> None:
         self._queue.extendleft(reversed(taken))
         self._bytes += sum(request_bytes(buffered.frame) for buffered in taken)
-        self._look_later()
+        self._refuse_later()
 
     async def _forward(self, target: str, bundle: list[BufferedWrite]) -> str:
         """Empty: every write of the bundle was answered. Otherwise nothing of it was stored: why."""
@@ -233,7 +237,7 @@ class Forwarder:
         Whoever is asked may be master no more, and this member be it: then it answers at once what it still can, or
         has died, and the writes of everybody else must not wait for that.
         """
-        asked = asyncio.ensure_future(self._broker.client.request(target, request, timeout_s))
+        asked = asyncio.ensure_future(self._client.request(target, request, timeout_s))
         try:
             leads_since = 0.0
             while True:
@@ -241,15 +245,15 @@ class Forwarder:
                 if asked.done():
                     return asked.result()
                 now = asyncio.get_running_loop().time()
-                leads_since = (leads_since or now) if self._broker.may_append else 0.0
+                leads_since = (leads_since or now) if self._role.may_append else 0.0
                 if leads_since and now - leads_since >= GIVE_UP_S:
                     raise ConnectionLost(f"{target} is master no more and did not answer")
         finally:
             asked.cancel()
 
     async def close(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
+        if self._late_timer is not None:
+            self._late_timer.cancel()
         for conn, frame, _ in self._drain():
             if not frame.is_oneway and not conn.closed:
                 conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops, send again"))
@@ -353,19 +357,26 @@ def _host(text: Any) -> bytes:
     return packed
 
 
-def take_forwarded(broker: Broker, conn: Connection, request: Frame, process: Process, allowed: Container[int]) -> None:
+def take_forwarded(
+    role: RoleState,
+    refusals: Refusals,
+    conn: Connection,
+    request: Frame,
+    process: Process,
+    allowed: Container[int],
+) -> None:
     """The new master's end: the bundle's writes, in their order, and one answer with all of theirs.
 
     `allowed`: the request codes that forwarding wraps; a bundle with another one is refused whole.
     Answers SERVICE_NOT_AVAILABLE, which means that nothing of the bundle was taken, while this member may not append.
     """
-    if not broker.may_append:
-        conn.send(error_answer(request, ResponseCode.SERVICE_NOT_AVAILABLE, broker.refusal()))
+    if not role.may_append:
+        conn.send(error_answer(request, ResponseCode.SERVICE_NOT_AVAILABLE, role.refusal()))
         return
     try:
         frames, hosts = _unwrap(request, allowed)
     except plausible.Implausible as error:
-        broker.replication.refusals.add("forward", error.reason, f"{conn!r}: {error}")
+        refusals.add("forward", error.reason, f"{conn!r}: {error}")
         conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, f"FORWARD: {error}"))
         return
     waiting = sum(1 for f in frames if not f.flag & FLAG_ONEWAY)

@@ -1,6 +1,6 @@
 """Whether this member should be the master: room on its disk, a disk that works, NameServers that answer.
 
-The operator reads it (`unfit`) and lets another member lead that is better off; a disk that failed ends the process.
+The operator reads `not_promotable` and promotes a better member; a disk that failed ends the process.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.store.errors import StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from .core import Broker
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
-ROOM_LOOK_S: Final = 1.0
+ROOM_CHECK_S: Final = 1.0
 ROOM_BYTES: Final = 8 << 20
 """So much must be free on a disk that was full before it counts as having room."""
 HAND_OVER_S: Final = 5.0
@@ -32,28 +36,42 @@ gone for all of them nobody is better, and nothing moves."""
 class MemberHealth:
     """Of one broker, owned by its event loop."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        replication: ReplicationService,
+        role: RoleState,
+        events: Events,
+    ) -> None:
         self.disk_full = False
         self.must_end = asyncio.Event()
         """The disk failed. Only a process that opens the store anew can go on with what it holds."""
-        self._broker = broker
+        self.stopping = False
+        self._config = config
+        self._settings = store.config.settings
+        self._store = store
+        self._replication = replication
+        self._role = role
+        self._role_changed = events.role_changed
+        self._status_changed = events.status_changed
         self._loop = asyncio.get_running_loop()
-        self._next_look: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
         self._alone_since: float | None = None
         """Since when no NameServer answers, by the loop's clock."""
         self._alone_until = 0.0
         """One answers again, but until then that does not make a slave better than its master."""
-        broker.store.on_failed = self._store_failed_for_good
+        store.on_failed = self._store_failed_for_good
 
     @property
     def not_promotable(self) -> str:
-        """Why another member should lead, if there is one that is fit."""
-        if self._broker.stopping:
+        """The reason for which a fit member should lead instead; empty: none."""
+        if self.stopping:
             return "it stops"
         if self.disk_full:
             return "its disk is full"
-        if self._broker.store.failed is not None:
-            return f"its disk failed: {self._broker.store.failed}"
+        if self._store.failed is not None:
+            return f"its disk failed: {self._store.failed}"
         return "no NameServer answers it" if self._is_alone() else ""
 
     # ---- the disk
@@ -63,8 +81,8 @@ class MemberHealth:
         if isinstance(error, StoreFull) and not self.disk_full:
             self.disk_full = True
             log.error("the disk is full: sends are refused until there is room: %s", error)
-            self._look_later()
-            self._broker.status_changed()
+            self._check_later()
+            self._status_changed()
         elif not isinstance(error, StoreFull):
             log.error("the store refused a batch: %s", error)
 
@@ -73,35 +91,35 @@ class MemberHealth:
         if self.disk_full:
             self.disk_full = False
             log.info("there is room on the disk again: sends are accepted")
-            self._broker.status_changed()
+            self._status_changed()
 
-    def _look_later(self) -> None:
-        """One look at a time, however often the disk is full and has room again meanwhile."""
-        if self._next_look is None:
-            self._next_look = self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
+    def _check_later(self) -> None:
+        """Schedules one check at a time, however often the disk is full and has room again."""
+        if self._next_check is None:
+            self._next_check = self._loop.call_later(ROOM_CHECK_S, self._check_room)
 
-    def _look_for_room(self) -> None:
-        """Who does not lead is not told by a send that there is room again."""
-        self._next_look = None
-        if self.disk_full and not self._broker.leading and self._broker.store.disk().free >= ROOM_BYTES:
+    def _check_room(self) -> None:
+        """A member that does not lead gets no send that would show the room."""
+        self._next_check = None
+        if self.disk_full and not self._role.leading and self._store.disk().free >= ROOM_BYTES:
             self.store_took()
         if self.disk_full:
-            self._look_later()
+            self._check_later()
 
     def _store_failed_for_good(self) -> None:
         self._loop.call_soon(self._disk_failed)
 
     def _disk_failed(self) -> None:
         """Ends the process, after it has handed the role over if it can: what Async acknowledged is nowhere else."""
-        broker, config = self._broker, self._broker.config
-        broker.status_changed()
-        broker.replication.disk_failed()
-        others = broker.replication.core.leadership.in_sync - {broker.replication.me}
-        if not (broker.leading and others) or config.flush == "Sync" or config.mode == "Raft":
-            self.must_end.set()  # With flush: Sync nobody can be brought to an end that is not on disk.
+        replication, config = self._replication, self._config
+        self._status_changed()
+        replication.disk_failed()
+        others = replication.core.leadership.in_sync - {replication.me}
+        if not (self._role.leading and others) or config.flush == "Sync" or config.mode == "Raft":
+            self.must_end.set()  # With flush: Sync no follower can get records that are not on disk.
             return
         self._loop.call_later(HAND_OVER_S, self.must_end.set)
-        broker.on_role.append(lambda master: None if master else self._end_soon())
+        self._role_changed.subscribe(lambda master: None if master else self._end_soon())
 
     def _end_soon(self) -> None:
         self._loop.call_later(DRAIN_S, self.must_end.set)
@@ -109,17 +127,17 @@ class MemberHealth:
     # ---- NameServers
 
     def name_servers_answer(self, any_of_them: bool) -> None:
-        """Said after each attempt to register: without routes no client that starts finds the master."""
+        """Notes the outcome of each registration: without routes no client that starts finds the master."""
         now, since = self._loop.time(), self._alone_since
         if any_of_them and since is not None and now - since >= ALONE_S:
             self._alone_until = now + ALONE_S
         self._alone_since = None if any_of_them else since or now
         if (since is None) != any_of_them:
-            self._broker.status_changed()
+            self._status_changed()
 
     def _is_alone(self) -> bool:
         now, since = self._loop.time(), self._alone_since
-        if not self._broker.leading:
+        if not self._role.leading:
             return since is not None or now < self._alone_until
-        patience = self._broker.settings.registerNameServerPeriod / 1000 + ALONE_S
+        patience = self._settings.registerNameServerPeriod / 1000 + ALONE_S
         return since is not None and now - since >= patience

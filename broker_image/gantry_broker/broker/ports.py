@@ -1,8 +1,8 @@
-"""The listening ports of a member: its own and that for other members for all its life, the group's while it is master.
+"""The listening ports of a member: its client and replication ports at all times, the group's port while it leads.
 
-The group's port is bound when the role is taken; the former master frees it before, or has just died, so binding is
-tried again every few milliseconds. A member that loses the role frees the port once it has forwarded what was parked,
-then lets its clients go at a moment when nothing of theirs is outstanding.
+A member binds the group's port when it takes the role. The former leader frees the port first or has died, so the
+member retries every few milliseconds. A member that loses the role forwards its buffered writes and frees the port.
+Then it closes each client's connection as soon as no request of that client is outstanding.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker import descriptors
+from gantry_broker.broker.processing import ARRIVE_S
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.server import RemotingServer
 
-from . import pull
-from .dispatch import ARRIVE_S
-from .member_requests import MemberRequests
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.dispatch import Dispatcher
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.forward import Forwarder
+    from gantry_broker.broker.member_requests import MemberRequests
+    from gantry_broker.broker.pull.service import PullService
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.remoting.members import Membership
-
-    from .core import Broker
-    from .dispatch import Dispatcher
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.settings import BrokerSettings
 
 log = logging.getLogger(__name__)
 
@@ -46,93 +49,123 @@ FORCE_S: Final = 3.0
 class Ports:
     """The servers, and what happens to clients' connections at a change of role."""
 
-    def __init__(self, broker: Broker, dispatcher: Dispatcher, membership: Membership) -> None:
-        config = broker.config
-        self._broker = broker
-        self._dispatcher = dispatcher
-        limits = RequestLimits(lambda: broker.settings.maxMessageSize)
+    def __init__(
+        self,
+        config: BrokerConfig,
+        settings: BrokerSettings,
+        *,
+        dispatcher: Dispatcher,
+        member_requests: MemberRequests,
+        membership: Membership,
+        shared: Shared,
+        forwarder: Forwarder,
+        pulls: PullService,
+        role: RoleState,
+        replication: ReplicationService,
+        events: Events,
+    ) -> None:
+        """`shared`: the limits that the connections of all clients' ports have in common."""
+        self.guard: HandshakeGuard | None = None
+        """Stands before the replication port; None: there is no such port."""
+        self._forwarder = forwarder
+        self._pulls = pulls
+        self._role = role
+        self._replication = replication
+        self._events = events
+        self._shared = shared
+        limits = RequestLimits(lambda: settings.maxMessageSize)
         budget = descriptors.budget()
         backlog = budget.remoting_backlog
         self.own = RemotingServer(
-            dispatcher, config.listen_host, config.port, limits=limits, shared=broker.shared, backlog=backlog
+            dispatcher, config.listen_host, config.port, limits=limits, shared=shared, backlog=backlog
         )
         self._group: RemotingServer | None = None
         if config.group_port:
             self._group = RemotingServer(
-                dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=broker.shared,
+                dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=shared,
                 backlog=backlog,
             )  # fmt: skip
-        self._replication: RemotingServer | None = None
+        self._replication_server: RemotingServer | None = None
         if config.replication_port is not None:
-            guard = broker.member_guard = HandshakeGuard(membership, budget.members)
-            self._replication = RemotingServer(
-                MemberRequests(broker, dispatcher.process), config.listen_host, config.replication_port,
-                name="replication", max_connections=budget.members, backlog=backlog, shared=Shared(broker.budget),
+            guard = self.guard = HandshakeGuard(membership, budget.members)
+            self._replication_server = RemotingServer(
+                member_requests, config.listen_host, config.replication_port,
+                name="replication", max_connections=budget.members, backlog=backlog, shared=Shared(shared.budget),
                 limits=RequestLimits(members=True), guard=guard,
             )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._master = False
-        broker.on_role.append(self._role_changed)
-        servers = [self.own, *([self._group] if self._group else [])]
-        broker.connections_refused = lambda: broker.shared.refused + sum(server.refused for server in servers)
-        broker.connections = lambda: len(self.own.connections) + (len(self._group.connections) if self._group else 0)
+
+    @property
+    def _client_servers(self) -> list[RemotingServer]:
+        return [self.own] if self._group is None else [self.own, self._group]
+
+    @property
+    def connections(self) -> int:
+        """Open connections of clients."""
+        return sum(len(server.connections) for server in self._client_servers)
+
+    @property
+    def connections_refused(self) -> int:
+        """Connections of clients that were refused since the start."""
+        return self._shared.refused + sum(server.refused for server in self._client_servers)
 
     async def start(self) -> int:
-        """Gives the port for clients. Raises OSError when a port is taken."""
-        if self._replication is not None:
-            await self._replication.start()
+        """Listens and returns the port for clients. Raises OSError when a port is taken."""
+        self._events.role_changed.subscribe(self._role_changed)
+        if self._replication_server is not None:
+            await self._replication_server.start()
         return await self.own.start()
 
     def _role_changed(self, master: bool) -> None:
         if master == self._master:
             return
         self._master = master
-        self._broker.has_stale_clients = not master and self._broker.replication.handed_to is not None
+        self._role.has_stale_clients = not master and self._replication.handed_to is not None
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._drain_clients())
 
     async def _serve_group(self) -> None:
-        self._broker.draining = False
-        await pull.settle_all(self._broker)
+        self._role.draining = False
+        await self._pulls.settle_all()
         group = self._group
         if group is None:
             return
-        complained = False
+        warned = False
         while not group.listening:
             try:
                 await group.start()
             except OSError as error:
-                if not complained:
-                    complained = True
+                if not warned:
+                    warned = True
                     log.info("the group's port %d is not free yet: %s", group.port, error)
                 await asyncio.sleep(BIND_RETRY_S)
         log.info("serving the group's port %d", group.port)
 
     async def _drain_clients(self) -> None:
-        """The role is lost: forward what was parked, free the group's port, end the clients' connections."""
-        broker = self._broker
-        forwarder = self._dispatcher.forwarder
-        # In Raft mode the role is lost before it is known who got it: until then what comes is parked.
-        while broker.replication.writes_paused:  # noqa: ASYNC110 (it ends by the clock as well)
+        """The role is lost: forward buffered writes, free the group's port, end the clients' connections."""
+        role, replication, forwarder = self._role, self._replication, self._forwarder
+        # In Raft mode the role is lost before it is known who got it: until then writes are buffered.
+        while replication.writes_paused:  # noqa: ASYNC110 (it ends by the clock as well)
             await asyncio.sleep(BIND_RETRY_S)
         forwarder.role_changed()
-        planned = broker.replication.handed_to is not None
-        broker.has_stale_clients = broker.draining = planned
+        planned = replication.handed_to is not None
+        role.has_stale_clients = role.draining = planned
         await forwarder.drained(FORCE_S)
         if self._group is not None:
             self._group.stop_listening()
         if planned:
             await asyncio.sleep(QUIET_S if self._group is not None else ROUTE_S)
         await self._end(self._clients())
-        broker.draining = False
+        role.draining = False
         rounds = 0
-        while planned and broker.replication.handed_to is not None:
+        while planned and replication.handed_to is not None:
             await asyncio.sleep(ROUTE_S)
             await self._end([c for c in self._clients() if c.attrs.get("forwarded")])
             rounds += 1
-            broker.has_stale_clients = rounds < STRAGGLER_ROUNDS
-        broker.has_stale_clients = False
+            role.has_stale_clients = rounds < STRAGGLER_ROUNDS
+        role.has_stale_clients = False
 
     async def _end(self, clients: list[Connection]) -> None:
         """Ends connections so that every request is answered or certainly not carried out.
@@ -146,10 +179,10 @@ class Ports:
         for conn in clients:
             conn.stop_reading()
         try:
-            if self._broker.replication.handed_to is not None:
-                await self._dispatcher.forwarder.drained(FORCE_S)
+            if self._replication.handed_to is not None:
+                await self._forwarder.drained(FORCE_S)
                 await asyncio.sleep(ARRIVE_S)
-            await pull.settle_all(self._broker)
+            await self._pulls.settle_all()
         except asyncio.CancelledError:
             # The role has come back: they stay.
             for conn in clients:
@@ -160,15 +193,14 @@ class Ports:
 
     def _clients(self) -> list[Connection]:
         """Connections that sent a client's request."""
-        servers = [self.own] + ([self._group] if self._group else [])
-        return [c for s in servers for c in s.connections if c.attrs.get("client") and not c.closed]
+        return [c for s in self._client_servers for c in s.connections if c.attrs.get("client") and not c.closed]
 
     async def close(self, grace_s: float) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.own.close(grace_s)
-        if self._replication is not None:
-            await self._replication.close(grace_s)
+        if self._replication_server is not None:
+            await self._replication_server.close(grace_s)
         if self._group is not None:
             await self._group.close(grace_s)

@@ -23,28 +23,55 @@ from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, Unregiste
 from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
-    from .core import Broker
-    from .metadata import Tables
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.metadata.tables import Metadata, Tables
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.remoting.client import RemotingClient
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.settings import BrokerSettings
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 6.0
-TOLD_S: Final = 1.0
-"""Whoever changed a topic waits so long for NameServers that are slow; one that is known to fail is not waited for."""
+REGISTERED_S: Final = 1.0
+"""The longest wait of a request that changed a topic for slow NameServers; a failing one is not waited for."""
 RETRY_S: Final = 1.0
-"""A NameServer that did not answer is asked again so soon; brokers and NameServers may start in any order."""
+"""Time until the next attempt after a failed one; brokers and NameServers may start in any order."""
 
 
 class Registrar:
     """One task per NameServer, so that a dead one delays no other."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        config: BrokerConfig,
+        settings: BrokerSettings,
+        client: RemotingClient,
+        *,
+        meta: Metadata,
+        replication: ReplicationService,
+        role: RoleState,
+        health: MemberHealth,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._client = client
+        self._meta = meta
+        self._replication = replication
+        self._role = role
+        self._fitness = health
+        self._events = events
+        self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, asyncio.Event] = {}
         self._failing: set[str] = set()
         self._refusals: dict[str, str] = {}
-        """By NameServer: why it refused the last registration."""
+        """By NameServer: the reason for which it refused the last registration."""
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._closing = False
         self.last_ok_ms: dict[str, int] = {}
@@ -52,23 +79,22 @@ class Registrar:
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
 
     def start(self) -> None:
-        for address in self._broker.config.registration_addresses:
+        for address in self._config.registration_addresses:
             self._wanted[address] = asyncio.Event()
             self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
-        self._broker.on_topics.append(self.soon)
-        self._broker.routes_told = self.told
-        self._broker.on_role.append(lambda master: self.soon())
+        self._events.tables_changed.subscribe(self.soon)
+        self._events.role_changed.subscribe(lambda master: self.soon())
 
     def soon(self) -> None:
-        """Something changed that clients' routes depend on."""
+        """Registers soon: clients' routes have changed."""
         for event in self._wanted.values():
             event.set()
 
-    async def told(self) -> None:
-        """Returns when every NameServer that answers knows what is so now, or after `TOLD_S`.
+    async def registered(self) -> None:
+        """Returns when every NameServer that answers has the present topics, or after `REGISTERED_S`.
 
-        As RocketMQ's broker does: whoever was told that a topic is there finds its route.
+        As RocketMQ's broker does: a client that created a topic finds its route.
         """
         loop = asyncio.get_running_loop()
         waits = []
@@ -78,22 +104,21 @@ class Registrar:
                 waits.append(done)
         self.soon()
         if waits:
-            await asyncio.wait(waits, timeout=TOLD_S)
+            await asyncio.wait(waits, timeout=REGISTERED_S)
 
     def lost(self, address: str) -> None:
-        """A connection of this broker has ended. A NameServer that restarted knows no route until it is told again."""
+        """A connection of this broker has ended. A NameServer that restarted needs a new registration."""
         event = self._wanted.get(address)
         if event is not None:
             event.set()
 
     async def _keep(self, address: str) -> None:
-        broker = self._broker
         wanted = self._wanted[address]
         # Not `while True`: Python 3.11's wait_for can lose a cancellation that comes together with its result.
         while not self._closing:
             wanted.clear()
             waiting, self._waiting[address] = self._waiting[address], []
-            delay = broker.settings.registerNameServerPeriod / 1000
+            delay = self._settings.registerNameServerPeriod / 1000
             try:
                 if not await self._register(address):
                     delay = RETRY_S
@@ -108,7 +133,7 @@ class Registrar:
             except Exception:
                 delay = RETRY_S
                 log.exception("registering with NameServer %s failed", address)
-            broker.health.name_servers_answer(not self._failing >= set(self._tasks))
+            self._fitness.name_servers_answer(not self._failing >= set(self._tasks))
             for done in waiting:
                 if not done.done():
                     done.set_result(None)
@@ -119,20 +144,18 @@ class Registrar:
                     await wanted.wait()
 
     def _registration(self) -> tuple[RegisterBrokerHeader, bytes]:
-        broker = self._broker
-        config = broker.config
-        master = broker.leading
+        config, master = self._config, self._role.leading
         role = "group" if master else "member"
         body = self.body()
         return (
             RegisterBrokerHeader(
                 brokerName=config.group,
-                brokerAddr=broker.address,
+                brokerAddr=self._role.address,
                 clusterName=config.cluster,
-                brokerId=Long(broker.broker_id),
+                brokerId=Long(self._role.broker_id),
                 haServerAddr=config.member_address,
                 bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
-                gantryEpoch=Long(broker.replication.epoch),
+                gantryEpoch=Long(self._replication.epoch),
                 gantryMember=config.member,
                 gantryAddresses=orjson.dumps(
                     {name: parts[role] for name, parts in config.listener_addresses.items() if role in parts}
@@ -142,12 +165,11 @@ class Registrar:
         )
 
     def body(self) -> bytes:
-        """The topic table as it is registered; made anew only when topics or the broker's permission changed."""
-        broker = self._broker
-        tables = broker.meta.working
-        key = (id(tables), tables.topic_version, broker.settings.brokerPermission, len(tables.topics))
+        """The topic table of a registration, made again only after topics or the broker's permission changed."""
+        tables = self._meta.working
+        key = (id(tables), tables.topic_version, self._settings.brokerPermission, len(tables.topics))
         if self._body[0] != key:
-            self._body = (key, self._make_body(tables, broker.settings.brokerPermission))
+            self._body = (key, self._make_body(tables, self._settings.brokerPermission))
         return self._body[1]
 
     def _make_body(self, tables: Tables, permission: int) -> bytes:
@@ -176,16 +198,15 @@ class Registrar:
 
     async def _register(self, address: str) -> bool:
         """False: the NameServer refused. Raises RemotingError."""
-        broker = self._broker
-        if broker.replication.role.value == "Waiting" and not broker.replication.epoch:
-            return True  # Nobody has told this member yet what it is: it has no place in a route.
+        if self._replication.role.value == "Waiting" and not self._replication.epoch:
+            return True  # This member has no role yet, so it has no place in a route.
         header, body = self._registration()
-        answer = await broker.client.request(
+        answer = await self._client.request(
             address, Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body), TIMEOUT_S
         )
         if answer.code == ResponseCode.SUCCESS:
             self._refusals.pop(address, None)
-            self.last_ok_ms[address] = broker.now_ms()
+            self.last_ok_ms[address] = self._clock.now_ms()
             return True
         remark = (answer.remark or f"answer {answer.code}")[:300]
         if self._refusals.get(address) != remark:
@@ -200,17 +221,17 @@ class Registrar:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        config = self._broker.config
+        config = self._config
         header = UnregisterBrokerHeader(
             brokerName=config.group,
-            brokerAddr=self._broker.address,
+            brokerAddr=self._role.address,
             clusterName=config.cluster,
-            brokerId=Long(self._broker.broker_id),
+            brokerId=Long(self._role.broker_id),
         )
 
         async def leave(address: str) -> None:
             with contextlib.suppress(RemotingError):
-                await self._broker.client.request(address, Frame(RequestCode.UNREGISTER_BROKER, ext=header.ext()), 0.5)
+                await self._client.request(address, Frame(RequestCode.UNREGISTER_BROKER, ext=header.ext()), 0.5)
 
-        connected = [a for a in self._tasks if self._broker.client.connected(a)]
+        connected = [a for a in self._tasks if self._client.connected(a)]
         await asyncio.gather(*(leave(a) for a in connected))

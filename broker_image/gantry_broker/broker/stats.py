@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gantry_broker.store.types import Put, Stored
 
 MAX_KEYS = 20_000
 """Keys that are counted; beyond it new ones are not, so that memory is bounded."""
@@ -87,3 +90,37 @@ class Stats:
         """Topics or groups were deleted."""
         for entry in [e for e in self._counters if e[1] in names or not names.isdisjoint(e[1].split("@"))]:
             del self._counters[entry]
+
+
+class MessageCounts:
+    """Counts what producers stored and what consumers got."""
+
+    def __init__(self, stats: Stats, cluster: str) -> None:
+        self.put_count = 0
+        """Messages of producers since the start."""
+        self.get_count = 0
+        """Messages given to consumers since the start."""
+        self._add = stats.add
+        self._cluster = cluster
+
+    def puts(self, puts: list[Put], stored: list[Stored]) -> None:
+        """Counts a batch of sends, once per topic."""
+        self.put_count += len(puts)
+        add = self._add
+        first = puts[0].topic
+        if all([put.topic == first for put in puts]):
+            add("TOPIC_PUT_NUMS", first, len(puts), len(puts))
+            add("TOPIC_PUT_SIZE", first, sum([where[1] for where in stored]), len(puts))
+        else:
+            for put, where in zip(puts, stored, strict=True):
+                add("TOPIC_PUT_NUMS", put.topic, 1)
+                add("TOPIC_PUT_SIZE", put.topic, where.size)
+        add("BROKER_PUT_NUMS", self._cluster, len(puts), len(puts))
+
+    def gets(self, topic: str, group: str, count: int, size: int) -> None:
+        """Counts one answered pull. `size`: bytes."""
+        self.get_count += count
+        key = f"{topic}@{group}"
+        self._add("GROUP_GET_NUMS", key, count)
+        self._add("GROUP_GET_SIZE", key, size)
+        self._add("BROKER_GET_NUMS", self._cluster, count)

@@ -1,4 +1,4 @@
-"""What the member says of itself, put together from replication, store and broker."""
+"""The member's status, from replication, store and broker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from gantry_broker.http.models import DiskStatus, MemberStatus
 
 if TYPE_CHECKING:
-    from .core import Broker
+    from gantry_broker.broker.context import BrokerContext
 
 
-def member_status(broker: Broker) -> MemberStatus:
+def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
+    """The status of the member. `connections`: open connections of clients."""
     config = broker.config
     fields = broker.replication.status_fields()
     usage = broker.store.disk()
@@ -24,8 +25,8 @@ def member_status(broker: Broker) -> MemberStatus:
         name=config.name,
         not_promotable=broker.health.not_promotable,
         disk=DiskStatus(total_bytes=usage.total, free_bytes=usage.free, full=broker.health.disk_full),
-        connections=broker.connections(),
-        address=broker.address,
+        connections=connections,
+        address=broker.role.address,
         pid=os.getpid(),
         started_ms=broker.started_ms,
         **fields,

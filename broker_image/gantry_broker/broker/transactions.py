@@ -11,8 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.delay import real_target
+from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.send.messages import build_put, copy_of, delayed, timed, timer_time
 from gantry_broker.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -26,14 +30,18 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import Record, decode_records, encode_record, pack_host, parse_properties
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
-from .delay import real_target
-from .faults import NotWritable
-from .messages import build_put, copy_of, delayed, timed, timer_time
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.confirmed import ConfirmedRecords
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.log_writer import LogWriter
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Put
-
-    from .core import Broker
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +74,36 @@ class Undecided:
 class Transactions:
     """The master's view of both queues, read from the log, and the rounds of checks."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        store_host: bytes,
+        delay_levels: Sequence[int],
+        *,
+        meta: Metadata,
+        writer: LogWriter,
+        creation: OnDemandCreation,
+        clients: ClientTable,
+        next_opaque: Callable[[], int],
+        role: RoleState,
+        confirmed: ConfirmedRecords,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        """`store_host`: as message ids begin, packed; `delay_levels`: milliseconds of each level."""
+        self._group = config.group
+        self._settings = store.config.settings
+        self._store = store
+        self._store_host = store_host
+        self._delay_levels = delay_levels
+        self._meta = meta
+        self._writer = writer
+        self._creation = creation
+        self._clients = clients
+        self._next_opaque = next_opaque
+        self._role = role
+        self._clock = clock
         self._waiting: dict[int, Undecided] = {}
         self._decided: set[int] = set()
         """Decisions whose half was not read yet."""
@@ -81,9 +117,9 @@ class Transactions:
         self._reading: asyncio.Handle | None = None
         self.loaded = asyncio.Event()
         """Both queues were read to their end: what is decided is known."""
-        broker.on_grown[TRANS_HALF_TOPIC] = lambda queue_id: self._read_soon()
-        broker.on_grown[TRANS_OP_HALF_TOPIC] = lambda queue_id: self._read_soon()
-        broker.on_role.append(self._role_changed)
+        for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+            confirmed.on_messages_available[topic] = lambda queue_id: self._read_soon()
+        events.role_changed.subscribe(self._role_changed)
 
     @property
     def undecided(self) -> int:
@@ -98,7 +134,7 @@ class Transactions:
         self.loaded.clear()
         if not master:
             return
-        tables = self._broker.meta.working
+        tables = self._meta.working
         self._half_at = max(tables.offset(TRANS_HALF_TOPIC, GROUP, 0), 0)
         self._op_at = self._marked_at = max(tables.offset(TRANS_OP_HALF_TOPIC, GROUP, 0), 0)
         self._read_soon()
@@ -117,7 +153,7 @@ class Transactions:
     # ---- reading both queues
 
     def _read_soon(self) -> None:
-        if self._reading is None and self._broker.leading:
+        if self._reading is None and self._role.leading:
             self._reading = asyncio.get_running_loop().call_soon(self._read)
 
     def _read(self) -> None:
@@ -130,7 +166,7 @@ class Transactions:
 
     def _read_piece(self) -> float | None:
         """Answers after how many seconds there is more to read; None: once something is added. Raises OSError."""
-        store = self._broker.store
+        store = self._store
         self._op_at = max(self._op_at, store.min_offset(TRANS_OP_HALF_TOPIC, 0))
         got = store.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
         for record in decode_records(got.data):
@@ -150,7 +186,7 @@ class Transactions:
                 if record.queue_offset in self._decided:
                     self._decided.discard(record.queue_offset)
                 else:
-                    stored = min(record.store_ms, self._broker.unix_ms())  # Its clock may have been ahead.
+                    stored = min(record.store_ms, self._clock.unix_ms())  # Its clock may have been ahead.
                     self._waiting[record.queue_offset] = Undecided(
                         record.phys_offset, stored, stored + self._immunity_ms(record)
                     )
@@ -158,7 +194,7 @@ class Transactions:
         self._note_progress()
         if more:
             return 0.001
-        if not self._broker.epoch_confirmed:
+        if not self._role.epoch_confirmed:
             return None if self.loaded.is_set() else 0.01
         self.loaded.set()
         return DAMAGED_S if damaged else None
@@ -170,8 +206,8 @@ class Transactions:
 
     def _note_progress(self) -> None:
         """Halves below the first undecided one are done with, and decisions before which all are about such halves."""
-        meta = self._broker.meta
-        if not self._broker.leading:
+        meta = self._meta
+        if not self._role.leading:
             return
         done = min(self._waiting, default=self._half_at)
         if done > meta.working.offset(TRANS_HALF_TOPIC, GROUP, 0):
@@ -186,7 +222,7 @@ class Transactions:
 
     def _immunity_ms(self, record: Record) -> int:
         text = parse_properties(record.properties).get(Prop.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
-        return int(text) * 1_000 if text.isdigit() and len(text) < 8 else self._broker.settings.transactionTimeOut
+        return int(text) * 1_000 if text.isdigit() and len(text) < 8 else self._settings.transactionTimeOut
 
     # ---- decisions
 
@@ -197,28 +233,26 @@ class Transactions:
 
     def decision(self, half: Record) -> Put:
         """The record that says that a half message is decided."""
-        broker = self._broker
         return build_put(
             TRANS_OP_HALF_TOPIC,
             0,
             {Prop.TAGS: DECIDED_TAG, Prop.WAIT_STORE_MSG_OK: "true"},
             str(half.queue_offset).encode(),
-            broker.unix_ms(),
-            broker.store_host,
+            self._clock.unix_ms(),
+            self._store_host,
         )
 
     def committed(self, half: Record) -> Put:
         """The message as its consumers see it: now, or as in RocketMQ once the delay that it asks for is over."""
-        broker = self._broker
         topic, queue_id = real_target(half)
         props = parse_properties(half.properties)
         for name in (Prop.REAL_TOPIC, Prop.REAL_QUEUE_ID, Prop.TRANSACTION_CHECK_TIMES):
             props.pop(name, None)
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
         put = copy_of(half, topic, queue_id, props=props, sys_flag=sys_flag, prepared_offset=half.phys_offset)
-        now = broker.unix_ms()
-        due = timer_time(props, now, broker.settings.fileReservedTime)
-        return delayed(put, props, broker.delay_levels, now) if due is None else timed(put, props, due, now)
+        now = self._clock.unix_ms()
+        due = timer_time(props, now, self._settings.fileReservedTime)
+        return delayed(put, props, self._delay_levels, now) if due is None else timed(put, props, due, now)
 
     def note_decided(self, half: Record) -> None:
         """The decision was appended: a second one changes nothing."""
@@ -229,15 +263,14 @@ class Transactions:
     # ---- checks
 
     def _set_timer(self) -> None:
-        interval = self._broker.settings.transactionCheckInterval / 1000
+        interval = self._settings.transactionCheckInterval / 1000
         self._timer = asyncio.get_running_loop().call_later(interval, self._check)
 
     def _check(self) -> None:
         self._set_timer()
-        broker = self._broker
-        if not broker.may_append:
+        if not self._role.may_append:
             return
-        now = broker.unix_ms()
+        now = self._clock.unix_ms()
         due = [offset for offset, item in self._waiting.items() if item.ask_at_ms <= now][:CHECKS_PER_PASS]
         try:
             for offset in due:
@@ -253,31 +286,30 @@ class Transactions:
         The half message is written anew with its count of checks, so that the count survives a failover; what the
         producer is asked about is the new one.
         """
-        broker = self._broker
         item = self._waiting[offset]
         try:
-            half = broker.store.record(item.phys)
+            half = self._store.record(item.phys)
         except OffsetGone:
             self._waiting.pop(offset, None)  # Retention has removed it: nobody can commit it any more.
             return
         except (BadRecords, OSError):
-            broker.store.on_damage(item.phys)
-            item.ask_at_ms = now + broker.settings.transactionCheckInterval
+            self._store.on_damage(item.phys)
+            item.ask_at_ms = now + self._settings.transactionCheckInterval
             return
         props = parse_properties(half.properties)
         text = props.get(Prop.TRANSACTION_CHECK_TIMES, "0")
         times = int(text) if text.isdigit() and len(text) < 6 else 0
         if (
-            times >= broker.settings.transactionCheckMax
-            or now - half.born_ms > broker.settings.fileReservedTime * 3_600_000
+            times >= self._settings.transactionCheckMax
+            or now - half.born_ms > self._settings.fileReservedTime * 3_600_000
         ):
-            broker.ensure_topic(TRANS_CHECK_MAX_TIME_TOPIC, 1, Perm.READ | Perm.WRITE)
-            broker.append([copy_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0), self.decision(half)])
+            self._creation.ensure_topic(TRANS_CHECK_MAX_TIME_TOPIC, 1, Perm.READ | Perm.WRITE)
+            self._writer.append([copy_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0), self.decision(half)])
             self.note_decided(half)
-            broker.appended(None)
+            self._writer.appended(None)
             return
-        item.ask_at_ms = now + max(broker.settings.transactionTimeOut, broker.settings.transactionCheckInterval)
-        link = broker.clients.any_producer(props.get(Prop.PRODUCER_GROUP, ""))
+        item.ask_at_ms = now + max(self._settings.transactionTimeOut, self._settings.transactionCheckInterval)
+        link = self._clients.any_producer(props.get(Prop.PRODUCER_GROUP, ""))
         asks = link is not None and not link.closed
         if asks:
             props[Prop.TRANSACTION_CHECK_TIMES] = str(times + 1)
@@ -286,9 +318,9 @@ class Transactions:
             self._waiting[offset] = self._waiting.pop(offset)
             return
         renewed = copy_of(half, TRANS_HALF_TOPIC, 0, props=props)
-        stored = broker.append([renewed, self.decision(half)])[0]
+        stored = self._writer.append([renewed, self.decision(half)])[0]
         self.note_decided(half)
-        broker.appended(None)
+        self._writer.appended(None)
         if link is None or not asks:
             return
         asked = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")
@@ -305,21 +337,21 @@ class Transactions:
             born_ms=half.born_ms,
             born_host=pack_host(*half.born_host),
             store_ms=now,
-            store_host=broker.store_host,
+            store_host=self._store_host,
             reconsume_times=half.reconsume_times,
         )
         link.send(
             Frame(
                 RequestCode.CHECK_TRANSACTION_STATE,
-                broker.next_opaque(),
+                self._next_opaque(),
                 2,
                 {
                     "commitLogOffset": str(stored.phys_offset),
                     "msgId": asked,
-                    "offsetMsgId": f"{broker.store_host_hex}{stored.phys_offset:016X}",
+                    "offsetMsgId": f"{self._store_host.hex().upper()}{stored.phys_offset:016X}",
                     "tranStateTableOffset": str(stored.queue_offset),
                     "transactionId": asked,
-                    "bname": broker.config.group,
+                    "bname": self._group,
                 },
                 body,
             )

@@ -20,10 +20,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from gantry_broker import descriptors
+from gantry_broker.broker.status import member_status
 from gantry_broker.http.connection import LimitedConnection
 from gantry_broker.http.guard import Guard
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import BACKLOG, IDLE_S, MAX_HEAD, Connections
+from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections
 from gantry_broker.http.logbytes import log_bytes, log_info
 from gantry_broker.http.metrics import render_metrics
 from gantry_broker.http.models import (
@@ -39,7 +40,9 @@ from gantry_broker.http.token import TokenFile
 from gantry_broker.protocol import plausible
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.events import Event
+    from gantry_broker.broker.ports import Ports
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +59,12 @@ BODIES: Final = {"/v1/assignment": 65_536, "/v1/handover": 4_096, "/v1/members/r
 class HttpServer:
     """uvicorn without its own signals and logs, on a port that may be 0."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerContext, ports: Ports, status_changed: Event[[]]) -> None:
         self._broker = broker
-        self._streams = StatusStreams(broker)
+        self._streams = StatusStreams(lambda: member_status(broker, ports.connections), status_changed)
         self._connections = Connections(descriptors.budget().http)
         config = uvicorn.Config(
-            self._guarded(make_app(broker, self._streams, lambda: self._connections.refused)),
+            self._guarded(make_app(broker, ports, self._streams, lambda: self._connections.refused)),
             host=broker.config.listen_host,
             port=broker.config.http_port,
             lifespan="off",
@@ -71,7 +74,7 @@ class HttpServer:
             http=partial(LimitedConnection, self._connections),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEAD,
             timeout_keep_alive=int(IDLE_S),
-            backlog=BACKLOG,
+            backlog=descriptors.BACKLOG,
             timeout_graceful_shutdown=1,
             server_header=False,
         )
@@ -136,10 +139,11 @@ class _Server(uvicorn.Server):
 class StatusStreams:
     """Wake every open status stream after a change."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, status: Callable[[], MemberStatus], status_changed: Event[[]]) -> None:
+        self.status = status
         self._events: set[asyncio.Event] = set()
         self.closed = False
-        broker.on_status.append(self.changed)
+        status_changed.subscribe(self.changed)
 
     def changed(self) -> None:
         for event in self._events:
@@ -149,24 +153,18 @@ class StatusStreams:
         self.closed = True
         self.changed()
 
-    async def lines(self, broker: Broker) -> AsyncIterator[bytes]:
+    async def lines(self) -> AsyncIterator[bytes]:
         event = asyncio.Event()
         self._events.add(event)
         try:
             while not self.closed:
                 event.clear()
-                yield status_of(broker).model_dump_json().encode() + b"\n"
+                yield self.status().model_dump_json().encode() + b"\n"
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STATUS_S):
                         await event.wait()
         finally:
             self._events.discard(event)
-
-
-def status_of(broker: Broker) -> MemberStatus:
-    from gantry_broker.broker.status import member_status
-
-    return member_status(broker)
 
 
 class Slowed:
@@ -187,10 +185,12 @@ class Slowed:
         return self._last
 
 
-def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mapping[str, int]]) -> FastAPI:
+def make_app(
+    broker: BrokerContext, ports: Ports, streams: StatusStreams, refused: Callable[[], Mapping[str, int]]
+) -> FastAPI:
     """Return all routes of one broker. `refused`: refused HTTP requests and connections, by reason."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    page = Slowed(lambda: render_metrics(broker, refused()), METRICS_SHARE)
+    page = Slowed(lambda: render_metrics(broker, ports, refused()), METRICS_SHARE)
 
     @app.exception_handler(RequestValidationError)
     async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -213,7 +213,7 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
     @app.get("/health/ready", include_in_schema=False)
     async def ready(response: Response) -> dict[str, str]:
         """Whether it serves its role: a leader that takes writes, or a follower that follows one."""
-        status = status_of(broker)
+        status = streams.status()
         good = status.role == "Master" or (status.role == "Slave" and status.leader_link.state == "connected")
         if not good:
             response.status_code = 503
@@ -225,11 +225,11 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
 
     @app.get("/v1/status")
     async def status() -> MemberStatus:
-        return status_of(broker)
+        return streams.status()
 
     @app.get("/v1/status/stream")
     async def status_stream() -> StreamingResponse:
-        return StreamingResponse(streams.lines(broker), media_type="application/x-ndjson")
+        return StreamingResponse(streams.lines(), media_type="application/x-ndjson")
 
     @app.put("/v1/assignment")
     async def assignment(assignment: AssignmentModel) -> AssignmentAnswer:
@@ -240,7 +240,7 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
 
     @app.post("/v1/handover")
     async def handover(asked: HandoverRequest) -> HandoverAnswer:
-        broker.flush_offsets()  # The new leader continues at the consumers' offsets.
+        broker.changes.flush_offsets()  # The new leader continues at the consumers' offsets.
         return await broker.replication.handover(asked.target.value(), asked.epoch, asked.version, asked.timeout_ms)
 
     @app.post("/v1/members/remove")

@@ -28,8 +28,6 @@ CLOSING_S: Final = 5.0
 """Seconds to read the rest of the last answer."""
 MAX_HEAD: Final = 8192
 """Most bytes of a request's head."""
-BACKLOG: Final = 64
-"""Connections that the system holds until they are accepted. The process may accept all of them at once."""
 SWEEP_S: Final = 1.0
 
 

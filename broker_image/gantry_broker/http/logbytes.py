@@ -14,12 +14,12 @@ from gantry_broker.http.models import LogInfo, MemberRef, SegmentInfo
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
 
 CHUNK: Final = 1 << 20
 
 
-def log_info(broker: Broker) -> LogInfo:
+def log_info(broker: BrokerContext) -> LogInfo:
     """Return the segments that have confirmed bytes."""
     store = broker.store
     size = store.log.segment_size
@@ -44,14 +44,14 @@ def log_info(broker: Broker) -> LogInfo:
     )
 
 
-def _store_ms(broker: Broker, offset: int) -> int:
+def _store_ms(broker: BrokerContext, offset: int) -> int:
     try:
         return broker.store.record(offset).store_ms
     except StoreError:
         return -1
 
 
-def log_bytes(broker: Broker, start: int, to: int, rate: int) -> StreamingResponse:
+def log_bytes(broker: BrokerContext, start: int, to: int, rate: int) -> StreamingResponse:
     """Return the log's bytes in [start, to), up to the confirmed offset; 410 below the start of the log."""
     store = broker.store
     if start < store.start:
@@ -66,7 +66,7 @@ def log_bytes(broker: Broker, start: int, to: int, rate: int) -> StreamingRespon
     )
 
 
-async def _stream(broker: Broker, start: int, to: int, rate: int) -> AsyncIterator[bytes]:
+async def _stream(broker: BrokerContext, start: int, to: int, rate: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     began = loop.time()
     at = start

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.ports import Ports
     from gantry_broker.refusals import Refusals
 
 MAX_TOPICS: Final = 500
@@ -41,7 +42,7 @@ def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_TOPICS]
 
 
-def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
+def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int]) -> str:
     """Return the whole page. `http_refused`: refused HTTP requests and connections, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
@@ -56,7 +57,7 @@ def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
         if f.acked >= 0
     ]
 
-    guard = broker.member_guard
+    guard = ports.guard
     refused = [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
 
     def one(value: float) -> list[Row]:
@@ -97,7 +98,7 @@ def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
                 for key, value in _top(stats.rows("GROUP_GET_NUMS"))
             ],
         ),
-        ("gantry_connections", "gauge", "Open remoting connections.", one(broker.connections())),
+        ("gantry_connections", "gauge", "Open remoting connections.", one(ports.connections)),
         (
             "gantry_member_handshakes_failed_total",
             "counter",
@@ -132,7 +133,7 @@ def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
             "gantry_connections_refused_total",
             "counter",
             "Connections refused over a limit.",
-            one(broker.connections_refused()),
+            one(ports.connections_refused),
         ),
         (
             "gantry_connections_cut_total",

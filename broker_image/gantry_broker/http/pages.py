@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from gantry_broker import descriptors
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import BACKLOG, MAX_HEAD, Connections, Phase, State, end_with
+from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, end_with
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class PageServer:
     async def start(self) -> None:
         """Raises OSError when the port is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), *self._where, backlog=BACKLOG)
+        self._server = await loop.create_server(lambda: _Connection(self), *self._where, backlog=descriptors.BACKLOG)
 
     def close(self) -> None:
         self.connections.close()

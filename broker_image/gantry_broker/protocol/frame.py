@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from struct import Struct
 from struct import error as struct_error
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, MQ_VERSION, LanguageCode, SerializeType
-
-if TYPE_CHECKING:
-    from gantry_broker.protocol.limits import Refusal, RequestLimits
 
 MAX_FRAME: Final = 16 * 1024 * 1024
 """Bytes of the largest frame, without its length field."""
@@ -174,6 +171,22 @@ def _encode_compact(frame: Frame) -> bytes:
     return b"".join(parts)
 
 
+class Refusal(NamedTuple):
+    """A request over its limit: the request without its body, and the code and remark of the answer."""
+
+    request: Frame
+    code: int
+    remark: str
+
+
+class FrameLimits(Protocol):
+    """The size limits of requests (`gantry_broker.protocol.limits.RequestLimits`)."""
+
+    def refusal(self, frame: Frame, header: int, body: int) -> Refusal | None:
+        """Why a request with a header and a body of these sizes (bytes) is refused; None accepts it."""
+        ...
+
+
 class FrameDecoder:
     """Splits a byte stream into frames. After a FrameError it accepts no more data."""
 
@@ -189,7 +202,7 @@ class FrameDecoder:
         "refused",
     )
 
-    def __init__(self, max_frame: int = MAX_FRAME, limits: RequestLimits | None = None) -> None:
+    def __init__(self, max_frame: int = MAX_FRAME, limits: FrameLimits | None = None) -> None:
         """`max_frame`: bytes of the largest frame that is accepted, without the length field.
 
         `limits`: the size limits of each request code; None accepts any frame up to `max_frame`. A request over its

@@ -11,11 +11,11 @@ A limit of a body follows from what handling it costs: none takes more than some
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import FLAG_RESPONSE, GantryCode, RequestCode, ResponseCode
-from gantry_broker.protocol.frame import MAX_FRAME, MAX_HEADER, SMALL_FRAME, Frame
+from gantry_broker.protocol.frame import MAX_FRAME, MAX_HEADER, SMALL_FRAME, Frame, Refusal
 
 KIB: Final = 1024
 SMALL_BODY: Final = SMALL_FRAME
@@ -52,14 +52,6 @@ MEMBERS_BODIES: Final[dict[int, int]] = {
 """The same for requests that only the ports between members take."""
 HEADERS: Final[dict[int, int]] = {int(RequestCode.PUT_KV_CONFIG): MAX_HEADER}
 """Bytes of the header by request code, where that is more than `HEADER`: a value of the NameServer's configuration."""
-
-
-class Refusal(NamedTuple):
-    """A request over its limit: the request without its body, and the code and remark of the answer."""
-
-    request: Frame
-    code: int
-    remark: str
 
 
 class RequestLimits:

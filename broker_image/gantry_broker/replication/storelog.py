@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from gantry_broker.replication.types import EpochStart, LeaderEpochs
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Confirmed
+
+log = logging.getLogger(__name__)
 
 CONFIRM_S: Final = 0.05
 """Seconds that the event loop may be held to index confirmed records; usually it takes far less."""
@@ -66,6 +69,8 @@ class StoreLog:
     def __init__(self, store: MessageStore, hooks: StoreLogHooks) -> None:
         self._store = store
         self._hooks = hooks
+        self._refused = -1
+        """The last offset that could not be confirmed."""
         self._raw_leader_epochs: object = None
         self._leader_epochs: LeaderEpochs = ()
 
@@ -125,6 +130,17 @@ class StoreLog:
         self._hooks.on_truncated(to)
 
     def confirm(self, offset: int) -> None:
-        """Index as much as takes no time; the next acknowledgement, answer or tick goes on."""
-        if offset > self._store.confirmed:
-            self._hooks.on_confirmed(self._store.confirm(offset, time.monotonic() + CONFIRM_S))
+        """Index as much as takes no time; the next acknowledgement, answer or tick goes on.
+
+        An offset within a record, which only a faulty member acknowledges, confirms the records before it.
+        """
+        if offset <= self._store.confirmed:
+            return
+        try:
+            confirmed = self._store.confirm(offset, time.monotonic() + CONFIRM_S)
+        except ValueError as error:
+            if offset != self._refused:
+                self._refused = offset
+                log.error("refused to confirm up to %d: %s", offset, error)
+            return
+        self._hooks.on_confirmed(confirmed)

@@ -137,7 +137,8 @@ class Indexer:
     def confirm(self, offset: int, until: float = math.inf) -> Confirmed:
         """Raise the confirmed offset to `offset` and index the records below it.
 
-        Stops early when `time.monotonic` passes `until`, and at unreadable records. A lower offset changes nothing.
+        Stops early when `time.monotonic` passes `until`, at unreadable records, and before a record that `offset` cuts.
+        A lower offset changes nothing.
         Raises ValueError when `offset` lies above the end of the log or within a record, BadRecords, OSError; nothing
         is indexed then.
         """
@@ -150,16 +151,16 @@ class Indexer:
         control: list[tuple[int, bytes]] = []
         began = state.confirmed
         while state.confirmed < offset:
-            batch = unconfirmed.pop(state.confirmed, offset)
-            if batch is None:
-                stop = min(offset, max(unconfirmed.first_start(offset), state.confirmed + 1))
-                try:
+            try:
+                batch = unconfirmed.pop(state.confirmed, offset, log.begins_record)
+                if batch is None:
+                    stop = min(offset, max(unconfirmed.first_start(offset), state.confirmed + 1))
                     data = log.whole_records(state.confirmed, _PIECE, stop)
                     batch = self.read_batch(state.confirmed, data)
-                except (BadRecords, ValueError, OSError):
-                    if state.confirmed == began:
-                        raise
-                    break  # Report the indexed part; the next call raises.
+            except (BadRecords, ValueError, OSError):
+                if state.confirmed == began:
+                    raise
+                break  # Report the indexed part; the next call raises.
             self._index_batch(batch, available)
             if batch.control:
                 control += batch.control

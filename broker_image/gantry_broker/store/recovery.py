@@ -21,8 +21,7 @@ from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog, segment_bases
-from gantry_broker.store.log.epochs import FOREIGN, EpochCache, EpochFile, extend_epochs, truncate_epochs
-from gantry_broker.store.log.record_reader import NEVER
+from gantry_broker.store.log.epochs import EpochCache, EpochFile
 from gantry_broker.store.log.scan import Scan, scan
 from gantry_broker.store.recovery_plan import Plan
 from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
@@ -31,7 +30,7 @@ from gantry_broker.store.types import Damage
 
 _log = logging.getLogger(__name__)
 
-_DAMAGED: Final = "damaged"
+DAMAGED: Final = "damaged"
 """In config/: recovery has truncated the log below an acknowledged record, and no one has acknowledged that yet."""
 _INDEX_AT_ONCE: Final = 64 * 1024 * 1024
 """Bytes of the log that the index reads at most before the store is open; periodic tasks read the rest."""
@@ -61,7 +60,7 @@ class Recovery:
         self._indexer = indexer
         self._checkpointer = checkpointer
         self._file = file
-        self._damaged = root / "config" / _DAMAGED
+        self._damaged = root / "config" / DAMAGED
 
     def recover(self, epoch_file: EpochFile | None) -> None:
         """Recover the store. `epoch_file`: its epoch file, None for a new or a foreign store.
@@ -74,19 +73,17 @@ class Recovery:
         bases = log.bases()
         log.start = recovery_plan.first_offset(bases, log.segment_size)
         state.verified_from = plan.scan_from
-        # Flushed bytes are there, unless the disk had failed.
-        flushed = point.flushed if point is not None and point.boot else 0
-        lost_from = flushed if plan.rebooted else NEVER
+        lost_from = recovery_plan.lost_from(plan, point)
         found = scan(log, plan.scan_from, lost_from=lost_from) if bases else Scan(0, "an empty store")
         log.end = found.end
         before = point or RecoveryPoint()
-        self._find_damage(found, before, known=point is not None or epoch_file is None)
+        self._find_damage(found, point, epoch_file)
         if bases:
             log.truncate(found.end)
         state.last_store_ms = found.last_ms
         state.was_clean = plan.clean or not bases
         self._recover_epochs(plan, found, epoch_file)
-        state.confirmed = log.end if plan.foreign else min(max(before.confirmed, log.start), log.end)
+        state.confirmed = recovery_plan.confirmed_after(plan, point, log.start, log.end)
         self._mark_open()
         trusted = min(state.confirmed if plan.trusted is None else plan.trusted, state.confirmed)
         if before.reindexing:
@@ -116,12 +113,8 @@ class Recovery:
         self._checkpointer.save(durable=True, again=True)
 
     def _recover_epochs(self, plan: Plan, found: Scan, epoch_file: EpochFile | None) -> None:
-        """Set the epochs: those in the scanned part of the log count, the file has the earlier ones."""
-        epochs = FOREIGN
-        if not plan.foreign:
-            kept = epoch_file.epochs if epoch_file else ()
-            earlier = tuple(epoch for epoch in kept if epoch.start < plan.scan_from or epoch in FOREIGN)
-            epochs = truncate_epochs(extend_epochs(earlier, found.epochs), self._log.end)
+        """Set the epochs, and the file that keeps them."""
+        epochs = recovery_plan.epochs_after(plan, found, epoch_file)
         self._epochs.epochs = epochs
         if epoch_file is None:
             self._epochs.set(epochs)  # The file marks the store as ours.
@@ -136,14 +129,11 @@ class Recovery:
         if self._index is not None:
             self._index.unsynced.update(self._index.files_since(point.durable_index))
 
-    def _find_damage(self, found: Scan, before: RecoveryPoint, *, known: bool) -> None:
-        """Set `damage` when acknowledged records are missing; a file keeps it until `acknowledge_damage`.
-
-        `known`: the end of the log is known. Otherwise non-zero bytes behind `found.end` count as damage.
-        """
+    def _find_damage(self, found: Scan, point: RecoveryPoint | None, epoch_file: EpochFile | None) -> None:
+        """Set `damage` when acknowledged records are missing; a file keeps it until `acknowledge_damage`."""
         state, mark = self._state, self._damaged
-        if found.end < max(before.flushed, before.confirmed) or (not known and self._log.holds_beyond(found.end)):
-            state.damage = Damage(found.end, found.reason, before.flushed, before.confirmed)
+        state.damage = recovery_plan.find_damage(self._log, found, point, epoch_file)
+        if state.damage is not None:
             _log.error("the log ends at %d (%s), below acknowledged records: %s", found.end, found.reason, state.damage)
             try:
                 atomic_write(mark, b"{}")
@@ -152,6 +142,7 @@ class Recovery:
                     raise
                 _log.warning("cannot write %s: %s", mark, error)
         elif mark.exists():
+            before = point or RecoveryPoint()
             state.damage = Damage(found.end, "found at an earlier start", before.flushed, before.confirmed)
 
     def acknowledge_damage(self) -> None:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gantry_broker.store.log.commit_log import CommitLog
-from gantry_broker.store.log.record_reader import Damage, Meta, read_record
+from gantry_broker.store.log.epochs import FOREIGN, EpochFile, LeaderEpochs, extend_epochs, truncate_epochs
+from gantry_broker.store.log.record_reader import NEVER, Meta, read_record
+from gantry_broker.store.log.record_reader import Damage as RecordDamage
+from gantry_broker.store.log.scan import LogBytes, Scan
 from gantry_broker.store.recovery_point import RecoveryPoint, boot_id, load_checkpoint
+from gantry_broker.store.types import Damage
 
 FOREIGN_SEGMENTS: Final = 3
 """Recovery scans this many segments of a cleanly stopped RocketMQ store, as RocketMQ does."""
@@ -37,7 +40,7 @@ class Plan:
     """Unflushed bytes may be lost, in any order of writes."""
 
 
-def plan(root: Path, log: CommitLog, point: RecoveryPoint | None, *, known: bool) -> Plan:
+def plan(root: Path, log: LogBytes, point: RecoveryPoint | None, *, known: bool) -> Plan:
     """Decide where recovery starts. `known`: we have had the store open before. Raises OSError."""
     aborted = (root / "abort").exists()
     bases = log.bases()
@@ -74,6 +77,42 @@ def plan(root: Path, log: CommitLog, point: RecoveryPoint | None, *, known: bool
     return Plan(False, clean, durable, trusted, max(start, min(index, trusted)) if has_index else start, rebooted)
 
 
+def lost_from(plan: Plan, point: RecoveryPoint | None) -> int:
+    """The offset from which pages of the log may be lost, for `scan`."""
+    # Flushed bytes are there, unless the disk had failed.
+    flushed = point.flushed if point is not None and point.boot else 0
+    return flushed if plan.rebooted else NEVER
+
+
+def confirmed_after(plan: Plan, point: RecoveryPoint | None, start: int, end: int) -> int:
+    """The confirmed offset after a start that finds a log of [start, end)."""
+    return end if plan.foreign else min(max((point or RecoveryPoint()).confirmed, start), end)
+
+
+def epochs_after(plan: Plan, found: Scan, epoch_file: EpochFile | None) -> LeaderEpochs:
+    """The leader epochs after a start: those in the scanned part of the log count, the file has the earlier ones.
+
+    Raises StoreError when the two contradict each other.
+    """
+    if plan.foreign:
+        return FOREIGN
+    kept = epoch_file.epochs if epoch_file else ()
+    earlier = tuple(epoch for epoch in kept if epoch.start < plan.scan_from or epoch in FOREIGN)
+    return truncate_epochs(extend_epochs(earlier, found.epochs), found.end)
+
+
+def find_damage(log: LogBytes, found: Scan, point: RecoveryPoint | None, epoch_file: EpochFile | None) -> Damage | None:
+    """The damage when acknowledged records are missing. Raises OSError.
+
+    Without a recovery point the end of our log is not known: non-zero bytes behind `found.end` then count as damage.
+    """
+    before = point or RecoveryPoint()
+    end_known = point is not None or epoch_file is None
+    if found.end >= max(before.flushed, before.confirmed) and (end_known or not log.holds_beyond(found.end)):
+        return None
+    return Damage(found.end, found.reason, before.flushed, before.confirmed)
+
+
 def first_offset(bases: list[int], segment_size: int) -> int:
     """The first offset of the unbroken run of segments that ends with the last one."""
     if not bases:
@@ -91,14 +130,14 @@ def first_offset(bases: list[int], segment_size: int) -> int:
     return start
 
 
-def _foreign_start(root: Path, log: CommitLog, bases: list[int], start: int) -> int:
+def _foreign_start(root: Path, log: LogBytes, bases: list[int], start: int) -> int:
     """The newest segment whose first record RocketMQ had flushed and indexed. Source: `isMappedFileMatchedRecover`."""
     flushed = [ms for ms in load_checkpoint(root / "checkpoint") if ms > 0]
     for base in reversed(bases):
         data = log.raw(base, 1 << 16)
         try:
             record = read_record(data, 0, len(data), base, check=False)
-        except Damage:
+        except RecordDamage:
             continue
         if isinstance(record, Meta) and flushed and record.store_ms <= min(flushed) and base >= start:
             return base

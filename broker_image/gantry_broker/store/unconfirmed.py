@@ -7,6 +7,7 @@ log again once they are confirmed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from gantry_broker.store.batch import Batch
@@ -28,20 +29,23 @@ class UnconfirmedBuffer:
             self.batches.append(batch)
             self.waiting += 1 + len(batch.entries)
 
-    def pop(self, start: int, limit: int) -> Batch | None:
+    def pop(self, start: int, limit: int, begins_record: Callable[[int], bool]) -> Batch | None:
         """Take the batch that begins at `start`, or its part below `limit`; None when the buffer does not have it.
 
-        Raises ValueError when `limit` lies within a record.
+        Raises ValueError when `limit` lies within a record; the batch then stays. `begins_record` is asked as well: a
+        batch knows the records that have entries only.
         """
         while self.batches and self.batches[0].end <= start:
             self._drop_first()
         if not self.batches or self.batches[0].start != start:
             return None
-        batch = self._drop_first()
-        if batch.end > limit:
-            batch, rest = batch.split(limit)
-            self.batches.appendleft(rest)
-            self.waiting += 1 + len(rest.entries)
+        if self.batches[0].end <= limit:
+            return self._drop_first()
+        batch, rest = self.batches[0].split(limit)
+        if not begins_record(limit):
+            raise ValueError(f"offset {limit} lies within a record")
+        self.batches[0] = rest
+        self.waiting -= len(batch.entries)
         return batch
 
     def _drop_first(self) -> Batch:

@@ -68,7 +68,7 @@ class BrokerGroup(Model):
         ge=0,
         le=8,
         description="Number of the member that should be master: whenever it has been in sync for ten seconds and "
-        "another one is master, it takes over by a planned hand-over. Left out: whoever is master stays it; in mode "
+        "another one is master, it takes over by a planned hand-over. Left out: the present master stays; in mode "
         "Raft the masters of several groups are spread over the nodes.",
     )
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gantry_operator.cli.analytics import register as register_analytics
+from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import (
     KUBERNETES,
@@ -34,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EPILOG,
     help="RocketMQ-protocol broker clusters that keep their promises, on this machine or on Kubernetes.\n\n"
-    "Begin with: [bold]gantry up examples/quickstart.yaml --detach[/bold]",
+    "Begin with: [bold]gantry up --detach[/bold]; `gantry examples` has more manifests.",
     rich_markup_mode="rich",
 )
 topic_app = typer.Typer(no_args_is_help=True, help="Make and list topics.", rich_markup_mode="rich")
@@ -47,11 +48,19 @@ dlq_app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(debug_app, name="debug")
 
 
 @app.command(epilog=EPILOG)
 def up(
-    file: Annotated[Path, typer.Argument(help="A BrokerCluster manifest, as for kubectl apply.", show_default=False)],
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A BrokerCluster manifest, as for kubectl apply. Without it: the cluster of --dir as it was, or the "
+            "quickstart, a cluster called demo.",
+            show_default=False,
+        ),
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Keep everything of the cluster here, not under your state folder.")
     ] = None,
@@ -66,6 +75,17 @@ def up(
     from gantry_operator.cli.up import up as run_up
 
     run_up(file, directory, detach, timeout)
+
+
+@app.command("examples", epilog=EPILOG)
+def list_examples(
+    name: Annotated[str | None, typer.Argument(help="Print the manifest of this example.", show_default=False)] = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """List examples of manifests, or print one: [bold]gantry examples durable > my.yaml[/bold]."""
+    from gantry_operator.cli.examples import show_examples
+
+    show_examples(name, output == Output.json)
 
 
 @app.command(epilog=EPILOG)

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.examples import QUICKSTART, examples
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import (
     ClusterFolder,
@@ -25,10 +26,10 @@ from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, t
 POLL_S = 0.05
 
 
-def up(file: Path, directory: Path | None, detach: bool, timeout: float) -> None:
+def up(file: Path | None, directory: Path | None, detach: bool, timeout: float) -> None:
     """Raises CliError. In the foreground it does not return: this process becomes the supervisor."""
     os.umask(0o077)  # Of the supervisor and of all that it starts, too: their files are for this user alone.
-    cluster = _load(file)
+    cluster = _load(file or default_manifest(directory))
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
     supervised = control.supervisor_of(folder)
@@ -58,6 +59,16 @@ def up(file: Path, directory: Path | None, detach: bool, timeout: float) -> None
                 pass_fds=(lock.fileno(),),
             )  # fmt: skip
     _wait_ready(folder, timeout, child)
+
+
+def default_manifest(directory: Path | None) -> Path:
+    """The manifest for `gantry up` without a file: the one that the folder was started with, else the quickstart."""
+    quickstart = Path(str(examples()[QUICKSTART]))
+    if directory is None:
+        saved = default_folder(_load(quickstart).name).manifest
+    else:
+        saved = ClusterFolder(directory.expanduser().resolve()).manifest
+    return saved if saved.exists() else quickstart
 
 
 def _load(file: Path) -> BrokerCluster:

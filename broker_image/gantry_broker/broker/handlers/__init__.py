@@ -1,15 +1,1 @@
-"""What the broker does with each request code: one module per subject, all filled into one table."""
-
-from . import admin, clients, groupadmin, offsets, query, reply, retry, topicadmin, transaction
-
-__all__ = [
-    "admin",
-    "clients",
-    "groupadmin",
-    "offsets",
-    "query",
-    "reply",
-    "retry",
-    "topicadmin",
-    "transaction",
-]
+"""The broker's answer to each request code: one module per subject, and the table of all of them."""

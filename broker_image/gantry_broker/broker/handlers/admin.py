@@ -7,42 +7,40 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.handlers.table import handles, ok
-from gantry_broker.broker.livesettings import BadSetting, text
-from gantry_broker.protocol.codes import MQ_VERSION, TRACE_TOPIC, RequestCode, ResponseCode
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.requests import ok
+from gantry_broker.broker.metadata.live_settings import BadSetting, text
+from gantry_broker.protocol.codes import MQ_VERSION, TRACE_TOPIC, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import StatsDataHeader
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 VERSION_TEXT: Final = "V4_9_7"
 
 
-@handles(RequestCode.UPDATE_BROKER_CONFIG)
-async def update_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def update_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """`name=value` lines, for all members of the group, until the resource says something else (`livesettings`)."""
     try:
         change = broker.live_settings.change(frame.body)
     except BadSetting as error:
-        raise Answer(ResponseCode.SYSTEM_ERROR, str(error)) from None
-    await broker.change_and_wait(change)
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    await broker.changes.append_and_wait(change)
     return ok(frame)
 
 
-@handles(RequestCode.GET_BROKER_CONFIG)
-def get_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     config = broker.config
     values: dict[str, Any] = {
         "brokerClusterName": config.cluster,
         "brokerName": config.group,
-        "brokerId": broker.broker_id,
-        "brokerIP1": broker.address.rpartition(":")[0],
-        "listenPort": broker.address.rpartition(":")[2],
+        "brokerId": broker.role.broker_id,
+        "brokerIP1": broker.role.address.rpartition(":")[0],
+        "listenPort": broker.role.address.rpartition(":")[2],
         "namesrvAddr": ";".join(config.name_servers),
-        "brokerRole": f"{config.replication.upper()}_MASTER" if broker.leading else "SLAVE",
+        "brokerRole": f"{config.replication.upper()}_MASTER" if broker.role.leading else "SLAVE",
         "flushDiskType": "SYNC_FLUSH" if config.flush == "Sync" else "ASYNC_FLUSH",
         "storePathRootDir": config.data_dir,
         "storePathCommitLog": config.data_dir / "commitlog",
@@ -59,11 +57,10 @@ def get_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     return ok(frame, {"version": version}, "\n".join(lines).encode() + b"\n")
 
 
-@handles(RequestCode.GET_BROKER_RUNTIME_INFO)
-def runtime_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """The keys that `brokerStatus`, `clusterList` and exporters read (`KVTable` of 4.9.7)."""
     store, stats, settings = broker.store, broker.stats, broker.settings
-    unix = broker.unix_ms()
+    unix = broker.clock.unix_ms()
     usage = store.disk()
     cluster = broker.config.cluster
     put_tps = stats.tps("BROKER_PUT_NUMS", cluster, unix)
@@ -82,10 +79,10 @@ def runtime_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         "getFoundTps": f"{get_tps} {get_tps} {get_tps}",
         "getMissTps": "0.0 0.0 0.0",
         "getTransferedTps": f"{get_tps} {get_tps} {get_tps}",
-        "putMessageTimesTotal": broker.put_count,
+        "putMessageTimesTotal": broker.counts.put_count,
         "putMessageSizeTotal": sum(stats.rows("TOPIC_PUT_SIZE").values()),
         "putMessageAverageSize": round(
-            sum(stats.rows("TOPIC_PUT_SIZE").values()) / broker.put_count if broker.put_count else 0.0, 2
+            sum(stats.rows("TOPIC_PUT_SIZE").values()) / broker.counts.put_count if broker.counts.put_count else 0.0, 2
         ),
         "putMessageEntireTimeMax": 0,
         "putMessageFailedTimes": 0,
@@ -145,18 +142,17 @@ def readable(count: int) -> str:
     return f"{count / 1024**power:.1f} {' KMGTPE'[power]}iB"
 
 
-def _earliest(broker: Broker) -> int:
+def _earliest(broker: BrokerContext) -> int:
     """Store time of the first record of the log; -1: none."""
     first = next(broker.store.walk(broker.store.start, broker.store.confirmed), None)
     return -1 if first is None else first.store_ms
 
 
-@handles(RequestCode.VIEW_BROKER_STATS_DATA)
-def stats_data(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def stats_data(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = StatsDataHeader.parse(frame)
-    report = broker.stats.report(header.statsName, header.statsKey, broker.unix_ms())
+    report = broker.stats.report(header.statsName, header.statsKey, broker.clock.unix_ms())
     if report is None:
-        raise Answer(
+        raise RequestRejected(
             ResponseCode.SYSTEM_ERROR,
             f"The stats <{header.statsName[:80]}> <{header.statsKey[:255]}> not exist",
         )

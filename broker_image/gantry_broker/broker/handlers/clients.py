@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gantry_broker.broker.clients import Client, Subscription, TooManyClients, heartbeat_fault
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.sql92 import FilterSyntaxError
-from gantry_broker.broker.topics import group_fault
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.requests import json_body, ok
+from gantry_broker.broker.metadata.topics import group_fault
+from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol import bodies
 from gantry_broker.protocol.bodies import Heartbeat, LockRequest, SubscriptionData
-from gantry_broker.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import LanguageCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
 
-from .table import handles, json_body, ok
-
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 
@@ -30,29 +29,28 @@ def _language(code: int) -> str:
         return "OTHER"
 
 
-@handles(RequestCode.HEART_BEAT)
-def heartbeat(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     value = json_body(frame, "heartbeat")
     fault = heartbeat_fault(value)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
     beat = Heartbeat.from_json(value)
     for name in [c.group for c in beat.consumers] + beat.producers:
         fault = group_fault(name)
         if fault is not None:
-            raise Answer(ResponseCode.SYSTEM_ERROR, f"heartbeat.groupName: {fault}")
+            raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"heartbeat.groupName: {fault}")
     try:
         broker.clients.admit(conn, {data.group: data.subscriptions for data in beat.consumers}, beat.producers)
     except TooManyClients as error:
-        raise Answer(ResponseCode.SYSTEM_ERROR, str(error)) from None
-    known = broker.group_configs(dict.fromkeys(data.group for data in beat.consumers))
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    known = broker.creation.group_configs(dict.fromkeys(data.group for data in beat.consumers))
     client = Client(
         conn,
         beat.client_id,
         _language(frame.language),
         frame.version,
         f"{conn.peer[0]}:{conn.peer[1]}",
-        broker.now_ms(),
+        broker.clock.now_ms(),
     )
     for data in beat.consumers:
         if data.group not in known:
@@ -67,34 +65,31 @@ def heartbeat(broker: Broker, conn: Connection, frame: Frame) -> Frame:
             beat.without_subscriptions,
         )
         if changed:
-            broker.notify_group(data.group)
+            broker.notifier.group_changed(data.group)
     for name in beat.producers:
         broker.clients.heartbeat_producer(name, client)
     return ok(frame)
 
 
-@handles(RequestCode.UNREGISTER_CLIENT)
-def unregister(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def unregister(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = UnregisterClientHeader.parse(frame)
     if header.producerGroup is not None:
         broker.clients.leave_producer(header.producerGroup, conn)
     group = header.consumerGroup
     if group is not None and broker.clients.depart(group, header.clientID, conn):
-        broker.notify_group(group)
+        broker.notifier.group_changed(group)
     return ok(frame)
 
 
-@handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-def consumer_list(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def consumer_list(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = ConsumerGroupHeader.parse(frame)
     members = broker.clients.consumers.get(header.consumerGroup)
     if members is None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumerGroup[:255]}")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumerGroup[:255]}")
     return ok(frame, body=orjson.dumps({"consumerIdList": members.client_ids()}))
 
 
-@handles(RequestCode.CHECK_CLIENT_CONFIG)
-def check_client(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def check_client(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Whether the broker understands a subscription: asked by clients before they start."""
     fields = bodies.parse(frame.body, "checkClient")
     value = fields.map("subscriptionData")
@@ -104,28 +99,28 @@ def check_client(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     if data.expression_type in ("", "TAG"):
         return ok(frame)
     if not broker.settings.enablePropertyFilter:
-        raise Answer(
+        raise RequestRejected(
             ResponseCode.SYSTEM_ERROR,
             f"The broker does not support consumer to filter message by {data.expression_type}",
         )
     try:
         broker.filters.compiled(data.expression)
     except FilterSyntaxError as error:
-        raise Answer(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+        raise RequestRejected(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
     return ok(frame)
 
 
-@handles(RequestCode.LOCK_BATCH_MQ)
-def lock(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     request = LockRequest.from_json(json_body(frame, "lock"))
-    if not broker.leading:
-        raise Answer(ResponseCode.SERVICE_NOT_AVAILABLE, f"only the master gives locks: {broker.refusal()}")
-    got = broker.locks.lock(request.group, request.client_id, request.queues, broker.now_ms())
+    if not broker.role.leading:
+        raise RequestRejected(
+            ResponseCode.SERVICE_NOT_AVAILABLE, f"only the master gives locks: {broker.role.refusal()}"
+        )
+    got = broker.locks.lock(request.group, request.client_id, request.queues, broker.clock.now_ms())
     return ok(frame, body=orjson.dumps({"lockOKMQSet": [bodies.queue_to_json(queue) for queue in got]}))
 
 
-@handles(RequestCode.UNLOCK_BATCH_MQ)
-def unlock(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def unlock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     request = LockRequest.from_json(json_body(frame, "lock"))
     broker.locks.unlock(request.group, request.client_id, request.queues)
     return ok(frame)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gantry_broker.broker.creation import MAX_OFFSETS
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.metadata import offset_key
-from gantry_broker.broker.topics import group_fault, topic_fault
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.requests import ok
+from gantry_broker.broker.metadata.creation_limits import MAX_OFFSETS
+from gantry_broker.broker.metadata.tables import offset_key
+from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.protocol.bodies import TopicConfig
-from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     BadField,
@@ -20,12 +21,10 @@ from gantry_broker.protocol.headers import (
     UpdateOffsetHeader,
 )
 
-from .table import handles, ok
-
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 SETTLES_S = 2.0
@@ -35,22 +34,21 @@ RECENT_BYTES = 1 << 30
 """A queue that begins this near to the end of the log counts as being in memory (see `query_offset`)."""
 
 
-def known_queue(broker: Broker, topic: str, queue_id: int) -> TopicConfig:
-    """The topic, if it has such a queue. Raises Answer and BadField."""
+def known_queue(broker: BrokerContext, topic: str, queue_id: int) -> TopicConfig:
+    """The topic, if it has such a queue. Raises RequestRejected and BadField."""
     fault = topic_fault(topic, longest=255)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
     config = broker.meta.working.topics.get(topic)
     if config is None:
-        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
     queues = max(config.read_queues, config.write_queues)
     if not 0 <= queue_id < queues:
         raise BadField("queueId", str(queue_id), f"a queue of topic {topic}, from 0 to {queues - 1}")
     return config
 
 
-@handles(RequestCode.QUERY_CONSUMER_OFFSET)
-def query_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """As 4.9.7: a group that has no offset starts at 0 where the queue has never lost a message and is young."""
     header = QueryOffsetHeader.parse(frame)
     offset = broker.meta.working.offset(header.topic, header.consumerGroup, header.queueId)
@@ -59,10 +57,12 @@ def query_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     minimum = broker.store.min_offset(header.topic, header.queueId)
     if header.setZeroIfNotFound is not False and minimum <= 0 and _in_memory(broker, header.topic, header.queueId):
         return ok(frame, {"offset": "0"})
-    raise Answer(ResponseCode.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+    raise RequestRejected(
+        ResponseCode.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+    )
 
 
-def _in_memory(broker: Broker, topic: str, queue_id: int) -> bool:
+def _in_memory(broker: BrokerContext, topic: str, queue_id: int) -> bool:
     """4.9.7 asks whether the first message is still cached; here: whether it lies within the last GiB of the log."""
     first = broker.store.get(topic, queue_id, 0, 1, 1, None)
     if not first.data:
@@ -70,64 +70,65 @@ def _in_memory(broker: Broker, topic: str, queue_id: int) -> bool:
     return broker.store.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES
 
 
-@handles(RequestCode.UPDATE_CONSUMER_OFFSET)
-def update_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | None:
+def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
     header = UpdateOffsetHeader.parse(frame)
     for name, fault in (
         ("topic", topic_fault(header.topic, longest=255)),
         ("consumerGroup", group_fault(header.consumerGroup)),
     ):
         if fault is not None:
-            raise Answer(ResponseCode.SYSTEM_ERROR, f"the field {name}: {fault}")
+            raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field {name}: {fault}")
     if header.queueId < 0 or header.commitOffset < 0:
         name = "queueId" if header.queueId < 0 else "commitOffset"
         raise BadField(name, str(getattr(header, name)), "a whole number of 0 or more")
-    if not broker.leading:
-        raise Answer(ResponseCode.SERVICE_NOT_AVAILABLE, broker.refusal())
+    if not broker.role.leading:
+        raise RequestRejected(ResponseCode.SERVICE_NOT_AVAILABLE, broker.role.refusal())
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
-        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
     if header.queueId >= max(config.read_queues, config.write_queues):
         raise BadField("queueId", str(header.queueId), f"a queue of topic {header.topic}")
     known = header.consumerGroup in broker.meta.working.groups
     if not known and not broker.settings.autoCreateSubscriptionGroup:
-        raise Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
+        raise RequestRejected(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
     offsets = broker.meta.working.offsets
     if offset_key(header.topic, header.consumerGroup) not in offsets:
         if len(offsets) >= MAX_OFFSETS:
-            raise Answer(
+            raise RequestRejected(
                 ResponseCode.SYSTEM_ERROR,
                 f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some",
             )
         if not known:  # it is made when a member comes; until then its offsets count as something new
-            broker.may_create(groups=[header.consumerGroup])
+            broker.creation.check_limits(groups=[header.consumerGroup])
     broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
     return None if frame.is_oneway else ok(frame)
 
 
-@handles(RequestCode.GET_MAX_OFFSET)
-def max_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
-    """A new master may know of less that is confirmed than clients were promised: then it answers once it is settled,
-    or a reader would take what it still has to show for the end of the queue (rule 9)."""
+def max_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
+    """The end of a queue.
+
+    A new master may not know yet that acknowledged records are confirmed. It answers once its epoch is confirmed, or a
+    reader would take the known part for the whole queue (rule 9).
+    """
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     return _max_when_settled(broker, frame, header) if _unsettled(broker) else _max(broker, frame, header)
 
 
-def _unsettled(broker: Broker) -> bool:
-    return broker.leading and not broker.epoch_confirmed
+def _unsettled(broker: BrokerContext) -> bool:
+    return broker.role.leading and not broker.role.epoch_confirmed
 
 
-def _max(broker: Broker, frame: Frame, header: QueueHeader) -> Frame:
+def _max(broker: BrokerContext, frame: Frame, header: QueueHeader) -> Frame:
     return ok(frame, {"offset": str(broker.store.max_offset(header.topic, header.queueId))})
 
 
-async def _max_when_settled(broker: Broker, frame: Frame, header: QueueHeader) -> Frame:
+async def _max_when_settled(broker: BrokerContext, frame: Frame, header: QueueHeader) -> Frame:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLES_S
     while _unsettled(broker):
         if loop.time() > deadline:
-            raise Answer(
+            raise RequestRejected(
                 ResponseCode.SYSTEM_BUSY,
                 "this master has just taken over and not heard yet how far the queue is confirmed; ask again",
             )
@@ -135,23 +136,20 @@ async def _max_when_settled(broker: Broker, frame: Frame, header: QueueHeader) -
     return _max(broker, frame, header)
 
 
-@handles(RequestCode.GET_MIN_OFFSET)
-def min_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def min_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     return ok(frame, {"offset": str(broker.store.min_offset(header.topic, header.queueId))})
 
 
-@handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
-def search_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = SearchOffsetHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     offset = broker.store.offset_at_time(header.topic, header.queueId, int(header.timestamp))
     return ok(frame, {"offset": str(offset)})
 
 
-@handles(RequestCode.GET_EARLIEST_MSG_STORETIME)
-def earliest_store_time(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def earliest_store_time(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     minimum = broker.store.min_offset(header.topic, header.queueId)

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.offsets import known_queue
+from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.handlers.retry import stored_record
-from gantry_broker.broker.handlers.table import handles, ok
-from gantry_broker.broker.topics import topic_fault
-from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.broker.metadata.topics import topic_fault
+from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, ConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
 from gantry_broker.protocol.message import decode_records, tags_hash
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 MAX_FOUND: Final = 64
@@ -26,12 +26,11 @@ MAX_KEY: Final = 4_096
 MAX_ENTRIES: Final = 512
 
 
-@handles(RequestCode.QUERY_MESSAGE)
-def query_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def query_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = QueryMessageHeader.parse(frame)
     fault = topic_fault(header.topic, longest=255)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
     if not header.key or len(header.key) > MAX_KEY:
         raise BadField("key", header.key[:40], f"a text of 1 to {MAX_KEY} characters")
     unique = header.uniqueKeyQuery or header.indexType == "U"
@@ -40,7 +39,7 @@ def query_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         header.topic, header.key, limit, int(header.beginTimestamp), int(header.endTimestamp), unique, MAX_BYTES
     )
     if not found:
-        raise Answer(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+        raise RequestRejected(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
     body = bytearray()
     for record in found:
         if len(body) + record.size > MAX_BYTES:
@@ -53,14 +52,12 @@ def query_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     return ok(frame, ext, bytes(body))
 
 
-@handles(RequestCode.VIEW_MESSAGE_BY_ID)
-def view_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def view_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = ViewMessageHeader.parse(frame)
     return ok(frame, body=stored_record(broker, int(header.offset)).encode())
 
 
-@handles(RequestCode.QUERY_CONSUME_QUEUE)
-async def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """What mqadmin's `queryCq` shows: entries of a queue, and what a group subscribes to.
 
     As 4.9.7 without extended queues: `eval` is false, whatever the subscription.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.messages import build_put
-from gantry_broker.broker.send import check_sizes
-from gantry_broker.broker.topics import topic_fault
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.metadata.topics import topic_fault
+from gantry_broker.broker.send.messages import build_put
+from gantry_broker.broker.send.sender import check_sizes
 from gantry_broker.protocol.codes import (
     DEFAULT_REGION,
     REPLY_TOPIC_SUFFIX,
@@ -24,28 +24,25 @@ from gantry_broker.protocol.message import parse_properties
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import StoreError
 
-from .table import handles
-
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 PUSH_S: Final = 3.0
 
 
-@handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
-async def send_reply(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Pushes, then stores: the answer has the ids of the stored reply, and the code says how the push went."""
     header = SendHeader.parse(frame)
     fault = topic_fault(header.topic)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
     check_sizes(frame, header, broker.settings.maxMessageSize)
     topic = broker.meta.working.topics.get(header.topic)
     if topic is None and header.topic.endswith(REPLY_TOPIC_SUFFIX):
-        topic = broker.ensure_topic(header.topic, 1, Perm.READ | Perm.WRITE)
+        topic = broker.creation.ensure_topic(header.topic, 1, Perm.READ | Perm.WRITE)
     if topic is None:
-        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
     props = parse_properties(header.properties or "")
     code, remark = await _push(broker, conn, frame, header, dict(props))
     queue_id = header.queueId if 0 <= header.queueId < topic.write_queues else 0
@@ -60,12 +57,12 @@ async def send_reply(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         sys_flag=header.sysFlag & ~0x30,
     )
     try:
-        stored = broker.append([put])[0]
+        stored = broker.writer.append([put])[0]
     except StoreError as error:
         broker.health.store_failed(error)
         raise
     done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
-    broker.appended(lambda status: None if done.done() else done.set_result(status))
+    broker.writer.appended(lambda status: None if done.done() else done.set_result(status))
     await done
     answer = SendAnswer(
         msgId=f"{broker.store_host_hex}{stored.phys_offset:016X}",
@@ -78,7 +75,7 @@ async def send_reply(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 
 async def _push(
-    broker: Broker, conn: Connection, frame: Frame, header: SendHeader, props: dict[str, str]
+    broker: BrokerContext, conn: Connection, frame: Frame, header: SendHeader, props: dict[str, str]
 ) -> tuple[int, str | None]:
     client_id = props.get(Prop.MESSAGE_REPLY_TO_CLIENT)
     if client_id is None:
@@ -86,7 +83,7 @@ async def _push(
     client = broker.clients.find_client(client_id)
     if client is None or client.conn.closed:
         return int(ResponseCode.SYSTEM_ERROR), f"push reply message fail, channel of <{client_id[:200]}> not found."
-    now = broker.unix_ms()
+    now = broker.clock.unix_ms()
     props[Prop.PUSH_REPLY_TIME] = str(now)
     pushed = PushReplyHeader(
         producerGroup=header.producerGroup,
@@ -101,7 +98,7 @@ async def _push(
         reconsumeTimes=header.reconsumeTimes or 0,
         unitMode=bool(header.unitMode),
         bornHost=f"{conn.peer[0]}:{conn.peer[1]}",
-        storeHost=broker.address,
+        storeHost=broker.role.address,
         storeTimestamp=Long(now),
     )
     link: Any = client.conn

@@ -7,36 +7,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.messages import copy_of, delayed
-from gantry_broker.broker.topics import dlq_topic, group_fault, retry_topic
-from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode, SendStatus
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.requests import ok
+from gantry_broker.broker.metadata.topics import dlq_topic, group_fault, retry_topic
+from gantry_broker.broker.send.messages import copy_of, delayed
+from gantry_broker.protocol.codes import Perm, Prop, ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, SendBackHeader
 from gantry_broker.protocol.message import Record, parse_properties
 from gantry_broker.store.errors import StoreError
 
-from .table import handles, ok
-
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 FIRST_LEVEL: Final = 3
 """The first retry waits in delay level 3 (10 s), the next one in 4, and so on."""
 
 
-@handles(RequestCode.CONSUMER_SEND_MSG_BACK)
-def send_back(broker: Broker, conn: Connection, frame: Frame) -> Frame | None:
+def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
     header = SendBackHeader.parse(frame)
     fault = group_fault(header.group)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field group: {fault}")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field group: {fault}")
     group = broker.meta.working.groups.get(header.group)
     if group is None:
-        raise Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
+        raise RequestRejected(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}"
+        )
     if not broker.settings.brokerPermission & Perm.WRITE:
-        raise Answer(ResponseCode.NO_PERMISSION, f"the broker[{broker.address}] sending message is forbidden")
+        raise RequestRejected(
+            ResponseCode.NO_PERMISSION, f"the broker[{broker.role.address}] sending message is forbidden"
+        )
     if group.retry_queues <= 0:
         return ok(frame)
     record = stored_record(broker, int(header.offset))
@@ -50,38 +52,40 @@ def send_back(broker: Broker, conn: Connection, frame: Frame) -> Frame | None:
     if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
         limit = header.maxReconsumeTimes
     if record.reconsume_times >= limit or header.delayLevel < 0:
-        target = broker.ensure_topic(dlq_topic(header.group), 1, Perm.READ | Perm.WRITE)
+        target = broker.creation.ensure_topic(dlq_topic(header.group), 1, Perm.READ | Perm.WRITE)
         props[Prop.DLQ_ORIGIN_TOPIC] = props[Prop.RETRY_TOPIC]
         props[Prop.DLQ_ORIGIN_MESSAGE_ID] = props[Prop.ORIGIN_MESSAGE_ID]
         put = copy_of(record, target.name, 0, props=props, reconsume_times=record.reconsume_times + 1)
         broker.stats.add("DLQ_PUT_NUMS", f"{record.topic}@{header.group}", 1)
     else:
-        target = broker.ensure_topic(retry_topic(header.group), max(group.retry_queues, 1), Perm.READ | Perm.WRITE)
+        target = broker.creation.ensure_topic(
+            retry_topic(header.group), max(group.retry_queues, 1), Perm.READ | Perm.WRITE
+        )
         if not target.perm & Perm.WRITE:
-            raise Answer(ResponseCode.NO_PERMISSION, f"the topic[{target.name}] sending message is forbidden")
+            raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{target.name}] sending message is forbidden")
         level = header.delayLevel or FIRST_LEVEL + record.reconsume_times
         props[Prop.DELAY_TIME_LEVEL] = str(level)
         queue_id = record.phys_offset % max(target.write_queues, 1)
         put = copy_of(record, target.name, queue_id, props=props, reconsume_times=record.reconsume_times + 1)
-        put = delayed(put, props, broker.delay_levels, broker.unix_ms())
-    broker.append([put])
+        put = delayed(put, props, broker.delay_levels, broker.clock.unix_ms())
+    broker.writer.append([put])
     broker.stats.add("SNDBCK_PUT_NUMS", f"{record.topic}@{header.group}", 1)
 
-    def told(status: SendStatus) -> None:
+    def on_status(status: SendStatus) -> None:
         if frame.is_oneway or conn.closed:
             return
         code = ResponseCode.SUCCESS if status is SendStatus.SEND_OK else ResponseCode.SYSTEM_ERROR
         conn.send(Frame.response_to(frame, code, None if status is SendStatus.SEND_OK else status.name))
 
-    broker.appended(told)
+    broker.writer.appended(on_status)
     return None
 
 
-def stored_record(broker: Broker, phys: int) -> Record:
-    """The confirmed record at an offset of the log. Raises BadField and Answer."""
+def stored_record(broker: BrokerContext, phys: int) -> Record:
+    """The confirmed record at an offset of the log. Raises BadField and RequestRejected."""
     if phys < 0:
         raise BadField("offset", str(phys), "an offset of the commit log, 0 or more")
     try:
         return broker.store.record(phys)
     except StoreError as error:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {phys}: {error}") from None
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {phys}: {error}") from None

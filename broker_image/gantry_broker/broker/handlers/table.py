@@ -1,58 +1,94 @@
-"""The table of handlers: request code to function.
-
-A handler gets the broker, the connection and the request and gives the answer, a coroutine that gives it, or None when
-it answers by itself or when nothing is to be answered. What it raises becomes an error answer (`faults.py`).
-"""
+"""The table of handlers: request code to function. Sends are not in it (`send/sender.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Final
 
-from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.broker.handlers import (
+    admin,
+    clients,
+    groupadmin,
+    offsets,
+    pulls,
+    query,
+    reply,
+    retry,
+    topicadmin,
+    transaction,
+)
+from gantry_broker.broker.handlers.requests import HandlerFunction
+from gantry_broker.protocol.codes import RequestCode
 
-if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
-    from gantry_broker.remoting.connection import Connection
-
-T = TypeVar("T")
-
-Result = Frame | None | Coroutine[Any, Any, Frame | None]
-HandlerFunction = Callable[["Broker", "Connection", Frame], Result]
-
-TABLE: dict[int, HandlerFunction] = {}
-
-
-def handles(*codes: int) -> Callable[[HandlerFunction], HandlerFunction]:
-    """Enters a function into the table. Raises RuntimeError when a code has one already."""
-
-    def enter(function: HandlerFunction) -> HandlerFunction:
-        for code in codes:
-            if int(code) in TABLE:
-                raise RuntimeError(f"request code {int(code)} has two handlers")
-            TABLE[int(code)] = function
-        return function
-
-    return enter
-
-
-def json_body(request: Frame, what: str) -> Any:
-    """The value of a JSON body. Raises BodyError."""
-    try:
-        return fastjson.loads(request.body)
-    except fastjson.JsonError as error:
-        raise BodyError(f"the body ({what}) cannot be read: {error}") from None
-
-
-async def json_object(broker: Broker, table: Mapping[str, T], to_json: Callable[[T], Any]) -> bytes:
-    """A JSON object of many values, written in slices of the event loop."""
-    parts = []
-    async for name, value in broker.slices.sliced(list(table.items())):
-        parts.append(fastjson.dumps(name) + b":" + fastjson.dumps(to_json(value)))
-    return b"{" + b",".join(parts) + b"}"
-
-
-def ok(request: Frame, ext: dict[str, str] | None = None, body: bytes = b"", remark: str | None = None) -> Frame:
-    return Frame.response_to(request, 0, remark, ext, body)
+HANDLERS: Final[dict[int, HandlerFunction]] = {
+    # the broker as a whole
+    RequestCode.UPDATE_BROKER_CONFIG: admin.update_config,
+    RequestCode.GET_BROKER_CONFIG: admin.get_config,
+    RequestCode.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
+    RequestCode.VIEW_BROKER_STATS_DATA: admin.stats_data,
+    # clients and their groups
+    RequestCode.HEART_BEAT: clients.heartbeat,
+    RequestCode.UNREGISTER_CLIENT: clients.unregister,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_list,
+    RequestCode.CHECK_CLIENT_CONFIG: clients.check_client,
+    RequestCode.LOCK_BATCH_MQ: clients.lock,
+    RequestCode.UNLOCK_BATCH_MQ: clients.unlock,
+    # consumer groups
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groupadmin.create_group,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: groupadmin.create_groups,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groupadmin.all_groups,
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: groupadmin.group_config,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: groupadmin.delete_group,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: groupadmin.consumer_connections,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: groupadmin.producer_connections,
+    RequestCode.GET_ALL_PRODUCER_INFO: groupadmin.all_producers,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: groupadmin.running_info,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: groupadmin.consume_directly,
+    RequestCode.GET_CONSUME_STATS: groupadmin.consume_stats,
+    RequestCode.GET_BROKER_CONSUME_STATS: groupadmin.broker_consume_stats,
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: groupadmin.topics_by_consumer,
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: groupadmin.subscription_by_consumer,
+    RequestCode.QUERY_CONSUME_TIME_SPAN: groupadmin.consume_time_span,
+    RequestCode.QUERY_CORRECTION_OFFSET: groupadmin.correction_offset,
+    RequestCode.CLONE_GROUP_OFFSET: groupadmin.clone_offsets,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: groupadmin.reset_offsets,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: groupadmin.consumer_status,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: groupadmin.all_offsets,
+    RequestCode.GET_ALL_DELAY_OFFSET: groupadmin.all_delay,
+    # offsets
+    RequestCode.QUERY_CONSUMER_OFFSET: offsets.query_offset,
+    RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update_offset,
+    RequestCode.GET_MAX_OFFSET: offsets.max_offset,
+    RequestCode.GET_MIN_OFFSET: offsets.min_offset,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search_offset,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
+    # pulls
+    RequestCode.PULL_MESSAGE: pulls.pull,
+    RequestCode.LITE_PULL_MESSAGE: pulls.pull,
+    # queries
+    RequestCode.QUERY_MESSAGE: query.query_message,
+    RequestCode.VIEW_MESSAGE_BY_ID: query.view_message,
+    RequestCode.QUERY_CONSUME_QUEUE: query.query_consume_queue,
+    # replies
+    RequestCode.SEND_REPLY_MESSAGE: reply.send_reply,
+    RequestCode.SEND_REPLY_MESSAGE_V2: reply.send_reply,
+    # retries
+    RequestCode.CONSUMER_SEND_MSG_BACK: retry.send_back,
+    # topics
+    RequestCode.UPDATE_AND_CREATE_TOPIC: topicadmin.create_topic,
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topicadmin.create_topics,
+    RequestCode.DELETE_TOPIC_IN_BROKER: topicadmin.delete_topic,
+    RequestCode.GET_ALL_TOPIC_CONFIG: topicadmin.all_topics,
+    RequestCode.GET_TOPIC_CONFIG: topicadmin.topic_config,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topicadmin.system_topic_list,
+    RequestCode.GET_TOPIC_STATS_INFO: topicadmin.topic_stats,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topicadmin.consumed_by,
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: topicadmin.clean_queues,
+    RequestCode.DELETE_EXPIRED_COMMITLOG: topicadmin.clean_log,
+    RequestCode.TRIGGER_DELETE_FILES: topicadmin.clean_log,
+    RequestCode.CLEAN_UNUSED_TOPIC: topicadmin.clean_unused,
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: topicadmin.unit_topics,
+    RequestCode.GET_UNIT_TOPIC_LIST: topicadmin.unit_topics,
+    # transactions
+    RequestCode.END_TRANSACTION: transaction.end_transaction,
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: transaction.resume_check,
+}

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.handlers.table import handles, json_body, json_object, ok
-from gantry_broker.broker.topics import is_system_topic, topic_fault
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.requests import json_body, json_object, ok
+from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,
@@ -30,7 +30,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, CreateTopicHeader, TopicHeader, TopicStatsHeader
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 MAX_QUEUES: Final = 4_096
@@ -39,14 +39,14 @@ MAX_TOPICS_AT_ONCE: Final = 1_000
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
-def checked_topic(broker: Broker, config: TopicConfig) -> TopicConfig:
-    """Raises Answer and BadField for what may not become a topic's configuration."""
+def checked_topic(broker: BrokerContext, config: TopicConfig) -> TopicConfig:
+    """Raises RequestRejected and BadField for what may not become a topic's configuration."""
     longest = 255 if config.name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 127
     fault = topic_fault(config.name, longest=longest)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
     if is_system_topic(config.name) or config.name == broker.config.cluster:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"The topic[{config.name}] is conflict with system topic.")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"The topic[{config.name}] is conflict with system topic.")
     for name, value in (("readQueueNums", config.read_queues), ("writeQueueNums", config.write_queues)):
         if not 0 < value <= MAX_QUEUES:
             raise BadField(name, str(value), f"a whole number from 1 to {MAX_QUEUES}")
@@ -55,8 +55,7 @@ def checked_topic(broker: Broker, config: TopicConfig) -> TopicConfig:
     return config
 
 
-@handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
-async def create_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def create_topic(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = CreateTopicHeader.parse(frame)
     if header.topicFilterType not in FILTER_TYPES:
         raise BadField("topicFilterType", header.topicFilterType, " or ".join(FILTER_TYPES))
@@ -72,8 +71,8 @@ async def create_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         _attributes(header.attributes, dict(known.attributes) if known else {}),
     )
     checked_topic(broker, config)
-    broker.may_create(topics=[config.name], on_demand=False)
-    await broker.change_and_wait({"topics": [config.to_json()]})
+    broker.creation.check_limits(topics=[config.name], on_demand=False)
+    await broker.changes.append_and_wait({"topics": [config.to_json()]})
     return ok(frame)
 
 
@@ -93,8 +92,7 @@ def _attributes(text: str | None, known: dict[str, str]) -> dict[str, str]:
     return known
 
 
-@handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
-async def create_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def create_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     value = json_body(frame, "topicConfigList")
     items = value.get("topicConfigList") if isinstance(value, dict) else None
     if not isinstance(items, list) or not items:
@@ -102,95 +100,88 @@ async def create_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame
     if len(items) > MAX_TOPICS_AT_ONCE:
         raise BodyError(f"the body's topicConfigList has {len(items)} topics, the limit is {MAX_TOPICS_AT_ONCE}")
     configs = [checked_topic(broker, TopicConfig.from_json(item)) for item in items]
-    broker.may_create(topics=[config.name for config in configs], on_demand=False)
-    await broker.change_and_wait({"topics": [c.to_json() for c in configs]})
+    broker.creation.check_limits(topics=[config.name for config in configs], on_demand=False)
+    await broker.changes.append_and_wait({"topics": [c.to_json() for c in configs]})
     return ok(frame)
 
 
-@handles(RequestCode.DELETE_TOPIC_IN_BROKER)
-async def delete_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """The topic and all offsets in it; its messages are shown no more, should it be made again."""
     header = TopicHeader.parse(frame)
     fault = topic_fault(header.topic, longest=255)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
     if is_system_topic(header.topic):
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
     await delete_topics(broker, [header.topic])
     return ok(frame)
 
 
-async def delete_topics(broker: Broker, names: list[str]) -> None:
+async def delete_topics(broker: BrokerContext, names: list[str]) -> None:
     wanted = set(names)
     offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in wanted]
-    await broker.change_and_wait({"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.end})
+    await broker.changes.append_and_wait({"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.end})
     broker.stats.forget(wanted)
 
 
-@handles(RequestCode.GET_ALL_TOPIC_CONFIG)
-async def all_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def all_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     tables = broker.meta.working
     version = orjson.dumps(tables.topic_version.to_json())
     table = await json_object(
-        broker, {name: topic for name, topic in tables.topics.items() if name != CONTROL_TOPIC}, TopicConfig.to_json
+        broker.slices,
+        {name: topic for name, topic in tables.topics.items() if name != CONTROL_TOPIC},
+        TopicConfig.to_json,
     )
     return ok(frame, body=b'{"dataVersion":' + version + b',"topicConfigTable":' + table + b"}")
 
 
-@handles(RequestCode.GET_TOPIC_CONFIG)
-def topic_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def topic_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = TopicHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
-        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic[:255]}")
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic[:255]}")
     return ok(frame, body=orjson.dumps(config.to_json()))
 
 
-@handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-def system_topic_list(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def system_topic_list(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     names = sorted({*SYSTEM_TOPICS, broker.config.cluster, broker.config.group})
-    return ok(frame, body=topic_list(names, broker.address))
+    return ok(frame, body=topic_list(names, broker.role.address))
 
 
-@handles(RequestCode.GET_TOPIC_STATS_INFO)
-async def topic_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def topic_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = TopicStatsHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
-        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
     store = broker.store
     table = {}
     async for queue_id in broker.slices.sliced(range(max(config.write_queues, config.read_queues))):
         low, high = store.min_offset(config.name, queue_id), store.max_offset(config.name, queue_id)
         last = store.store_time(config.name, queue_id, high - 1) if high > low else 0
         table[MessageQueue(config.name, broker.config.group, queue_id)] = TopicOffset(low, high, max(last, 0))
-    tps = broker.stats.tps("TOPIC_PUT_NUMS", config.name, broker.unix_ms())
+    tps = broker.stats.tps("TOPIC_PUT_NUMS", config.name, broker.clock.unix_ms())
     return ok(frame, body=fastjson.dumps(topic_stats_to_json(table, tps)))
 
 
-@handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
-def consumed_by(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def consumed_by(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Groups with a member that subscribes to the topic, and those with offsets in it."""
     header = TopicHeader.parse(frame)
     groups = {*broker.clients.groups_of_topic(header.topic), *broker.meta.working.groups_of_topic(header.topic)}
     return ok(frame, body=orjson.dumps({"groupList": sorted(groups)}))
 
 
-@handles(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
-def clean_queues(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def clean_queues(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Retention cuts the queues with the log; asking for it makes it look now."""
-    broker.expire_log()
+    broker.retention.expire()
     return ok(frame)
 
 
-@handles(RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.TRIGGER_DELETE_FILES)
-def clean_log(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    broker.expire_log()
+def clean_log(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    broker.retention.expire()
     return ok(frame)
 
 
-@handles(RequestCode.CLEAN_UNUSED_TOPIC)
-async def clean_unused(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def clean_unused(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Drops the queues of topics that are not configured, such as a taken-over store may hold. As 4.9.7.
 
     The system's own topics stay, whether they are configured or not.
@@ -208,7 +199,6 @@ async def clean_unused(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     return ok(frame)
 
 
-@handles(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, RequestCode.GET_UNIT_TOPIC_LIST)
-def unit_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def unit_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     flag = 1 if frame.code == RequestCode.GET_UNIT_TOPIC_LIST else 2
     return ok(frame, body=topic_list(t.name for t in broker.meta.working.topics.values() if t.sys_flag & flag))

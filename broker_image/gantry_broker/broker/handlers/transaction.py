@@ -8,13 +8,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.messages import copy_of
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.requests import Result, ok
+from gantry_broker.broker.handlers.retry import stored_record
+from gantry_broker.broker.send.messages import copy_of
 from gantry_broker.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
     Prop,
-    RequestCode,
     ResponseCode,
     SendStatus,
     SysFlag,
@@ -23,11 +24,8 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, EndTransactionHeader, ResumeCheckHeader
 from gantry_broker.protocol.message import parse_message_id, parse_properties
 
-from .retry import stored_record
-from .table import Result, handles, ok
-
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -37,20 +35,21 @@ WAIT_S = 3.0
 """How long a decision waits for its half message to be confirmed, and for a new master to know what is decided."""
 
 
-@handles(RequestCode.END_TRANSACTION)
-def end_transaction(broker: Broker, conn: Connection, frame: Frame) -> Result:
+def end_transaction(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     """Clients send this one-way: a refusal is logged, since nobody may hear it."""
     header = EndTransactionHeader.parse(frame)
     try:
         if broker.transactions.loaded.is_set() and header.commitLogOffset < broker.store.confirmed:
             return _end(broker, conn, frame, header)
-    except Answer as error:
+    except RequestRejected as error:
         log.warning("end of a transaction refused: %s", error.remark)
         raise
     return _end_later(broker, conn, frame, header)
 
 
-async def _end_later(broker: Broker, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
+async def _end_later(
+    broker: BrokerContext, conn: Connection, frame: Frame, header: EndTransactionHeader
+) -> Frame | None:
     deadline = asyncio.get_running_loop().time() + WAIT_S
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WAIT_S):
@@ -58,7 +57,9 @@ async def _end_later(broker: Broker, conn: Connection, frame: Frame, header: End
     if not broker.transactions.loaded.is_set():
         # It may have been committed before; its producer is asked again.
         log.warning("end of a transaction refused: what is decided is not known yet")
-        raise Answer(ResponseCode.SYSTEM_BUSY, "this master has just taken over and does not know yet what is decided")
+        raise RequestRejected(
+            ResponseCode.SYSTEM_BUSY, "this master has just taken over and does not know yet what is decided"
+        )
     while broker.store.confirmed <= header.commitLogOffset < broker.store.end:
         if asyncio.get_running_loop().time() > deadline:
             break
@@ -66,7 +67,7 @@ async def _end_later(broker: Broker, conn: Connection, frame: Frame, header: End
     return _end(broker, conn, frame, header)
 
 
-def _end(broker: Broker, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
+def _end(broker: BrokerContext, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
     kind = header.commitOrRollback
     if kind == SysFlag.TRANSACTION_NOT:
         return None  # Undecided: the producer is asked later.
@@ -78,26 +79,27 @@ def _end(broker: Broker, conn: Connection, frame: Frame, header: EndTransactionH
         )
     half = stored_record(broker, int(header.commitLogOffset))
     if half.topic != TRANS_HALF_TOPIC:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"at commitLogOffset {header.commitLogOffset} is no half message")
+        raise RequestRejected(
+            ResponseCode.SYSTEM_ERROR, f"at commitLogOffset {header.commitLogOffset} is no half message"
+        )
     if parse_properties(half.properties).get(Prop.PRODUCER_GROUP) != header.producerGroup:
-        raise Answer(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
     if half.queue_offset != header.tranStateTableOffset:
-        raise Answer(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
     transactions = broker.transactions
     if transactions.is_decided(half):
         return ok(frame)
     puts = [transactions.decision(half)]
     if kind == SysFlag.TRANSACTION_COMMIT:
         puts.insert(0, transactions.committed(half))
-    broker.append(puts)
+    broker.writer.append(puts)
     transactions.note_decided(half)
 
-    broker.appended(_tells(conn, frame))
+    broker.writer.appended(_tells(conn, frame))
     return None
 
 
-@handles(RequestCode.RESUME_CHECK_HALF_MESSAGE)
-def resume_check(broker: Broker, conn: Connection, frame: Frame) -> Frame | None:
+def resume_check(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
     """A half message that was given up after its last check waits again, with all its checks before it."""
     header = ResumeCheckHeader.parse(frame)
     expected = f"the offset id of a message in {TRANS_CHECK_MAX_TIME_TOPIC}"
@@ -110,18 +112,18 @@ def resume_check(broker: Broker, conn: Connection, frame: Frame) -> Frame | None
     if record.topic != TRANS_CHECK_MAX_TIME_TOPIC or Prop.REAL_TOPIC not in props:
         raise BadField("msgId", header.msgId, f"{expected}, not in {record.topic},")
     props[Prop.TRANSACTION_CHECK_TIMES] = "0"
-    broker.append([copy_of(record, TRANS_HALF_TOPIC, 0, props=props)])
-    broker.appended(_tells(conn, frame))
+    broker.writer.append([copy_of(record, TRANS_HALF_TOPIC, 0, props=props)])
+    broker.writer.appended(_tells(conn, frame))
     return None
 
 
 def _tells(conn: Connection, frame: Frame) -> Callable[[SendStatus], None]:
     """Answers a request once what it appended is promised, or is not."""
 
-    def told(status: SendStatus) -> None:
+    def on_status(status: SendStatus) -> None:
         if not frame.is_oneway and not conn.closed:
             good = status is SendStatus.SEND_OK
             code = ResponseCode.SUCCESS if good else ResponseCode.SYSTEM_ERROR
             conn.send(Frame.response_to(frame, code, None if good else status.name))
 
-    return told
+    return on_status

@@ -306,6 +306,16 @@ class CommitLog:
         end = size_of_whole(data, size)
         return data[:end] if end < have else data
 
+    def begins_record(self, offset: int) -> bool:
+        """Whether `offset` is the end, or a record or filler begins there, as far as its size and magic show."""
+        if not self.start <= offset < self.end:
+            return offset == self.end
+        count = min(FILLER_MIN, self.end - offset, self.room(offset))
+        try:
+            return size_of_first(self.read(offset, count)) > 0
+        except OSError:
+            return False
+
     def read_some(self, offset: int, count: int) -> bytes:
         """At most `count` bytes, fewer when the disk cannot read the later ones. Raises as `read`."""
         try:

@@ -18,6 +18,7 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC, Prop, Sy
 from gantry_broker.protocol.message import (
     FIXED_V4,
     HEAD,
+    MAGIC_AT,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -61,6 +62,7 @@ _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _CONTROL: Final = CONTROL_TOPIC.encode()
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2, MAGIC_BLANK})
+_ANY_MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4)) for magic in sorted(_MAGICS)))
 
 
 class Meta(NamedTuple):
@@ -248,6 +250,12 @@ def begins_at(head: bytes, phys: int, room: int) -> bool:
         return bool(size == room)
     own = int.from_bytes(head[PHYS_OFFSET_AT : PHYS_OFFSET_AT + 8])
     return magic in (MAGIC_V1, MAGIC_V2) and own == phys
+
+
+def find_magic(data: bytes) -> Iterator[int]:
+    """Where in `data` a record or filler may begin: 4 bytes before each magic number."""
+    for found in _ANY_MAGIC.finditer(data, MAGIC_AT):
+        yield found.start() - MAGIC_AT
 
 
 def store_ms_of(head: bytes) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
     FILLER_MIN,
@@ -18,6 +17,28 @@ from gantry_broker.store.log.record_reader import (
 )
 
 _CHUNK: Final = 4 * 1024 * 1024
+
+
+class LogBytes(Protocol):
+    """The log as recovery reads it: `CommitLog` or `ReadOnlyLog`."""
+
+    segment_size: int
+
+    def bases(self) -> list[int]:
+        """First offsets of the segments, in order."""
+        ...
+
+    def room(self, offset: int) -> int:
+        """Bytes from `offset` to the end of its segment."""
+        ...
+
+    def raw(self, offset: int, count: int) -> bytes:
+        """Bytes of one segment, also beyond the end of the log; b"" without a file. Raises OSError."""
+        ...
+
+    def holds_beyond(self, offset: int) -> bool:
+        """Whether the log has non-zero bytes from `offset` on. Raises OSError."""
+        ...
 
 
 @dataclass
@@ -34,7 +55,7 @@ class Scan:
     epochs: list[EpochStart] = field(default_factory=list)
 
 
-def scan(log: CommitLog, offset: int, *, lost_from: int = NEVER) -> Scan:
+def scan(log: LogBytes, offset: int, *, lost_from: int = NEVER) -> Scan:
     """Walk over the log from a record boundary to the first place without a valid record. Raises OSError.
 
     After a power loss, pages from `lost_from` on may be lost.

@@ -26,6 +26,8 @@ class OperatorSettings:
     spark_image: str = ""
     namespace: str = "default"
     """Where the operator runs."""
+    service: str = ""
+    """Name of the Service that leads to the operators: requests to their own HTTP may name it. Empty: there is none."""
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all."""
     allowed_images: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gantry_broker import descriptors
 from gantry_broker.http.hosts import AllowedHosts
@@ -18,12 +18,12 @@ DEAF_S = 3 * SILENCE_S
 
 
 class HealthServer:
-    """Async context manager."""
+    """Async context manager. `names`: host names by which requests may come, besides those of every process."""
 
-    def __init__(self, port: int, host: str = "0.0.0.0") -> None:
+    def __init__(self, port: int, host: str = "0.0.0.0", names: Sequence[str] = ()) -> None:
         self._caches: Mapping[str, InformerCache] = {}
         pages = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics}
-        self._server = PageServer(pages, host, port, hosts=AllowedHosts(()), most=descriptors.budget().http)
+        self._server = PageServer(pages, host, port, hosts=AllowedHosts(names), most=descriptors.budget().http)
 
     @property
     def port(self) -> int:

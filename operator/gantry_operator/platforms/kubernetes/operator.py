@@ -4,8 +4,9 @@ Several may run; one acts (`election`). kopf watches the BrokerClusters and call
 on what happened: the work for each cluster is its `ClusterController`'s. What the operator made is followed by `cache`.
 
 Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
-POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_ALLOWED_IMAGES and
-GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
+POD_NAME, POD_IP, GANTRY_SERVICE (name of the operators' Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty:
+all), GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT,
+GANTRY_LOG_LEVEL.
 """
 
 from __future__ import annotations
@@ -166,8 +167,10 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
     configuration = await load_config()
+    service = names.host_forms(names.service_host(settings.service, settings.namespace)) if settings.service else []
+    server = HealthServer(http_port, names=service)
     # The Lease is renewed over connections of its own: it must not wait behind what a hundred clusters need.
-    async with KubeApi(configuration) as api, KubeApi(configuration) as own, HealthServer(http_port) as health:
+    async with KubeApi(configuration) as api, KubeApi(configuration) as own, server as health:
         metrics.API_CALLS.set_function(lambda: float(api.calls + own.calls))
         address = f"{host}:{http_port}" if host else ""
         election = Election(own, settings.namespace, LEASE_NAME, identity, address)
@@ -218,6 +221,7 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         broker_image=image,
         spark_image=environ.get("GANTRY_SPARK_IMAGE", ""),
         namespace=environ.get("POD_NAMESPACE", "default"),
+        service=environ.get("GANTRY_SERVICE", ""),
         watch_namespaces=listed("GANTRY_WATCH_NAMESPACES"),
         allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
         allowed_spark_conf=spark_conf,

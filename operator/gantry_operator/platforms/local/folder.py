@@ -118,7 +118,7 @@ class ClusterFolder:
         for part in ("run", "config", "log", "data", "registry"):
             make_private(self.root / part)
         token = self.token
-        if token.read() is None:
+        if not self.token_file.exists() or token.read() is None:
             write_durably(self.token_file, secrets.token_urlsafe(TOKEN_BYTES))
         elif stat.S_IMODE(self.token_file.stat().st_mode) & OTHERS:
             self.token_file.chmod(0o600)
@@ -183,7 +183,7 @@ def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
     if not known:
         if name is not None:
             raise ClusterNotFound(f"no local cluster is called {name!r}; `gantry up FILE` starts one")
-        raise ClusterNotFound("no local cluster is running; start one with: gantry up examples/quickstart.yaml")
+        raise ClusterNotFound("no local cluster is running; start one with: gantry up")
     if len({n for n, _ in known}) == len(known):
         raise ClusterNotFound(
             f"several clusters are running: choose with --cluster {' or --cluster '.join(n for n, _ in known)}"

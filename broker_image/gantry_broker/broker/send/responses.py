@@ -36,11 +36,11 @@ def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
             size = len(header)
             parts += (pack(size + 4, size), header)
         else:
-            parts.append(_careful(code, host, one))
+            parts.append(_slow_path(code, host, one))
     return b"".join(parts)
 
 
-def _careful(code: int, host: str, pending: Pending) -> bytes:
+def _slow_path(code: int, host: str, pending: Pending) -> bytes:
     """The frame of one answer, of any kind."""
     opaque, serialize, queue_id, queue_offset, place, transaction_id = pending
     fields = {

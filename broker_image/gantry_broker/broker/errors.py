@@ -1,9 +1,10 @@
-"""From what went wrong to the error answer that a RocketMQ client understands."""
+"""Errors of request handling, and the error answers that RocketMQ clients understand."""
 
 from __future__ import annotations
 
 import logging
 
+from gantry_broker.broker.send.messages import MessageIllegal
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameError
@@ -11,12 +12,10 @@ from gantry_broker.protocol.headers import BadField, error_answer
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.store.errors import MessageTooLarge, StoreError, StoreFull
 
-from .messages import MessageIllegal
-
 log = logging.getLogger(__name__)
 
 
-class Answer(Exception):
+class RequestRejected(Exception):
     """Raised by a handler: the request is answered with this code and remark."""
 
     def __init__(self, code: int, remark: str) -> None:
@@ -34,7 +33,7 @@ class NotStored(Exception):
 
 
 def store_refusal(error: StoreError) -> tuple[int, str]:
-    """Code and remark for what the store did not take."""
+    """Code and remark for a batch that the store refused."""
     if isinstance(error, StoreFull):
         return (
             int(ResponseCode.SERVICE_NOT_AVAILABLE),
@@ -46,8 +45,8 @@ def store_refusal(error: StoreError) -> tuple[int, str]:
 
 
 def failure_answer(frame: Frame, error: Exception) -> Frame:
-    """The error answer for what a handler raised."""
-    if isinstance(error, Answer):
+    """The error answer for an exception of a handler."""
+    if isinstance(error, RequestRejected):
         return error_answer(frame, error.code, error.remark)
     if isinstance(error, BadField):
         return error_answer(frame, error.code, str(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.protocol.codes import (
     KEY_SEPARATOR,
     SCHEDULE_TOPIC,
@@ -18,8 +19,6 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.message import Record, format_properties, pack_host, parse_properties, tags_hash
 from gantry_broker.store.types import Put
-
-from .topics import TIMER_TOPIC
 
 SPECIAL: Final = frozenset(
     {

@@ -1,7 +1,7 @@
 """The broker process: `python -m gantry_broker.broker --config FILE`.
 
 SIGTERM and SIGINT stop it cleanly: waiting sends are answered, tables and log are made durable, and the next start is
-proven to hold what it acknowledged. Events go to stderr, one line each.
+log_trusted to hold what it acknowledged. Events go to stderr, one line each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,8 +21,8 @@ import uvloop
 from pydantic import ValidationError
 
 from gantry_broker import descriptors
+from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
-from gantry_broker.http.app import HttpServer
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
@@ -31,22 +32,28 @@ from gantry_broker.store.errors import FlushFailed, StoreError
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 
-from . import snapshots
-from .core import Broker, resolved_host
-from .dispatch import Dispatcher
-from .ports import Ports
-from .registrar import Registrar
-from .upkeep import Upkeep
-
 log = logging.getLogger("gantry_broker.broker")
 
 PEER_CONNECT_S = 1.0
-"""For connecting to members and NameServers. TCP tries again after 1 s, then 2 s later: an attempt that began while the
-network was cut would hold up everybody who asks that address for so long after it has healed."""
+"""For connections to members and NameServers. TCP tries again after 1 s, then 2 s later: an attempt that began while
+the network was cut would hold up all requests to that address for as long after it has healed."""
+
+
+def resolved_host(address: str) -> tuple[str, int]:
+    """The (IP, port) that message ids name, from "host:port"; a name that cannot be resolved becomes 127.0.0.1."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        log.warning("%s cannot be resolved: message ids will name 127.0.0.1", address)
+        return "127.0.0.1", int(port)
+    found.sort(key=lambda f: f[0] != socket.AF_INET)
+    return str(found[0][4][0]), int(port)
 
 
 class BrokerProcess:
-    """Everything of one member, in the order in which it starts and stops. Use as an async context manager."""
+    """One member of a group, from its start to its stop. Use it as an async context manager."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
@@ -61,71 +68,62 @@ class BrokerProcess:
         )
         membership = Membership(Identity(config.cluster, config.group, config.member), config.token_file)
         self.client = RemotingClient(
-            on_disconnect=lambda address: self.registrar.lost(address),
+            on_disconnect=lambda address: self.parts.registrar.lost(address),
             connect_timeout=PEER_CONNECT_S,
             membership=membership,
         )
-        self.broker = Broker(config, self.store, self.client, pack_host(*host))
-        self.dispatcher = Dispatcher(self.broker)
-        self.ports = Ports(self.broker, self.dispatcher, membership)
-        self.registrar = Registrar(self.broker)
-        self.upkeep = Upkeep(self.broker)
-        self.http = HttpServer(self.broker)
-        self.broker.http_port = lambda: self.http.port
+        self.parts = wire(config, self.store, pack_host(*host), self.client, membership)
+        self.broker = self.parts.context
         self.port = 0
 
     async def start(self) -> None:
-        """Raises OSError when a port is taken, and what replication finds amiss in its state."""
-        self.broker.load_tables()
-        await self.broker.replication.start()
-        self.port = await self.ports.start()
-        await self.http.start()
-        self.registrar.start()
-        self.upkeep.start()
-        self.broker.log_repair.start()
+        """Raises OSError when a port is taken, and the errors of replication's state."""
+        parts, broker = self.parts, self.broker
+        parts.replay.start(self.config.data_dir / "config")
+        await broker.replication.start()
+        self.port = await parts.ports.start()
+        await parts.http.start()
+        parts.registrar.start()
+        broker.loop_watch.start()
+        parts.tasks.start()
+        broker.log_repair.start()
         log.info(
             "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
             self.config.name,
             self.config.cluster,
             self.config.group,
             self.port,
-            self.http.port,
+            parts.http.port,
             self.store.start,
             self.store.end,
             self.store.confirmed,
         )
 
     async def stop(self) -> None:
-        broker = self.broker
-        broker.stopping = True
-        broker.flush_offsets()
-        await self.upkeep.close()
+        parts, broker = self.parts, self.broker
+        broker.health.stopping = True
+        broker.changes.flush_offsets()
+        parts.tasks.close()
+        broker.loop_watch.close()
+        await parts.snapshots.close()
         await broker.log_repair.close()
-        await self.registrar.close()
-        broker.delays.close()
+        await parts.registrar.close()
+        parts.delays.close()
         broker.transactions.close()
         await broker.replication.stop()
-        await self.dispatcher.close()
-        await self.ports.close(0.5)
-        await self.http.close()
+        await parts.forwarder.close()
+        await parts.processor.close()
+        await parts.ports.close(0.5)
+        await parts.http.close()
         await self.client.close()
         try:
-            self._write_tables()
+            parts.snapshots.save_now()
             self.store.close()
         finally:
             if self.store.failed is not None:
                 broker.replication.disk_failed()
         broker.replication.mark_clean()
         log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
-
-    def _write_tables(self) -> None:
-        if self.store.failed is not None or self.broker.replay.incomplete:
-            return
-        try:
-            snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.epochs))
-        except OSError as error:
-            # The next start makes them of the last ones and the log, which is still to be closed.
-            log.warning("the tables' snapshots cannot be written: %s", error)
 
     async def __aenter__(self) -> BrokerProcess:
         await self.start()
@@ -145,7 +143,7 @@ class _LineFormatter(logging.Formatter):
 
 
 def setup_logging(level: str) -> None:
-    logging.getLogger("uvicorn").setLevel("ERROR")  # Anybody can make it warn, as often as he likes.
+    logging.getLogger("uvicorn").setLevel("ERROR")  # Any client can make it warn, any number of times.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _LineFormatter("%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
@@ -173,7 +171,7 @@ async def run(config: BrokerConfig) -> None:
                 loop.remove_signal_handler(number)
         await process.stop()
     if process.store.failed is not None:
-        raise FlushFailed(f"the disk failed: {process.store.failed}; a start opens the store anew")
+        raise FlushFailed(f"the disk failed: {process.store.failed}; a start opens the store again")
 
 
 def main() -> int:

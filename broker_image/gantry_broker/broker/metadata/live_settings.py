@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
+from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.metadata.tables import Change, Metadata
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import StoreError
 
-from .faults import NotWritable
-from .metadata import Change
-
 if TYPE_CHECKING:
-    from .core import Broker
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.role import RoleState
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,8 @@ def parse_changes(body: bytes) -> dict[str, str]:
     return wanted
 
 
-def change_of(told: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, str]) -> Change:
-    """The control record for a wish; what agrees with the resource (`told`) is no change. Raises BadSetting."""
+def change_of(declared: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, str]) -> Change:
+    """The control record for a request; a value that the resource declares already is no change. Raises BadSetting."""
     for name in wanted:
         if name not in BrokerSettings.model_fields:
             raise BadSetting(f"the setting {name[:80]} does not exist here; getBrokerConfig lists those that do")
@@ -75,7 +76,7 @@ def change_of(told: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, st
     made = _valid({**now.model_dump(), **wanted})
     kept, dropped = {}, []
     for name in wanted:
-        value, base = text(getattr(made, name)), text(getattr(told, name))
+        value, base = text(getattr(made, name)), text(getattr(declared, name))
         if value == base:
             dropped.append(name)
         else:
@@ -83,22 +84,22 @@ def change_of(told: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, st
     return {"settings": kept, "dropSettings": dropped}
 
 
-def effective(told: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> BrokerSettings:
+def effective(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> BrokerSettings:
     """What holds: the resource's settings, with the changes whose basis it still says."""
-    live = {name: value for name, (value, base) in changes.items() if name not in stale(told, changes)}
+    live = {name: value for name, (value, base) in changes.items() if name not in stale(declared, changes)}
     try:
-        return _valid({**told.model_dump(), **live}) if live else told
+        return _valid({**declared.model_dump(), **live}) if live else declared
     except BadSetting as error:
         log.error("changed settings are left out: %s", error)
-        return told
+        return declared
 
 
-def stale(told: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> list[str]:
+def stale(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> list[str]:
     """Changes that the resource has overruled, or that this version does not know."""
     return [
         name
         for name, (_, base) in changes.items()
-        if name in FIXED or name not in BrokerSettings.model_fields or text(getattr(told, name)) != base
+        if name in FIXED or name not in BrokerSettings.model_fields or text(getattr(declared, name)) != base
     ]
 
 
@@ -112,38 +113,48 @@ def _valid(values: Mapping[str, Any]) -> BrokerSettings:
 
 
 class LiveSettings:
-    """Keeps `broker.settings` as the tables say, whenever they change."""
+    """Keeps the settings in use as the tables say, whenever they change."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._told = broker.config.settings.model_copy()
-        broker.on_topics.append(self.follow)
+    def __init__(
+        self,
+        declared: BrokerSettings,
+        settings: BrokerSettings,
+        meta: Metadata,
+        changes: MetadataChanges,
+        role: RoleState,
+        events: Events,
+    ) -> None:
+        """`declared`: the resource's settings; `settings`: those in use, which this object changes in place."""
+        self._declared = declared.model_copy()
+        self._settings = settings
+        self._meta = meta
+        self._changes = changes
+        self._role = role
+        events.tables_changed.subscribe(self.follow)
 
     def change(self, body: bytes) -> Change:
         """The control record for a request's body. Raises BadSetting."""
-        return change_of(self._told, self._broker.settings, parse_changes(body))
+        return change_of(self._declared, self._settings, parse_changes(body))
 
     def follow(self) -> None:
-        """Takes over what the tables say."""
-        broker = self._broker
-        changes = broker.meta.working.settings
-        wanted = effective(self._told, changes)
+        """Applies the tables' settings."""
+        changes = self._meta.working.settings
+        wanted = effective(self._declared, changes)
         for name in BrokerSettings.model_fields:
             value = getattr(wanted, name)
-            if name not in FIXED and getattr(broker.settings, name) != value:
-                setattr(broker.settings, name, value)
+            if name not in FIXED and getattr(self._settings, name) != value:
+                setattr(self._settings, name, value)
                 log.info("setting %s is now %s", name, text(value))
-        if broker.may_append and stale(self._told, changes):
-            asyncio.get_running_loop().call_soon(self._forget_stale)
+        if self._role.may_append and stale(self._declared, changes):
+            asyncio.get_running_loop().call_soon(self._drop_stale)
 
-    def _forget_stale(self) -> None:
-        broker = self._broker
-        names = stale(self._told, broker.meta.working.settings)
-        if not names or not broker.may_append:
+    def _drop_stale(self) -> None:
+        names = stale(self._declared, self._meta.working.settings)
+        if not names or not self._role.may_append:
             return
         try:
-            broker.change({"dropSettings": names})
+            self._changes.append({"dropSettings": names})
         except (NotWritable, StoreError) as error:
             log.warning("overruled settings stay in the tables for now: %s", error)
             return
-        log.info("spec.broker overrules what was set while running: %s", ", ".join(names))
+        log.info("spec.broker overrules settings that were changed while running: %s", ", ".join(names))

@@ -1,4 +1,4 @@
-"""Held pulls: a pull that found nothing waits for its queue to grow, or for its time to be over.
+"""HeldPull pulls: a pull that found nothing waits for its queue to grow, or for its time to be over.
 
 State without sockets or clock. What a held pull is, and how it is tried again, is the caller's (`pull.py`).
 """
@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MAX_HELD = 100_000
-"""Held pulls of one broker; a pull beyond it is answered at once with "nothing yet"."""
+"""HeldPull pulls of one broker; a pull beyond it is answered at once with "nothing yet"."""
 
 
-class PendingFetch(Generic[T]):
+class HeldPull(Generic[T]):
     """One held pull; `done` once it was answered or given up."""
 
     __slots__ = ("deadline_ms", "done", "key", "pull")
@@ -29,14 +29,14 @@ class PendingFetch(Generic[T]):
 
 
 class HeldPulls(Generic[T]):
-    """Held pulls by (topic, queue) and by deadline; memory is bounded by `limit`."""
+    """HeldPull pulls by (topic, queue) and by deadline; memory is bounded by `limit`."""
 
     def __init__(self, limit: int = MAX_HELD) -> None:
         self.limit = limit
         self.passed_over: set[tuple[str, int]] = set()
         """Queues that grew while somebody who waits for them could be told nothing: to be woken again."""
-        self._by_queue: dict[tuple[str, int], dict[PendingFetch[T], None]] = {}
-        self._by_time: list[tuple[int, int, PendingFetch[T]]] = []
+        self._by_queue: dict[tuple[str, int], dict[HeldPull[T], None]] = {}
+        self._by_time: list[tuple[int, int, HeldPull[T]]] = []
         self._count = 0
         self._serial = 0
 
@@ -48,24 +48,24 @@ class HeldPulls(Generic[T]):
         if self._count >= self.limit:
             return False
         key = (topic, queue_id)
-        held = PendingFetch(key, pull, deadline_ms)
+        held = HeldPull(key, pull, deadline_ms)
         self._by_queue.setdefault(key, {})[held] = None
         self._serial += 1
         heapq.heappush(self._by_time, (deadline_ms, self._serial, held))
         self._count += 1
         return True
 
-    def waiting(self, topic: str, queue_id: int) -> deque[PendingFetch[T]]:
+    def waiting(self, topic: str, queue_id: int) -> deque[HeldPull[T]]:
         """The pulls that wait for a queue, for `try_each`."""
         return deque(self._by_queue.get((topic, queue_id), ()))
 
-    def everything(self) -> list[PendingFetch[T]]:
+    def everything(self) -> list[HeldPull[T]]:
         """All pulls that wait."""
         return [held for waiting in self._by_queue.values() for held in waiting]
 
     def try_each(
         self,
-        waiting: deque[PendingFetch[T]],
+        waiting: deque[HeldPull[T]],
         attempt: Callable[[T], bool],
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -78,7 +78,7 @@ class HeldPulls(Generic[T]):
             if not held.done and attempt(held.pull):
                 self.end(held)
 
-    def end(self, held: PendingFetch[T]) -> None:
+    def end(self, held: HeldPull[T]) -> None:
         """The pull was answered or given up."""
         if held.done:
             return
@@ -89,9 +89,9 @@ class HeldPulls(Generic[T]):
         if not waiting:
             del self._by_queue[held.key]
 
-    def due(self, now_ms: int, most: int = 1 << 30) -> list[PendingFetch[T]]:
+    def due(self, now_ms: int, most: int = 1 << 30) -> list[HeldPull[T]]:
         """Takes the pulls whose time is over, at most so many."""
-        out: list[PendingFetch[T]] = []
+        out: list[HeldPull[T]] = []
         while self._by_time and len(out) < most and (self._by_time[0][2].done or self._by_time[0][0] <= now_ms):
             held = heapq.heappop(self._by_time)[2]
             if not held.done:

@@ -10,6 +10,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
+from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_fault
+from gantry_broker.broker.send.messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
+from gantry_broker.broker.send.responses import Pending, send_answers
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     FAQ,
@@ -35,18 +39,21 @@ from gantry_broker.store.errors import StoreError
 from gantry_broker.store.log.record_reader import LOST
 from gantry_broker.store.types import Put, Stored
 
-from .answers import Pending, send_answers
-from .faults import Answer, failure_answer, store_refusal
-from .messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
-from .topics import NOT_SENDABLE, dlq_topic, topic_fault
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.log_writer import LogWriter
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import MessageCounts
+    from gantry_broker.config import BrokerConfig
     from gantry_broker.protocol.bodies import TopicConfig
     from gantry_broker.remoting.connection import Connection
-
-    from .core import Broker
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.timeslice import TimeSlices
 
 _V2: Final = int(RequestCode.SEND_MESSAGE_V2)
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -71,25 +78,52 @@ producer waits for the promise. With the property WAIT=false it does not: SEND_O
 
 
 class _InTurn(Exception):
-    """The send would make a topic, and this pass of the event loop has done enough of what is costly."""
+    """The send would make a topic, and this pass of the event loop has done enough costly work."""
 
 
 class Sender:
-    """Takes sends while this member may append; the caller has asked `Broker.may_append` before."""
+    """Takes sends while this member may append; the caller has asked `RoleState.may_append` before."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        store_host: bytes,
+        delay_levels: Sequence[int],
+        *,
+        meta: Metadata,
+        creation: OnDemandCreation,
+        role: RoleState,
+        writer: LogWriter,
+        health: MemberHealth,
+        counts: MessageCounts,
+        slices: TimeSlices,
+        events: Events,
+    ) -> None:
+        """`store_host`: as message ids begin, packed; `delay_levels`: milliseconds of each level."""
+        self._settings = store.config.settings
+        self._cluster = config.cluster
+        self._store = store
+        self._store_host_hex = store_host.hex().upper()
+        self._delay_levels = delay_levels
+        self._meta = meta
+        self._creation = creation
+        self._role = role
+        self._appended = writer.appended
+        self._store_failed = health.store_failed
+        self._store_took = health.store_took
+        self._count_puts = counts.puts
+        self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
         """Topics that were checked, with their number of queues; emptied whenever topics change."""
-        self._suffix = f"{Prop.CLUSTER}\x01{broker.config.cluster}"
-        self.in_turn: Callable[[Connection, Frame], None] = lambda conn, frame: None
-        """Takes a send again in a later pass of the event loop."""
+        self._suffix = f"{Prop.CLUSTER}\x01{config.cluster}"
+        events.tables_changed.subscribe(self._sendable.clear)
 
-    def topics_changed(self) -> None:
-        self._sendable.clear()
+    def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> list[Frame]:
+        """Stores valid sends and answers the others at once; returns those to take again in a later pass of the loop.
 
-    def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> None:
-        """Stores what may be stored, answers the rest at once. Never raises for what a client sent."""
+        Never raises for what a client sent.
+        """
         puts: list[Put] = []
         asked: list[Asked] = []
         refused: list[bytes] = []
@@ -97,7 +131,7 @@ class Sender:
         sendable = self._sendable
         suffix = self._suffix
         born_host = conn.peer_bytes
-        max_body = self._broker.settings.maxMessageSize
+        max_body = self._settings.maxMessageSize
         for frame in frames:
             try:
                 if frame.code == _V2:
@@ -148,9 +182,9 @@ class Sender:
                             asked.append((frame, queue_id, 1, None, True))
                             continue
             except (KeyError, ValueError):
-                pass  # the careful way names the field
+                pass  # The slow path names the field.
             try:
-                made, queue_id, transaction_id, waits = self._careful(frame, born_host, now_ms)
+                made, queue_id, transaction_id, waits = self._slow_path(frame, born_host, now_ms)
             except _InTurn:
                 later.append(frame)
                 continue
@@ -163,64 +197,62 @@ class Sender:
         if refused:
             conn.write(b"".join(refused))
         if puts:
-            self._store(conn, puts, asked, now_ms)
-        for frame in later:
-            self.in_turn(conn, frame)
+            self._store_puts(conn, puts, asked, now_ms)
+        return later
 
-    def _store(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int) -> None:
-        broker = self._broker
+    def _store_puts(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int) -> None:
         try:
-            stored = broker.store.put(puts, now_ms)
+            stored = self._store.put(puts, now_ms)
         except StoreError as error:
             code, remark = store_refusal(error)
             conn.write(
                 b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
             )
-            broker.health.store_failed(error)
+            self._store_failed(error)
             return
-        broker.count_puts(puts, stored)
+        self._store_took()
+        self._count_puts(puts, stored)
         pending, content = self._pending(asked, stored)
-        host = broker.store_host_hex
+        host = self._store_host_hex
         if content:
             conn.write(send_answers(int(ResponseCode.SUCCESS), host, content))
         if not pending:
-            broker.appended(None, now_ms)
+            self._appended(None)
             return
 
-        def answer(status: SendStatus) -> None:
+        def on_status(status: SendStatus) -> None:
             code = STATUS_CODE[status]
             conn.write(send_answers(code, host, pending))
 
-        broker.appended(answer, now_ms)
+        self._appended(on_status)
 
     def _pending(self, asked: list[Asked], stored: list[Stored]) -> tuple[list[Pending], list[Pending]]:
         """Answers that wait for the promise, and those whose producer is content with a stored message."""
         pending: list[Pending] = []
         content: list[Pending] = []
-        host = self._broker.store_host_hex
+        host = self._store_host_hex
         at = 0
         for frame, queue_id, count, transaction_id, waits in asked:
             phys, _, queue_offset = stored[at]
             if not frame.flag & FLAG_ONEWAY:
                 place = phys if count == 1 else ",".join([f"{host}{s[0]:016X}" for s in stored[at : at + count]])
-                told = pending if waits else content
-                told.append((frame.opaque, frame.serialize, queue_id, queue_offset, place, transaction_id))
+                answers = pending if waits else content
+                answers.append((frame.opaque, frame.serialize, queue_id, queue_offset, place, transaction_id))
             at += count
         return pending, content
 
-    def _careful(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None, bool]:
+    def _slow_path(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None, bool]:
         """(records, queue in the answer, transaction id, whether the answer waits for the promise).
 
-        Raises Answer, BadField, MessageIllegal, RecordError. Everything is checked before a topic is made on demand: a
-        refused send changes nothing.
+        Raises RequestRejected, BadField, MessageIllegal, RecordError. Everything is checked before a topic is made on
+        demand: a refused send changes nothing.
         """
-        broker = self._broker
         header = SendHeader.parse(frame)
-        check_sizes(frame, header, self._broker.settings.maxMessageSize)
+        check_sizes(frame, header, self._settings.maxMessageSize)
         props = parse_properties(header.properties or "")
         waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
-        due = timer_time(props, now_ms, broker.settings.fileReservedTime)
-        level = delay_level(props, len(broker.delay_levels))
+        due = timer_time(props, now_ms, self._settings.fileReservedTime)
+        level = delay_level(props, len(self._delay_levels))
         items = decode_batch(frame.body) if frame.code == _BATCH else None
         topic, known = self._topic(header)
         queue_id = header.queueId
@@ -228,7 +260,7 @@ class Sender:
         if queue_id < 0:
             queue_id = random.randrange(max(topic.write_queues, 1))
         if queue_id >= queues:
-            raise Answer(
+            raise RequestRejected(
                 ResponseCode.SYSTEM_ERROR,
                 f"request queueId[{queue_id}] is illegal, topic {topic.name} has {queues} queues, "
                 f"producer group: {header.producerGroup[:128]}",
@@ -241,9 +273,9 @@ class Sender:
         name = topic.name
         reconsume = header.reconsumeTimes or 0
         if name.startswith(RETRY_PREFIX) and self._exhausted(header, name.removeprefix(RETRY_PREFIX), reconsume):
-            dead = broker.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
+            dead = self._creation.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
             name, queue_id, level = dead.name, 0, 0
-        props[Prop.CLUSTER] = broker.config.cluster
+        props[Prop.CLUSTER] = self._cluster
         text = header.properties or ""
         if Prop.WAIT_STORE_MSG_OK in props:
             text = _without_wait(text)
@@ -266,42 +298,43 @@ class Sender:
         if due is not None:
             put = timed(put, props, due, now_ms)
         elif level > 0:
-            put = delayed(put, props, broker.delay_levels, now_ms)
+            put = delayed(put, props, self._delay_levels, now_ms)
         return [put], queue_id, None, waits
 
     def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
         """A retry that its client sends itself (orderly consumption) and that was tried often enough."""
-        known = self._broker.meta.working.groups.get(group)
+        known = self._meta.working.groups.get(group)
         limit = known.retry_max_times if known is not None else 16
         if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
             limit = header.maxReconsumeTimes
         return reconsume > 0 and reconsume > limit
 
     def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
-        """(topic, whether it exists): one that does not is not made yet. Raises Answer."""
-        broker = self._broker
+        """(topic, whether it exists): one that does not is not made yet. Raises RequestRejected."""
         name = header.topic
-        if not broker.settings.brokerPermission & _WRITE:
-            raise Answer(ResponseCode.NO_PERMISSION, f"the broker[{broker.address}] sending message is forbidden")
+        if not self._settings.brokerPermission & _WRITE:
+            raise RequestRejected(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._role.address}] sending message is forbidden"
+            )
         fault = topic_fault(name, longest=255 if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 127)
         if fault is not None:
-            raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+            raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
         if name in NOT_SENDABLE:
-            raise Answer(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
-        known = broker.meta.working.topics.get(name)
-        topic = known or broker.topic_on_demand(name, header.defaultTopic, header.defaultTopicQueueNums)
+            raise RequestRejected(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        known = self._meta.working.topics.get(name)
+        topic = known or self._creation.topic_for(name, header.defaultTopic, header.defaultTopicQueueNums)
         if topic is None:
-            raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
-        if known is None and broker.slices.left_s <= 0:
+            raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
+        if known is None and self._slices.left_s <= 0:
             raise _InTurn
         if not topic.perm & _WRITE:
-            raise Answer(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
+            raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
         return topic, known is not None
 
     def _remember(self, topic: TopicConfig, known: bool) -> None:
         """Makes a topic that was not there, and lets the fast path know what the topic allows."""
         if not known:
-            self._broker.make_topic(topic)
+            self._creation.make_topic(topic)
         if not topic.name.startswith(RETRY_PREFIX):
             self._sendable[topic.name] = (topic, max(topic.read_queues, topic.write_queues))
 
@@ -309,9 +342,11 @@ class Sender:
         self, items: list[BatchItem], header: SendHeader, topic: TopicConfig, queue_id: int, born_host: bytes
     ) -> list[Put]:
         if topic.name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            raise Answer(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {topic.name}")
+            raise RequestRejected(
+                ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {topic.name}"
+            )
         if not items:
-            raise Answer(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+            raise RequestRejected(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         puts = []
         suffix = self._suffix.encode()
         sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
@@ -339,24 +374,24 @@ class Sender:
 
 
 def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
-    """Refuses a message that is larger than may be stored, or whose properties are not safe there. Raises Answer."""
+    """Raises RequestRejected for a message that is too large, or with properties that are not safe in the log."""
     if len(frame.body) > limit:
-        raise Answer(
+        raise RequestRejected(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal: its body has {len(frame.body)} bytes, maxMessageSize is {limit}",
         )
     if header.properties is not None and "\0" * MOST_ZEROS in header.properties:
         raise _too_many_zeros()
     if header.properties is not None and len(header.properties.encode()) > MAX_PROPERTIES - 256:
-        raise Answer(
+        raise RequestRejected(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal: its properties have {len(header.properties.encode())} bytes, "
             f"at most {MAX_PROPERTIES - 256} are stored",
         )
 
 
-def _too_many_zeros() -> Answer:
-    return Answer(
+def _too_many_zeros() -> RequestRejected:
+    return RequestRejected(
         ResponseCode.MESSAGE_ILLEGAL,
         f"the message is illegal: its properties have {MOST_ZEROS} zero bytes in a row, which after a power loss "
         "would look like a part that was never written; encode them as text",

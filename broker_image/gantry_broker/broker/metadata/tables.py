@@ -38,8 +38,8 @@ def offset_key(topic: str, group: str) -> str:
 class Tables:
     """One view of all metadata. `offsets`: "topic@group" to queue to offset; `delay`: level to queue offset;
     `timer`: bucket to queue offset; `timer_done`: bucket to what was delivered above that; `settings`: name to (value,
-    what the resource said then), see `livesettings`; `hidden`: topic to the offset of the log below which its deletion
-    hides records; `ends`: topic to queue to where it goes on, should nothing else be left to say it."""
+    what the resource said then), see `live_settings`; `deletion_watermarks`: topic to the offset of the log below which
+    its deletion hides records; `ends`: topic to queue to the next queue offset, for queues without records."""
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, SubscriptionGroup] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Tables:
     timer: Offsets = field(default_factory=dict)
     timer_done: dict[int, set[int]] = field(default_factory=dict)
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
-    hidden: dict[str, int] = field(default_factory=dict)
+    deletion_watermarks: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Offsets] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
@@ -63,7 +63,7 @@ class Tables:
             dict(self.timer),
             {bucket: set(done) for bucket, done in self.timer_done.items()},
             dict(self.settings),
-            dict(self.hidden),
+            dict(self.deletion_watermarks),
             {topic: dict(queues) for topic, queues in self.ends.items()},
             self.topic_version,
             self.group_version,
@@ -79,8 +79,8 @@ class Tables:
             shaped = True
         for name in change.get("dropTopics", ()):
             shaped = self.topics.pop(name, None) is not None or shaped
-            if change.get("dropData", 0) > self.hidden.get(name, 0):
-                self.hidden[name] = change["dropData"]
+            if change.get("dropData", 0) > self.deletion_watermarks.get(name, 0):
+                self.deletion_watermarks[name] = change["dropData"]
         for name, queues in change.get("ends", {}).items():
             self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
         if shaped:
@@ -94,7 +94,7 @@ class Tables:
             grouped = self.groups.pop(name, None) is not None or grouped
         if grouped:
             self.group_version = self.group_version.next(at)
-        set_anew = "settings" in change or "dropSettings" in change
+        settings_changed = "settings" in change or "dropSettings" in change
         for name in change.get("dropSettings", ()):
             self.settings.pop(name, None)
         for name, (value, base) in change.get("settings", {}).items():
@@ -115,7 +115,7 @@ class Tables:
                     table.pop(int(queue), None)
                 else:
                     table[int(queue)] = offset
-        return shaped or grouped or set_anew
+        return shaped or grouped or settings_changed
 
     def _forget_done(self, bucket: int, progress: int) -> None:
         """Everything below `progress` was delivered, and need not be named any more."""
@@ -132,8 +132,8 @@ class Tables:
     def all_changes(self, now_ms: int) -> Iterator[Change]:
         """Changes that, applied to empty tables, give these.
 
-        But for `ends`, which the queues themselves know better, and `hidden`: where that matters, the log still has the
-        deletion.
+        `ends` and `deletion_watermarks` are left out: the queues know their ends better, and the log still has a
+        deletion where it matters.
         """
         for part in _chunks(list(self.topics.values())):
             yield {"at": now_ms, "topics": [t.to_json() for t in part]}
@@ -243,29 +243,31 @@ class Metadata:
             return False
         self.changed = True
         shaped = self.confirmed.apply(change)
-        self._tell_hidden(change.get("dropTopics", ()))
-        self._tell_ends({topic: self.confirmed.ends[topic] for topic in change.get("ends", ())})
+        self._report_watermarks(change.get("dropTopics", ()))
+        self._report_ends({topic: self.confirmed.ends[topic] for topic in change.get("ends", ())})
         return shaped
 
-    def tell(self) -> None:
-        """All that is known of queues, to a store that was opened just now."""
-        self._tell_hidden(self.confirmed.hidden)
-        self._tell_ends(self.confirmed.ends)
+    def report(self) -> None:
+        """Reports all that is known of queues to a store that was opened just now."""
+        self._report_watermarks(self.confirmed.deletion_watermarks)
+        self._report_ends(self.confirmed.ends)
 
-    def _tell_hidden(self, topics: Iterable[str]) -> None:
+    def _report_watermarks(self, topics: Iterable[str]) -> None:
         for topic in topics:
-            if topic in self.confirmed.hidden:
-                self.on_drop(topic, self.confirmed.hidden[topic])
+            if topic in self.confirmed.deletion_watermarks:
+                self.on_drop(topic, self.confirmed.deletion_watermarks[topic])
 
-    def _tell_ends(self, ends: Mapping[str, Offsets]) -> None:
+    def _report_ends(self, ends: Mapping[str, Offsets]) -> None:
         for topic, queues in ends.items():
             for queue, end in queues.items():
                 self.on_ends(topic, queue, end)
 
     def forget_deletions(self, start: int) -> None:
-        """The log begins at `start`: what a deletion hides below is not there any more."""
+        """Forgets the watermarks at or below `start`, the begin of the log."""
         for tables in (self.confirmed, self.working):
-            tables.hidden = {topic: below for topic, below in tables.hidden.items() if below > start}
+            tables.deletion_watermarks = {
+                topic: below for topic, below in tables.deletion_watermarks.items() if below > start
+            }
 
     def lead(self, tail: Iterable[bytes]) -> None:
         """Becomes master: the working view is the confirmed one and the control records not yet confirmed (`tail`)."""
@@ -276,7 +278,7 @@ class Metadata:
             if change is not None:
                 self.working.apply(change)
         # Records that are given numbers from now on come after those that `tail` counts.
-        self._tell_ends(self.working.ends)
+        self._report_ends(self.working.ends)
 
     def follow(self) -> None:
         """Is no longer master: what was not confirmed is undone."""
@@ -311,7 +313,7 @@ class Metadata:
         return bool(self._dirty)
 
     def put_back(self, changes: list[Change]) -> None:
-        """The log took them not (full disk): they stay to be written."""
+        """Keeps changes to be written that the log refused (a full disk)."""
         for change in changes:
             for key, queues in change["offsets"].items():
                 self._dirty.setdefault(key, set()).update(int(q) for q in queues)

@@ -1,0 +1,51 @@
+"""What becomes visible when records are confirmed: tables follow, and the readers of the queues are notified."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.metadata.replay import Replay
+    from gantry_broker.store.types import Confirmed
+
+
+class ConfirmedRecords:
+    """Passes confirmed control records to the tables and notifies readers in the next pass of the event loop."""
+
+    def __init__(self, replay: Replay, held: Sized) -> None:
+        """`held`: the pulls that wait; while it is empty nothing is tried for them."""
+        self.on_messages_available: dict[str, Callable[[int], None]] = {}
+        """By topic: the internal reader (delays, transactions, timers), called with the queue that has new messages."""
+        self.wake_pulls: Callable[[str, int], None] = lambda topic, queue_id: None
+        """Called with topic and queue while pulls are held."""
+        self._replay = replay
+        self._held = held
+        self._available: list[tuple[str, int]] = []
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def waits(self) -> bool:
+        """Whether readers are still to be notified."""
+        return bool(self._available)
+
+    def confirmed(self, confirmed: Confirmed) -> None:
+        """Takes what `MessageStore.confirm` returned."""
+        if confirmed.control:
+            self._replay.confirmed(confirmed.control)
+        # Readers are woken after the caller has finished its own step: what they do may append again.
+        if confirmed.available:
+            if not self._available:
+                self._loop.call_soon(self._notify)
+            self._available += confirmed.available
+
+    def _notify(self) -> None:
+        available, self._available = self._available, []
+        held = len(self._held) > 0
+        for topic, queue_id in dict.fromkeys(available):
+            notify = self.on_messages_available.get(topic)
+            if notify is not None:
+                notify(queue_id)
+            if held:
+                self.wake_pulls(topic, queue_id)

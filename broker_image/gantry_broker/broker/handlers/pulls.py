@@ -1,0 +1,16 @@
+"""Pulls of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.protocol.frame import Frame
+    from gantry_broker.remoting.connection import Connection
+
+
+def pull(broker: BrokerContext, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
+    """Answers a pull, or holds it."""
+    return broker.pulls.handle(conn, frame)

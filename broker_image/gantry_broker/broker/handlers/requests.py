@@ -1,0 +1,45 @@
+"""What handlers have in common: their type, JSON bodies, the plain answer.
+
+A handler gets the context, the connection and the request. It returns the answer, a coroutine that returns it, or None
+when it answers by itself or has nothing to answer. Its exceptions become error answers (`errors.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.frame import Frame
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.remoting.connection import Connection
+    from gantry_broker.timeslice import TimeSlices
+
+T = TypeVar("T")
+
+Result = Frame | None | Coroutine[Any, Any, Frame | None]
+HandlerFunction = Callable[["BrokerContext", "Connection", Frame], Result]
+
+
+def json_body(request: Frame, what: str) -> Any:
+    """The value of a JSON body. Raises BodyError."""
+    try:
+        return fastjson.loads(request.body)
+    except fastjson.JsonError as error:
+        raise BodyError(f"the body ({what}) cannot be read: {error}") from None
+
+
+async def json_object(slices: TimeSlices, table: Mapping[str, T], to_json: Callable[[T], Any]) -> bytes:
+    """A JSON object of many values, written in slices of the event loop."""
+    parts = []
+    async for name, value in slices.sliced(list(table.items())):
+        parts.append(fastjson.dumps(name) + b":" + fastjson.dumps(to_json(value)))
+    return b"{" + b",".join(parts) + b"}"
+
+
+def ok(request: Frame, ext: dict[str, str] | None = None, body: bytes = b"", remark: str | None = None) -> Frame:
+    """The answer SUCCESS."""
+    return Frame.response_to(request, 0, remark, ext, body)

@@ -1,0 +1,134 @@
+"""Changes of metadata: control records in the log, and the wait until clients can rely on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gantry_broker.broker.errors import NotStored, NotWritable
+from gantry_broker.broker.metadata.tables import Change, Metadata, encode_change
+from gantry_broker.protocol.codes import CONTROL_TOPIC, SendStatus
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.types import Put
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.log_writer import LogWriter
+    from gantry_broker.broker.registrar import Registrar
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.store.store import MessageStore
+
+
+class MetadataChanges:
+    """Appends changes as control records and applies them to the working view. Only a master changes anything."""
+
+    def __init__(
+        self,
+        meta: Metadata,
+        store: MessageStore,
+        store_host: bytes,
+        *,
+        writer: LogWriter,
+        role: RoleState,
+        health: MemberHealth,
+        registrar: Registrar,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._meta = meta
+        self._store = store
+        self._store_host = store_host
+        self._writer = writer
+        self._role = role
+        self._fitness = health
+        self._registrar = registrar
+        self._tables_changed = events.tables_changed
+        self._clock = clock
+        self._tables_in_segment = -1
+        events.role_changed.subscribe(self._role_changed)
+
+    def append(
+        self, change: Change, puts: list[Put] | None = None, on_status: Callable[[SendStatus], None] | None = None
+    ) -> None:
+        """Appends `puts` and a change as one batch, all of it or nothing. Raises NotWritable and StoreError.
+
+        `on_status` gets the outcome of the replication.
+        """
+        change.setdefault("at", self._clock.unix_ms())
+        self._writer.append([*(puts or ()), self._record(change)])
+        if self._meta.working.apply(change):
+            self._tables_changed()
+        self._writer.appended(on_status)
+
+    async def append_and_wait(self, change: Change) -> None:
+        """Appends a change and waits until it is replicated and the NameServers know the topics that it changes.
+
+        Raises NotWritable, StoreError and NotStored.
+        """
+        done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
+
+        def on_status(status: SendStatus) -> None:
+            if not done.done():
+                done.set_result(status)
+
+        self.append(change, on_status=on_status)
+        status = await done
+        if status is not SendStatus.SEND_OK:
+            raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
+        if "topics" in change or "dropTopics" in change:
+            await self._registrar.registered()
+
+    def _record(self, change: Change) -> Put:
+        """The control record of a change."""
+        body = encode_change(change)
+        return Put(CONTROL_TOPIC, 0, 0, 0, self._clock.unix_ms(), self._store_host, body, b"")
+
+    def flush_offsets(self, most: int | None = None) -> bool:
+        """Writes changed consumer offsets into the log, at most those of `most` pairs of topic and group.
+
+        Returns True while more of them wait.
+        """
+        if not self._role.may_append:
+            return False
+        changes = self._meta.take_dirty(self._clock.unix_ms(), most)
+        if not changes:
+            return False
+        try:
+            self._writer.append([self._record(c) for c in changes])
+        except StoreError as error:
+            self._meta.put_back(changes)
+            self._fitness.store_failed(error)
+            return False
+        self._writer.appended(None)
+        return self._meta.has_dirty
+
+    def all_tables(self) -> list[Change]:
+        """All tables and the end of each queue, for a follower whose log does not go back to the start."""
+        now = self._clock.unix_ms()
+        ends: list[Change] = [
+            {"at": now, "ends": {topic: {str(q): number for q, number in queues.items()}}}
+            for topic, queues in self._store.next_offsets().items()
+        ]
+        return [*self._meta.working.all_changes(now), *ends]
+
+    def write_tables(self) -> None:
+        """Writes all tables into the log once per segment and role: control records expire with their segment."""
+        if not self._role.may_append:
+            return
+        segment = self._store.end // self._store.log.segment_size
+        if segment == self._tables_in_segment:
+            return
+        try:
+            self._writer.append([self._record(c) for c in self.all_tables()])
+        except (NotWritable, StoreError) as error:
+            if isinstance(error, StoreError):
+                self._fitness.store_failed(error)
+            return
+        self._tables_in_segment = segment
+        self._writer.appended(None)
+
+    def _role_changed(self, master: bool) -> None:
+        self._tables_in_segment = -1

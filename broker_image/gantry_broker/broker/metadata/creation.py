@@ -1,0 +1,168 @@
+"""Topics and consumer groups that come into being on demand, as `TopicConfigManager` of 4.9.7 makes them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.metadata.creation_limits import CreationRate, too_many_groups, too_many_topics, too_soon
+from gantry_broker.broker.metadata.topics import is_system_topic, retry_topic
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.codes import (
+    AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
+    PREDEFINED_GROUPS,
+    RETRY_PREFIX,
+    Perm,
+    ResponseCode,
+)
+from gantry_broker.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.metadata.tables import Change, Metadata
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.settings import BrokerSettings
+    from gantry_broker.timeslice import TimeSlices
+
+log = logging.getLogger(__name__)
+
+
+class OnDemandCreation:
+    """Makes topics and groups within the limits of the settings and of `creation_limits`."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        meta: Metadata,
+        changes: MetadataChanges,
+        *,
+        role: RoleState,
+        health: MemberHealth,
+        slices: TimeSlices,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._meta = meta
+        self._changes = changes
+        self._role = role
+        self._fitness = health
+        self._slices = slices
+        self._clock = clock
+        self._rate = CreationRate()
+
+    def check_limits(self, *, topics: Sequence[str] = (), groups: Sequence[str] = (), on_demand: bool = True) -> None:
+        """Raises RequestRejected when there would be too many topics or groups, or too many of them too fast.
+
+        `on_demand`: no request names them; those are made at a limited rate.
+        """
+        tables = self._meta.working
+        new_topics = len({name for name in topics if name not in tables.topics and not is_system_topic(name)})
+        new_groups = len({name for name in groups if name not in tables.groups})
+        if not new_topics and not new_groups:
+            return
+        settings = self._settings
+        fault = too_many_topics(len(tables.topics), new_topics, settings.maxTopics) or too_many_groups(
+            len(tables.groups), new_groups, settings.maxSubscriptionGroups
+        )
+        if fault is not None:
+            raise RequestRejected(ResponseCode.SYSTEM_ERROR, fault)
+        # A group and its %RETRY% topic count once.
+        if on_demand and not self._rate.take(max(new_topics, new_groups), self._clock.now_ms()):
+            raise RequestRejected(ResponseCode.SYSTEM_BUSY, too_soon(new_topics, new_groups))
+
+    def ensure_topic(self, name: str, queues: int, perm: int, sys_flag: int = 0) -> TopicConfig:
+        """A topic that the broker itself needs. Raises RequestRejected, NotWritable and StoreError."""
+        known = self._meta.working.topics.get(name)
+        if known is not None:
+            return known
+        self.check_limits(topics=[name])
+        self._changes.append({"topics": [TopicConfig(name, queues, queues, perm, sys_flag=sys_flag).to_json()]})
+        return self._meta.working.topics[name]
+
+    def topic_for(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
+        """The topic that a send to an unknown one would make; None: it may not be made. It changes nothing.
+
+        As `createTopicInSendMessageMethod` of 4.9.7.
+        """
+        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return TopicConfig(name, 1, 1, Perm.READ | Perm.WRITE)
+        pattern = self._meta.working.topics.get(default_topic)
+        if pattern is None or not pattern.perm & Perm.INHERIT:
+            return None
+        settings = self._settings
+        if default_topic == AUTO_CREATE_TOPIC and not settings.autoCreateTopicEnable:
+            return None
+        limit = settings.defaultTopicQueueNums if default_topic == AUTO_CREATE_TOPIC else pattern.write_queues
+        count = max(min(queues, limit), 1)
+        return TopicConfig(name, count, count, pattern.perm & ~Perm.INHERIT)
+
+    def make_topic(self, topic: TopicConfig) -> None:
+        """Makes a topic for a send. Raises RequestRejected, NotWritable and StoreError."""
+        self.check_limits(topics=[topic.name])
+        begun = time.perf_counter()
+        log.info("topic %s is made on demand with %d queues", topic.name, topic.write_queues)
+        self._changes.append({"topics": [topic.to_json()]})
+        self._slices.charge(time.perf_counter() - begun)
+
+    def group_config(self, name: str) -> SubscriptionGroup | None:
+        """A consumer group's configuration, made on demand where role and settings allow it; None: they do not."""
+        known = self._meta.working.groups.get(name)
+        if known is not None:
+            return known
+        if not self._may_make(name):
+            return None
+        made = SubscriptionGroup(name)
+        if self._role.may_append:
+            self.check_limits(groups=[name])
+            self._append({"groups": [made.to_json()]})
+        return made
+
+    def group_configs(self, names: Iterable[str]) -> dict[str, SubscriptionGroup]:
+        """The configurations of a client's consumer groups; one record makes the new ones and their retry topics.
+
+        Groups that may not be made are left out. Raises RequestRejected when they are too many; then nothing is made.
+        """
+        tables = self._meta.working
+        known: dict[str, SubscriptionGroup] = {}
+        new: list[SubscriptionGroup] = []
+        for name in names:
+            group = tables.groups.get(name)
+            if group is None:
+                if not self._may_make(name):
+                    continue
+                group = SubscriptionGroup(name)
+                new.append(group)
+            known[name] = group
+        if not self._role.may_append:
+            return known
+        topics = [
+            TopicConfig(topic, queues, queues, Perm.READ | Perm.WRITE)
+            for group in known.values()
+            if (topic := retry_topic(group.name)) not in tables.topics
+            for queues in [max(group.retry_queues, 1)]
+        ]
+        if not new and not topics:
+            return known
+        self.check_limits(topics=[topic.name for topic in topics], groups=[group.name for group in new])
+        change: Change = {}
+        if new:
+            change["groups"] = [group.to_json() for group in new]
+        if topics:
+            change["topics"] = [topic.to_json() for topic in topics]
+        self._append(change)
+        return known
+
+    def _may_make(self, group: str) -> bool:
+        return self._settings.autoCreateSubscriptionGroup or group in PREDEFINED_GROUPS
+
+    def _append(self, change: Change) -> None:
+        try:
+            self._changes.append(change)
+        except StoreError as error:
+            self._fitness.store_failed(error)

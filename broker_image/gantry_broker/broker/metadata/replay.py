@@ -1,0 +1,148 @@
+"""Keeps the tables in step with the log: at a start, while records are confirmed, and when some are undone.
+
+The store has the tables' deletion watermarks and queue ends in memory only, so each start reports them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Metadata, encode_change
+from gantry_broker.protocol.codes import CONTROL_TOPIC
+from gantry_broker.protocol.message import decode_records
+from gantry_broker.store.errors import BadRecords
+from gantry_broker.store.files import NO_DESCRIPTORS
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+
+class Replay:
+    """Binds `Metadata` to the control records of a store."""
+
+    def __init__(self, meta: Metadata, store: MessageStore, tables_changed: Callable[[], None] = lambda: None) -> None:
+        """`tables_changed` is called after topics, groups or settings of the view in use changed."""
+        self._meta = meta
+        self._store = store
+        self._tables_changed = tables_changed
+        self.incomplete = False
+        """A control record cannot be read: the tables miss it and are not saved."""
+        meta.on_drop = store.drop_topic
+        meta.on_ends = store.ensure_next
+
+    def load(self, directory: Path) -> None:
+        """The tables of a store that was opened just now: its snapshot, and what the log has beyond. Raises OSError."""
+        meta, store = self._meta, self._store
+        found = snapshots.load(directory)
+        if found is not None:
+            meta.load(found.tables, found.applied)
+        applied = meta.applied
+        # Of another epoch: the log was cut below the tables and has grown again since.
+        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epochs, applied))
+        if applied > store.end or 0 < applied < store.start or (applied > 0 and other):
+            log.warning(
+                "the log is of %d to %d, the tables of %d: they are rebuilt from it",
+                store.start, store.end, applied,
+            )  # fmt: skip
+            self._build()
+        else:
+            meta.report()
+            self.replay()
+
+    def start(self, directory: Path) -> None:
+        """Loads the tables before replication starts. Raises OSError."""
+        self.load(directory)
+        self._tables_changed()
+
+    def confirmed(self, control: Iterable[tuple[int, bytes]]) -> None:
+        """Applies control records, each with its offset in the log, that were confirmed."""
+        changed = False
+        for phys, body in control:
+            changed = self._meta.confirm(phys, body) or changed
+        if changed and not self._meta.leading:
+            self._tables_changed()
+
+    def was_truncated(self, to: int) -> None:
+        """Follows a log that was truncated to `to`, or reset to begin there. Raises what `rebuild` does."""
+        if to == self._store.start:
+            log.info("the log was reset to %d: the tables are rebuilt", to)
+        elif self._meta.applied > to:
+            log.warning("the log was truncated to %d, below the tables: they are rebuilt", to)
+        else:
+            return
+        self.rebuild()
+        self._tables_changed()
+
+    def mended(self, at: int) -> None:
+        """Adds a control record that could not be read before. Raises what `rebuild` and `lead` do."""
+        if not self.incomplete:
+            return
+        log.warning("the tables are rebuilt with the control record that was mended")
+        meta, leading = self._meta, self._meta.leading
+        offsets = meta.take_dirty(time.time_ns() // 1_000_000)
+        self.rebuild()
+        if leading:
+            meta.lead([*self._unconfirmed_control(), *map(encode_change, offsets)])
+            meta.put_back(offsets)
+        self._tables_changed()
+
+    def lead(self) -> None:
+        """Becomes the master's tables: unconfirmed control records count as well.
+
+        Raises OSError, BadRecords and ValueError when the end of the log cannot be read. Then the process ends, unless
+        only descriptors were short: a record on this disk alone is lost for a master that cannot read it.
+        """
+        self._meta.lead(self._unconfirmed_control())
+
+    def follow(self) -> None:
+        """Becomes a follower's tables: unconfirmed control records are undone."""
+        self._meta.follow()
+
+    def _unconfirmed_control(self) -> list[bytes]:
+        try:
+            return self._store.unconfirmed_control()
+        except (BadRecords, ValueError, OSError) as error:
+            if not isinstance(error, OSError) or error.errno not in NO_DESCRIPTORS:
+                self._store.mark_failed(error)
+            raise
+
+    def rebuild(self) -> None:
+        """Rebuilds the tables from the confirmed control records of the log.
+
+        Raises OSError, after which the store has failed: the tables are incomplete, so only a new start goes on.
+        """
+        try:
+            self._build()
+        except OSError as error:
+            self._store.mark_failed(error)
+            raise
+
+    def _build(self) -> None:
+        self._meta.clear()
+        self._store.clear_overrides()
+        self.incomplete = False
+        self.replay()
+
+    def replay(self) -> None:
+        """Applies the confirmed control records that the tables do not hold yet: they are in the control queue.
+
+        Raises OSError.
+        """
+        store, meta = self._store, self._meta
+        offset, end = store.min_offset(CONTROL_TOPIC, 0), store.max_offset(CONTROL_TOPIC, 0)
+        queue = store.queues.find(CONTROL_TOPIC, 0)
+        if queue is not None and meta.applied:
+            offset = max(offset, queue.first_at(meta.applied))
+        while offset < end:
+            got = store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
+            for record in decode_records(got.data) if got.data else ():
+                meta.confirm(record.phys_offset, record.body)
+            self.incomplete = self.incomplete or got.damaged >= 0
+            offset = max(got.next_offset + (got.damaged >= 0), offset + 1)

@@ -1,0 +1,194 @@
+"""Carries out clients' requests: sends go to the sender together, each other request to its handler.
+
+An exception of a handler becomes an error answer. One broken request never costs the connection or the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from gantry_broker.broker.errors import failure_answer
+from gantry_broker.broker.forward import request_bytes
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import error_answer
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.handlers.requests import HandlerFunction
+    from gantry_broker.broker.send.sender import Sender
+    from gantry_broker.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+SENDS: Final = frozenset(
+    {
+        int(RequestCode.SEND_MESSAGE_V2),
+        int(RequestCode.SEND_MESSAGE),
+        int(RequestCode.SEND_BATCH_MESSAGE),
+    }
+)
+CHEAP: Final = frozenset(
+    int(code)
+    for code in (
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+    )
+)
+"""Requests that cost 0.1 ms at most whatever they hold; all others run in slices of the event loop. A pull with an
+SQL92 filter takes slices by itself."""
+AT_ONCE: Final = 64
+"""Cheap requests of one read that are handled at once. Clients seldom have more under way."""
+ARRIVE_S: Final = 0.02
+"""Time for the last answers to arrive before a connection ends."""
+MAX_TASKS: Final = 10_000
+"""Requests that may wait for something at the same time."""
+
+
+def not_supported(frame: Frame) -> Frame:
+    """The answer to a request code that a port does not know."""
+    return error_answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported")
+
+
+class RequestProcessor:
+    """Processes the requests of one read, whether or not writes wait for a handover."""
+
+    def __init__(
+        self, context: BrokerContext, handlers: Mapping[int, HandlerFunction], sender: Sender, max_bytes: int
+    ) -> None:
+        """`handlers`: by request code; `max_bytes`: of memory for costly requests that wait for their turn."""
+        self.process_again: Callable[[Connection, list[Frame]], None] = self.process
+        """Takes sends in a later pass of the event loop."""
+        self._context = context
+        self._handlers = handlers
+        self._take_sends = sender.take
+        self._role = context.role
+        self._slices = context.slices
+        self._max_bytes = max_bytes
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting_bytes = 0
+
+    def process(self, conn: Connection, frames: list[Frame]) -> None:
+        """Carries out requests; while this member may not append, sends are refused."""
+        sends: list[Frame] = []
+        others = 0
+        for frame in frames:
+            if frame.code in SENDS:
+                sends.append(frame)
+            else:
+                others += 1
+                self._one(conn, frame, others <= AT_ONCE)
+        if not sends:
+            return
+        conn.attrs["client"] = True
+        if self._role.may_append:
+            later = self._take_sends(conn, sends, self._context.clock.unix_ms())
+            for frame in later:
+                self._run_in_turn(conn, frame, partial(self.process_again, conn, [frame]))
+        else:
+            self.refuse(conn, sends)
+
+    def refuse(self, conn: Connection, frames: list[Frame]) -> None:
+        """Refuses writes, because this member is not the master."""
+        remark = self._role.refusal()
+        for frame in frames:
+            if not frame.is_oneway:
+                conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+        if self._context.replication.follows:
+            # The connection came by the master's Service before the Service moved, and would lead here for ever.
+            # It ends, so that the client connects again by the present route.
+            conn.stop_reading()
+            asyncio.get_running_loop().call_later(ARRIVE_S, conn.close)
+
+    # ---- one request
+
+    def _one(self, conn: Connection, frame: Frame, at_once: bool) -> None:
+        """`at_once` False: the read had so many requests that this one waits for its turn, cheap or not."""
+        conn.attrs["client"] = True
+        handler = self._handlers.get(frame.code)
+        if handler is None:
+            self._answer(conn, frame, not_supported(frame))
+            return
+        if at_once and frame.code in CHEAP:
+            self._handle(conn, frame, handler)
+        else:
+            self._handle_in_turn(conn, frame, handler)
+
+    def _handle_in_turn(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
+        self._run_in_turn(conn, frame, partial(self._handle, conn, frame, handler))
+
+    def _run_in_turn(self, conn: Connection, frame: Frame, work: Callable[[], None]) -> None:
+        """Runs costly work within a slice of each pass of the event loop, which all connections share.
+
+        A connection is not read while requests of it wait, and the bytes of waiting requests are bounded.
+        """
+        slices = self._slices
+        if slices.left_s > 0:
+            slices.run(work)
+            return
+        size = request_bytes(frame)
+        if self._waiting_bytes + size > self._max_bytes:
+            self._answer(conn, frame, error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
+            return
+        self._waiting_bytes += size
+        conn.attrs["waiting"] = conn.attrs.get("waiting", 0) + 1
+        conn.throttle(True)
+
+        def begin() -> None:
+            self._waiting_bytes -= size
+            conn.attrs["waiting"] -= 1
+            if not conn.attrs["waiting"]:
+                conn.throttle(False)
+            if not conn.closed:
+                work()
+
+        slices.run(begin)
+
+    def _handle(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
+        try:
+            result = handler(self._context, conn, frame)
+        except Exception as error:
+            self._answer(conn, frame, failure_answer(frame, error))
+            return
+        if result is None:
+            return
+        if isinstance(result, Frame):
+            self._answer(conn, frame, result)
+            return
+        if len(self._tasks) >= MAX_TASKS:
+            result.close()
+            self._answer(conn, frame, error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
+            return
+        task = asyncio.get_running_loop().create_task(self._later(conn, frame, result))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _later(self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None]) -> None:
+        try:
+            if frame.code not in CHEAP:
+                await self._slices.grant()
+            answer = await work
+        except Exception as error:
+            answer = failure_answer(frame, error)
+        if answer is not None:
+            self._answer(conn, frame, answer)
+
+    @staticmethod
+    def _answer(conn: Connection, frame: Frame, answer: Frame) -> None:
+        if not frame.is_oneway and not conn.closed:
+            conn.send(answer)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

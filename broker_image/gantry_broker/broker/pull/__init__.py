@@ -1,0 +1,1 @@
+"""Pulls: filters, long polls and what each pull is answered."""

@@ -1,0 +1,86 @@
+"""The member's role: whether it is the master, whether it may append, and the address that clients use."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gantry_broker.replication.service import ReplicationService, Role
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.locks import QueueLocks
+    from gantry_broker.broker.metadata.replay import Replay
+    from gantry_broker.config import BrokerConfig
+
+log = logging.getLogger(__name__)
+
+
+class RoleState:
+    """The role as clients see it; it follows the role of replication."""
+
+    def __init__(
+        self, config: BrokerConfig, replication: ReplicationService, replay: Replay, locks: QueueLocks, events: Events
+    ) -> None:
+        self.leading = False
+        """This member is the master and its tables are the master's."""
+        self.draining = False
+        """A moment after a handover: pulls that find nothing are held until their connection ends, which is soon."""
+        self.has_stale_clients = False
+        """A short time after a handover: clients still use old connections or the old route to reach the master."""
+        self._config = config
+        self._replication = replication
+        self._replay = replay
+        self._locks = locks
+        self._events = events
+        self._epoch = -1
+
+    @property
+    def may_append(self) -> bool:
+        return self.leading and self._replication.may_append
+
+    @property
+    def epoch_confirmed(self) -> bool:
+        """False: a new master does not know yet how far its log is confirmed (rule 9)."""
+        return self._replication.epoch_confirmed
+
+    @property
+    def broker_id(self) -> int:
+        """RocketMQ's brokerId: 0 for the master, else the member's number + 1."""
+        return 0 if self.leading else self._config.member + 1
+
+    @property
+    def address(self) -> str:
+        """Where clients reach this member in its present role, "host:port"."""
+        return self._config.group_address if self.leading else self._config.member_address
+
+    def refusal(self) -> str:
+        """The reason in words for the refusal of a write."""
+        if self._replication.writes_paused:
+            return "service not available now: the group hands over to another master, send again"
+        role, name = self._replication.role, self._config.name
+        if role is Role.SLAVE:
+            return f"service not available now: {name} is a slave, send to the master"
+        return f"service not available now: {name} waits for its role ({self._replication.core.reason})"
+
+    def changed(self) -> None:
+        """Follows replication after its role or `may_append` changed.
+
+        Raises what `Replay.lead` does; then the role is not taken and replication calls again.
+        """
+        master = self._replication.role is Role.MASTER
+        epoch = self._replication.epoch
+        if master and epoch != self._epoch:
+            self._replay.lead()
+            self._locks.clear()
+            self._epoch, self.leading = epoch, True
+            log.info("master of %s in epoch %d", self._config.group, epoch)
+        elif not master and self.leading:
+            self.leading = False
+            self._epoch = -1
+            self._replay.follow()
+            reason = self._replication.core.reason or "follows"
+            log.info("no longer master of %s: %s", self._config.group, reason)
+        self._events.tables_changed()
+        self._events.role_changed(master)
+        self._events.status_changed()

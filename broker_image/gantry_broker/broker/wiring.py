@@ -1,0 +1,254 @@
+"""Who is built from what: all parts of one broker, in one function. Nothing here starts anything.
+
+Each part names in its constructor what it needs. Parts that react to each other do so over `Events`, which exist before
+all of them. Only replication is called back by parts that are built later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from gantry_broker import descriptors
+from gantry_broker.broker.clients import ClientTable
+from gantry_broker.broker.clock import Clock
+from gantry_broker.broker.confirmed import ConfirmedRecords
+from gantry_broker.broker.context import BrokerContext
+from gantry_broker.broker.delay import Delays
+from gantry_broker.broker.dispatch import Dispatcher
+from gantry_broker.broker.events import Events
+from gantry_broker.broker.forward import Forwarder
+from gantry_broker.broker.group_notifier import GroupNotifier, opaque_numbers
+from gantry_broker.broker.handlers.table import HANDLERS
+from gantry_broker.broker.health import MemberHealth
+from gantry_broker.broker.locks import QueueLocks
+from gantry_broker.broker.log_writer import LogWriter
+from gantry_broker.broker.member_requests import MemberRequests
+from gantry_broker.broker.metadata.base import base_tables
+from gantry_broker.broker.metadata.changes import MetadataChanges
+from gantry_broker.broker.metadata.creation import OnDemandCreation
+from gantry_broker.broker.metadata.creation_limits import max_links
+from gantry_broker.broker.metadata.live_settings import LiveSettings
+from gantry_broker.broker.metadata.replay import Replay
+from gantry_broker.broker.metadata.snapshot_writer import SnapshotWriter
+from gantry_broker.broker.metadata.tables import Metadata
+from gantry_broker.broker.periodic_tasks import PeriodicTask, PeriodicTasks
+from gantry_broker.broker.ports import Ports
+from gantry_broker.broker.processing import RequestProcessor
+from gantry_broker.broker.pull.filters import Filters
+from gantry_broker.broker.pull.held import HeldPulls
+from gantry_broker.broker.pull.service import Pull, PullService
+from gantry_broker.broker.pull.slave_reads import SlaveReads
+from gantry_broker.broker.registrar import Registrar
+from gantry_broker.broker.retention import LogRetention
+from gantry_broker.broker.role import RoleState
+from gantry_broker.broker.send.sender import Sender
+from gantry_broker.broker.stats import MessageCounts, Stats
+from gantry_broker.broker.transactions import Transactions
+from gantry_broker.http.app import HttpServer
+from gantry_broker.loopwatch import LoopWatch
+from gantry_broker.protocol.codes import GantryCode
+from gantry_broker.remoting.budget import memory_limit, remoting_budget
+from gantry_broker.remoting.connection import Shared
+from gantry_broker.replication.log_repair import LogRepair, answering
+from gantry_broker.replication.service import ReplicationService
+from gantry_broker.store.log.record_reader import delay_table
+from gantry_broker.timeslice import TimeSlices
+
+if TYPE_CHECKING:
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.remoting.client import RemotingClient
+    from gantry_broker.remoting.members import Membership
+    from gantry_broker.store.store import MessageStore
+
+OFFSETS_AT_ONCE = 1_000
+"""Pairs of topic and group whose offsets one step writes, in some 10 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerParts:
+    """The parts that the process starts and stops, and those that tests look into."""
+
+    context: BrokerContext
+    events: Events
+    replay: Replay
+    confirmed: ConfirmedRecords
+    delays: Delays
+    forwarder: Forwarder
+    processor: RequestProcessor
+    dispatcher: Dispatcher
+    ports: Ports
+    registrar: Registrar
+    snapshots: SnapshotWriter
+    tasks: PeriodicTasks
+    http: HttpServer
+
+
+def wire(
+    config: BrokerConfig, store: MessageStore, store_host: bytes, client: RemotingClient, membership: Membership
+) -> BrokerParts:
+    """Builds one broker in the running event loop. `store_host`: address and port of message ids, packed."""
+    settings = store.config.settings
+    clock, events = Clock(), Events()
+    started_ms = clock.unix_ms()
+    delay_levels = delay_table(settings.messageDelayLevel)
+    memory = memory_limit(config.memory_limit_bytes)
+    budget = remoting_budget(memory, min(settings.maxConnections, descriptors.budget().remoting))
+    shared = Shared(budget, lambda: settings.maxConnectionsPerAddress)
+    loop_watch, slices = LoopWatch(), TimeSlices()
+    slices.on_ran = loop_watch.holds.ran
+    clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters()
+    held: HeldPulls[Pull] = HeldPulls()
+    stats = Stats(started_ms)
+    counts = MessageCounts(stats, config.cluster)
+    next_opaque = opaque_numbers()
+
+    # The tables, and what follows when records are confirmed.
+    meta = Metadata(base_tables(config, settings, len(delay_levels)))
+    replay = Replay(meta, store, events.tables_changed)
+    confirmed = ConfirmedRecords(replay, held)
+
+    # Replication and the role.
+    def epoch_body(epoch: int) -> bytes:
+        body = {"kind": "epoch", "epoch": epoch, "group": config.group, "member": config.member}
+        return orjson.dumps(body)
+
+    replication = ReplicationService(
+        config,
+        store,
+        client,
+        epoch_body=epoch_body,
+        on_confirmed=confirmed.confirmed,
+        on_role_change=lambda: role.changed(),
+        on_change=events.status_changed,
+        on_truncated=replay.was_truncated,
+        on_store_error=lambda error: health.store_failed(error),
+    )
+    log_repair = LogRepair(store, replication.peers, replay.mended)
+    replication.on_damaged_answer = log_repair.given_damaged
+    replication.on_unreadable = log_repair.suspect
+    store.on_damage = log_repair.suspect
+    client.register(GantryCode.READ_LOG, answering(log_repair))
+    role = RoleState(config, replication, replay, locks, events)
+    health = MemberHealth(config, store, replication, role, events)
+    registrar = Registrar(
+        config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
+        clock=clock,
+    )  # fmt: skip
+
+    # Changes of the log and of the tables.
+    writer = LogWriter(config, store, replication, role, health, clock)
+    changes = MetadataChanges(
+        meta, store, store_host, writer=writer, role=role, health=health, registrar=registrar, events=events,
+        clock=clock,
+    )  # fmt: skip
+    live_settings = LiveSettings(config.settings, settings, meta, changes, role, events)
+    creation = OnDemandCreation(settings, meta, changes, role=role, health=health, slices=slices, clock=clock)
+    retention = LogRetention(store, meta, replication, clock)
+    transactions = Transactions(
+        config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
+        next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
+    )  # fmt: skip
+    delays = Delays(
+        store, delay_levels, meta=meta, changes=changes, role=role, health=health, confirmed=confirmed, events=events,
+        clock=clock,
+    )  # fmt: skip
+
+    # Requests of clients.
+    notifier = GroupNotifier(clients, meta, slices, next_opaque)
+    sender = Sender(
+        config, store, store_host, delay_levels, meta=meta, creation=creation, role=role, writer=writer,
+        health=health, counts=counts, slices=slices, events=events,
+    )  # fmt: skip
+    pulls = PullService(
+        store, meta, role, held=held, filters=filters, clients=clients, creation=creation,
+        slave_reads=SlaveReads(settings, store, replication, memory), counts=counts, slices=slices, clock=clock,
+    )  # fmt: skip
+    confirmed.wake_pulls = pulls.wake
+    context = BrokerContext(
+        config=config,
+        settings=settings,
+        clock=clock,
+        started_ms=started_ms,
+        store=store,
+        store_host_hex=store_host.hex().upper(),
+        delay_levels=delay_levels,
+        writer=writer,
+        retention=retention,
+        log_repair=log_repair,
+        replication=replication,
+        role=role,
+        health=health,
+        meta=meta,
+        changes=changes,
+        creation=creation,
+        live_settings=live_settings,
+        clients=clients,
+        notifier=notifier,
+        locks=locks,
+        next_opaque=next_opaque,
+        filters=filters,
+        held=held,
+        pulls=pulls,
+        transactions=transactions,
+        stats=stats,
+        counts=counts,
+        slices=slices,
+        loop_watch=loop_watch,
+        shared=shared,
+        http_port=lambda: http.port,
+    )
+    processor = RequestProcessor(context, HANDLERS, sender, budget.parked_bytes)
+    forwarder = Forwarder(role, replication, client, processor.process, budget.parked_bytes)
+    events.role_changed.subscribe(lambda master: forwarder.role_changed())
+    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier)
+
+    # Ports and the clock.
+    ports = Ports(
+        config, settings, dispatcher=dispatcher,
+        member_requests=MemberRequests(role, replication, log_repair, processor.process), membership=membership,
+        shared=shared, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
+    )  # fmt: skip
+    http = HttpServer(context, ports, events.status_changed)
+    snapshots = SnapshotWriter(config.data_dir / "config", meta, store, replay)
+
+    def expire_clients(now_ms: int) -> None:
+        changed, silent = clients.expire(now_ms)
+        for group in changed:
+            notifier.group_changed(group)
+        for conn in silent:
+            conn.close()
+        locks.expire(now_ms)
+
+    def flush_interval_ms() -> int:
+        return settings.flushConsumerOffsetInterval
+
+    tasks = PeriodicTasks(
+        [
+            PeriodicTask("held pulls", lambda: 100, pulls.expire),
+            PeriodicTask("offsets", flush_interval_ms, lambda now: changes.flush_offsets(OFFSETS_AT_ONCE)),
+            PeriodicTask("tables in the log", lambda: 1_000, lambda now: changes.write_tables()),
+            PeriodicTask("clients", lambda: 5_000, expire_clients),
+            PeriodicTask("statistics", lambda: 10_000, lambda now: stats.sample(clock.unix_ms())),
+            PeriodicTask("snapshots", flush_interval_ms, lambda now: snapshots.save_changed()),
+            PeriodicTask("retention", lambda: 10_000, lambda now: retention.expire()),
+        ],
+        clock,
+    )
+    return BrokerParts(
+        context=context,
+        events=events,
+        replay=replay,
+        confirmed=confirmed,
+        delays=delays,
+        forwarder=forwarder,
+        processor=processor,
+        dispatcher=dispatcher,
+        ports=ports,
+        registrar=registrar,
+        snapshots=snapshots,
+        tasks=tasks,
+        http=http,
+    )
