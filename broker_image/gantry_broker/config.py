@@ -1,7 +1,7 @@
-"""What one NameServer or broker process is told when it starts: a JSON file, written by the planner.
+"""The start configuration of one NameServer or broker process: a JSON file that the planner writes.
 
-The planner (`gantry_operator.plan`) is the only writer; `python -m gantry_broker.namesrv --config FILE` and
-`python -m gantry_broker.broker --config FILE` are the readers. Addresses are "host:port".
+`gantry_operator.plan` is the only writer. `python -m gantry_broker.namesrv --config FILE` and `python -m
+gantry_broker.broker --config FILE` are the readers. Addresses are "host:port".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Config(BaseModel):
 
 
 class Listener(_Config):
-    """One more port of a NameServer, whose clients are given the broker addresses of that listener's name."""
+    """One more port of a NameServer; its clients get the broker addresses of that listener's name."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     port: int = Field(ge=0, le=65535)
@@ -44,9 +44,9 @@ class NameServerConfig(_Config):
     )
     data_dir: Path | None = Field(None, description="Where the KV config is kept; None: in memory only.")
     listeners: list[Listener] = Field(default_factory=list)
-    cluster: str = Field("", description="Whose brokers may register.")
+    cluster: str = Field("", description="The cluster whose brokers may register.")
     registration_port: int | None = Field(
-        None, ge=0, le=65535, description="Where the cluster's brokers register, and nobody else; None: nowhere."
+        None, ge=0, le=65535, description="The port where only the cluster's brokers register; None: there is none."
     )
     token_file: Path | None = Field(
         None, description="Holds the cluster's token, by which brokers prove themselves; None: on loopback only."
@@ -71,7 +71,7 @@ class BrokerConfig(_Config):
         le=plausible.MAX_MEMBER,
         description="Never changes. As a slave its brokerId is member + 1; the master's is 0.",
     )
-    name: str = Field(description="What people call the member, e.g. demo-a-0.")
+    name: str = Field(description="The member's name, e.g. demo-a-0.")
     data_dir: Path
     mode: Literal["MasterSlave", "Raft"] = "MasterSlave"
     members: dict[int, str] = Field(
@@ -88,7 +88,7 @@ class BrokerConfig(_Config):
         None, description="Local mode: a port that this member serves while it is master (and frees when it is not)."
     )
     replication_port: int | None = Field(
-        None, ge=0, le=65535, description="For the group's other members alone; None: there are none."
+        None, ge=0, le=65535, description="The port for the group's other members; None: there are none."
     )
     replication_address: str = Field("", description="Where other members reach `replication_port`.")
     member_address: str = Field(description="Where clients reach `port`; registered while it is a slave.")
@@ -106,7 +106,7 @@ class BrokerConfig(_Config):
         description="Holds the cluster's token: of the HTTP interface (None: open) and of the ports between members "
         "(None: on loopback only, and nothing is proved there).",
     )
-    metrics_need_token: bool = Field(False, description="Whether /metrics is only for those that have the token.")
+    metrics_need_token: bool = Field(False, description="Whether /metrics needs the token, too.")
 
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)

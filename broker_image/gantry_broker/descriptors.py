@@ -1,7 +1,7 @@
-"""How a process divides the file descriptors that the system lets it have, so that no use of them takes all.
+"""The budget of a process's file descriptors: no single use may take all of them.
 
-The limit (RLIMIT_NOFILE) is shared by remoting connections, HTTP connections, the store's files, connections to other
-processes, and connections that the system has accepted and this process has not looked at yet.
+The limit (RLIMIT_NOFILE) covers remoting connections, HTTP connections, the store's files, connections to other
+processes, and connections that the system has accepted but this process has not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LISTENERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Descriptors by use. What is left over is for segments, tables, logs and connections to other processes."""
+    """Descriptors by use. The rest is for segments, tables, logs and connections to other processes."""
 
     queue_files: int
     """Open files of consume queues."""
@@ -32,13 +32,13 @@ class Budget:
     remoting: int
     """Remoting connections, of all ports together."""
     members: int
-    """Connections of a port between members: this many that have proved themselves, and as many that have not."""
+    """Proven connections of a port between members, and as many that have not proved themselves yet."""
     remoting_backlog: int
-    """Of one port: connections that the system holds until they are accepted, which may happen to all at once."""
+    """Backlog of one port: connections that the system holds for the process, which may accept all of them at once."""
 
 
 def divide(limit: int) -> Budget:
-    """The budget for a limit of so many descriptors."""
+    """Return the budget for a limit of `limit` descriptors."""
     queue_files = max(16, min(MAX_QUEUE_FILES, limit // 4))
     http = max(16, min(MAX_HTTP, limit // 8))
     backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 32))
@@ -49,12 +49,12 @@ def divide(limit: int) -> Budget:
 
 
 def budget() -> Budget:
-    """Of this process, as its limit is now."""
+    """Return the budget for this process's present limit."""
     return divide(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def allow_all() -> None:
-    """Raise this process's limit as far as the system lets it."""
+    """Raise this process's limit as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

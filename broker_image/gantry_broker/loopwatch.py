@@ -1,8 +1,8 @@
 """Measures how long the event loop is held, and names the line that holds it when that is long.
 
-Everybody who waits for this process waits for its event loop. A timer compares when it runs with when it was due; a
-thread looks at the loop's stack when the timer is very late. What holds the loop is most often the disk (a write that
-the kernel holds back) or a machine without a free core, seldom work that should have been done in slices.
+Every client of this process waits for its event loop. A timer compares its run time with its due time. A thread reads
+the loop's stack when the timer is very late. Usually the disk holds the loop (a write that the kernel delays) or a
+machine without a free core, seldom work that should run in slices.
 
 The timer runs four times a second in an idle process and every 20 ms in a busy one, so a hold of a busy loop is
 measured at most 20 ms too short. Work that measures itself (`Holds.ran`) is measured exactly.
@@ -30,7 +30,7 @@ LOG_EVERY_S: Final = 10.0
 IDLE_S: Final = 0.25
 BUSY_S: Final = 0.02
 BUSY_SHARE: Final = 0.05
-"""A loop that used more than this share of a core since the last look is busy."""
+"""A loop that used more than this share of a core since the last check is busy."""
 _FRAMES: Final = 5
 
 
@@ -45,13 +45,13 @@ class Holds:
         self.total_s = 0.0
 
     def ran(self, seconds: float) -> None:
-        """Work that measured itself ran so long without a pause."""
+        """Note work that measured itself: it ran for `seconds` without a pause."""
         if seconds > self._limit_s:
             self._known_s += seconds
             self._add(seconds)
 
     def late(self, seconds: float) -> None:
-        """The timer ran so long after it was due; what `ran` has counted since then is not counted twice."""
+        """Note that the timer was late; time that `ran` has counted since then does not count twice."""
         rest, self._known_s = seconds - self._known_s, 0.0
         if rest > self._limit_s:
             self._add(rest)
@@ -63,7 +63,7 @@ class Holds:
 
 
 class LoopWatch:
-    """To be made in the loop's thread; `start` needs a running loop."""
+    """Create it in the loop's thread; `start` needs a running loop."""
 
     def __init__(self, stack_s: float = STACK_S, log_every_s: float = LOG_EVERY_S) -> None:
         self.holds = Holds()
@@ -84,7 +84,7 @@ class LoopWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread; harmless before `start`."""
+        """End the thread; harmless before `start`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -116,14 +116,14 @@ class LoopWatch:
                 self._unlogged += 1
                 continue
             self._seen_due, self._logged = due, now
-            more = f" ({self._unlogged} more looks found it so, unlogged)" if self._unlogged else ""
+            more = f" ({self._unlogged} more checks found the same, unlogged)" if self._unlogged else ""
             self._unlogged = 0
             where = _lines(sys._current_frames().get(self._loop_thread))
-            log.warning("the event loop stands still since %.1f s, in %s%s", now - due, where, more)
+            log.warning("the event loop has stood still for %.1f s, in %s%s", now - due, where, more)
 
 
 def _lines(frame: FrameType | None) -> str:
-    """The innermost calls, the last one first."""
+    """Return the innermost calls, the last one first."""
     if frame is None:
         return "no thread"
     stack = traceback.extract_stack(frame)[-_FRAMES:]
@@ -131,7 +131,7 @@ def _lines(frame: FrameType | None) -> str:
 
 
 def loop_families(holds: Holds, prefix: str) -> list[tuple[str, str, str, float]]:
-    """(name, kind, help, value) of the metrics of an event loop."""
+    """Return (name, kind, help, value) of the metrics of an event loop."""
     return [
         (
             f"{prefix}_event_loop_holds_total",

@@ -1,4 +1,4 @@
-"""Counts values from outside that were refused, by entrance and reason, and logs them at a limited rate."""
+"""Counts refused values from outside, by entrance and reason, and logs them at a limited rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRANCES: Final = (
     "forward",
     "registration",
 )
-"""Where values come in: requests and answers between members, HTTP, and registrations at a NameServer."""
+"""Entrances: requests and answers between members, HTTP, and registrations at a NameServer."""
 REASONS: Final = (
     "malformed",  # not what the code says
     "range",  # outside the range of its field
@@ -28,11 +28,13 @@ REASONS: Final = (
     "not-forwarded",  # a request that forwarding never wraps
 )
 LOG_EVERY_S: Final = 10.0
-"""A line for each entrance and reason at most this often."""
+"""Seconds between two log lines of one entrance and reason."""
 
 
 class Refusals:
-    """For one process. The number of series is bounded: other words than those above are an error of this program."""
+    """The counts of one process. The number of series is bounded: any other entrance or reason is an error of this
+    program.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.counts: dict[tuple[str, str], int] = {}
@@ -42,7 +44,7 @@ class Refusals:
     def add(self, entrance: str, reason: str, text: str) -> None:
         """Count one. Raises ValueError for an entrance or a reason that is not listed."""
         if entrance not in ENTRANCES or reason not in REASONS:
-            raise ValueError(f"{entrance}/{reason}: not a listed entrance and reason")
+            raise ValueError(f"{entrance}/{reason}: unknown entrance or reason")
         key = (entrance, reason)
         count = self.counts[key] = self.counts.get(key, 0) + 1
         now = self._monotonic()
@@ -54,5 +56,5 @@ class Refusals:
         log.warning("%s refused (%s): %s%s", entrance, reason, text[:300], f"; {more} more before" if more else "")
 
     def rows(self) -> list[tuple[str, str, int]]:
-        """(entrance, reason, count) of what was refused so far."""
+        """Return (entrance, reason, count) of all refused values."""
         return [(entrance, reason, count) for (entrance, reason), count in sorted(self.counts.items())]

@@ -1,8 +1,8 @@
 """Costly work in slices of the event loop, so that everything else goes on in between.
 
-One pass of the loop spends about `SLICE_S` on costly work, however many connections ask for it; the rest waits in one
-queue, first come first served. A request that is one short step is run with `run`. One that goes over many things is a
-coroutine that goes over `sliced` ones.
+One pass of the loop spends about `SLICE_S` on costly work, for any number of connections; the rest waits in one queue,
+first come first served. A request of one short step uses `run`. A request over many items is a coroutine that iterates
+over `sliced` items.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 SLICE_S: Final = 0.01
-"""Seconds of costly work in one pass of the event loop, about."""
+"""Seconds of costly work in one pass of the event loop, approximately."""
 GRANT_S: Final = 0.002
-"""Seconds that a coroutine works before it lets others go first."""
+"""Seconds that a coroutine works before others get their turn."""
 
 
 class TimeSlices:
@@ -34,23 +34,25 @@ class TimeSlices:
         """Called with the seconds of each step that `run` ran."""
 
     def __len__(self) -> int:
-        """How much waits."""
+        """The number of waiting steps and coroutines."""
         return len(self._queue)
 
     @property
     def left_s(self) -> float:
-        """What is left of this pass's time; 0 when something waits already, unless that is what runs now."""
+        """Return the rest of this pass's time; 0 when something waits already, except for the running one."""
         return 0.0 if self._queue and not self._stepping else max(SLICE_S - self._used_s, 0.0)
 
     def charge(self, seconds: float) -> None:
-        """Notes time that was spent on costly work in this pass."""
+        """Note costly work in this pass, in seconds."""
         self._used_s += seconds
         if not self._pass_ends:
             self._pass_ends = True
             asyncio.get_running_loop().call_soon(self._next_pass)
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Runs a step now when there is time left, else in a later pass; True: it has run. It must not raise."""
+        """Run a step now when there is time left, else in a later pass. Returns True when it has run. It must not
+        raise.
+        """
         if self.left_s > 0:
             self._step(work)
             return True
@@ -59,7 +61,7 @@ class TimeSlices:
         return False
 
     async def grant(self) -> None:
-        """Waits until it is this coroutine's turn to work for `GRANT_S`."""
+        """Wait for this coroutine's turn to work for `GRANT_S`."""
         if self.left_s > 0:
             self.charge(GRANT_S)
             return
@@ -75,7 +77,7 @@ class TimeSlices:
         await turn
 
     async def sliced(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """The items, with a pause whenever the one who goes over them has worked for `GRANT_S`."""
+        """Yield the items, with a pause whenever their consumer has worked for `GRANT_S`."""
         clock = self._clock
         await self.grant()
         ends = clock() + GRANT_S

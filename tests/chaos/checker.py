@@ -34,9 +34,10 @@ def _promised(history: History, final: Log) -> tuple[Iterator[str], ...]:
 
 
 def _promised_by_async(history: History, final: Log, lineage: Lineage) -> tuple[Iterator[str], ...]:
-    """What went may have, and offsets are given anew behind it: order is that of what stayed, and that of what came
-    over one connection under one leadership. (A connection alone is not enough: a former master forwards what comes
-    over it, and may be master again.)"""
+    """Records may be lost, and later ones reuse their offsets. Order holds for the records that stayed, and for those
+    of one connection under one leadership. (A connection alone is not enough: a former leader forwards its writes, and
+    may lead again.)
+    """
     kept = [s for s in history.promised() if stayed(s, final)]
     leaderships = Leaderships(history, final, lineage)
     masters: dict[tuple[int, int], list[Sent]] = {}

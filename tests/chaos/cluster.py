@@ -98,7 +98,7 @@ class Cluster:
         self._mounted: list[Path] = []
         self.stopped: set[str] = set()
         self.ending: set[int] = set()
-        """Processes that were told to end: they answer for a moment still."""
+        """Processes that are stopping: they still answer for a moment."""
         """Names of processes that stand still."""
 
     # ---- life
@@ -200,7 +200,7 @@ class Cluster:
 
     @property
     def name_server_addresses(self) -> str:
-        """As clients are told."""
+        """The addresses that clients get."""
         return ";".join(f"{HOST}:{self.told[n]}" for n in self.name_servers)
 
     def direct(self, use: str) -> str:
@@ -258,7 +258,7 @@ class Cluster:
                 raise NotInTime(f"not within {timeout_s:.0f} s: {what}")
             await asyncio.sleep(0.1)
 
-    # ---- what is done to processes
+    # ---- faults of processes
 
     def signal(self, name: str, number: int) -> bool:
         record = self.record(name)
@@ -281,7 +281,7 @@ class Cluster:
         return self.signal(name, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Whoever stands still goes on."""
+        """Resume every frozen process."""
         for name in list(self.stopped):
             self.signal(name, signal.SIGCONT)
         self.stopped.clear()

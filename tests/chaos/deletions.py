@@ -1,4 +1,4 @@
-"""A topic that is deleted and made anew again and again: what was deleted stays away, what came after it is there."""
+"""A topic that is deleted and created repeatedly: deleted messages stay away, later ones are there."""
 
 from __future__ import annotations
 

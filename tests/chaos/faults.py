@@ -94,7 +94,7 @@ async def kill(scene: Scene, step: Step) -> None:
 
 
 async def kill_twice(scene: Scene, step: Step) -> None:
-    """And whoever leads after it."""
+    """The next leader, too."""
     first = await scene.pick(step)
     scene.say(f"kill -9 {first}")
     await scene.killed(first)

@@ -32,7 +32,7 @@ class Sent:
 
 
 class Led(NamedTuple):
-    """One who said that it leads."""
+    """A member that reported itself as leader."""
 
     name: str
     epoch: int
@@ -40,7 +40,7 @@ class Led(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Everybody was asked once, between two times."""
+    """One round of status requests, between two times."""
 
     began: float
     ended: float
@@ -55,13 +55,13 @@ class History:
     tries: Counter[bytes] = field(default_factory=Counter)
     """How often the client may have brought a body to a broker."""
     shown: dict[Place, dict[bytes, str]] = field(default_factory=dict)
-    """By place the bodies that anybody was shown there, and the first who was."""
+    """By place: the bodies that readers saw there, and the first reader."""
     ends: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """By queue the highest end that anybody was told, and by whom."""
+    """By queue: the highest end in any answer, and its sender."""
     consumed: dict[str, Counter[bytes]] = field(default_factory=dict)
-    """By consumer group what its members were given."""
+    """By consumer group: the messages that its members received."""
     leaders: dict[int, set[str]] = field(default_factory=dict)
-    """By epoch who was seen leading it."""
+    """By epoch: the members that were seen as its leader."""
     rounds: list[Round] = field(default_factory=list)
     """Who said that it leads, in the order of time."""
     reads: Counter[str] = field(default_factory=Counter)

@@ -29,13 +29,13 @@ def can_enter() -> bool:
 
 
 def enter() -> None:
-    """Runs this program anew in a network of its own; does not return."""
+    """Run this program again in a network of its own; does not return."""
     words = _inside([sys.executable, *sys.orig_argv[1:]])
     os.execvpe(words[0], words, os.environ | {_OWN: "1"})
 
 
 class Losses:
-    """Of every packet that arrives, whoever it is for."""
+    """Of every packet that arrives, for any receiver."""
 
     def __init__(self) -> None:
         self._share = 0.0

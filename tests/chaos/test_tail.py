@@ -81,7 +81,7 @@ def test_the_newest_tail_may_go_with_a_failover() -> None:
 
 
 def test_a_former_master_forwards_over_the_connection_on_which_it_is_master_again() -> None:
-    """Offsets that its successor had given are given anew, and all answers came over one connection."""
+    """Later messages reuse the successor's offsets, and all answers came over one connection."""
     told = story()
     for sent in told.history.sent.values():
         told.history.sent[sent.body] = replace(sent, via=1)

@@ -41,7 +41,7 @@ async def test_what_the_disk_of_a_slave_lost_comes_back_before_it_leads(make_gro
     await slave.kill(signal.SIGTERM)
     spoil(slave)
     await slave.start()
-    await until(lambda: repaired(slave), "the walk over the log has found the damage and had it mended")
+    await until(lambda: repaired(slave), "the walk over the log has found and repaired the damage")
     await group.all_in_sync()
     await group.members[0].kill()
     await group.lead(1, [1, 2])

@@ -41,7 +41,7 @@ def send_frame(topic: str, body: bytes, queue: int = 0) -> Frame:
 
 
 class Load:
-    """Senders that go on whatever happens, and remember what they were promised."""
+    """Senders that never stop, and remember all promises."""
 
     def __init__(self, address: str, senders: int = 8) -> None:
         self.address = address
@@ -200,7 +200,7 @@ def _told(group: Group, master: int) -> Any:
 
 
 async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_there(make_group: Any) -> None:
-    """It forwards sends while clients still come to it: asked for a queue's end, it must not tell a slave's."""
+    """It forwards sends while clients still come to it: a request for a queue's end must not get a slave's."""
     group: Group = await make_group(3)
     await group.lead(0)
     await group.all_in_sync()
@@ -250,7 +250,7 @@ async def test_a_new_master_tells_no_end_of_a_queue_before_it_knows_what_was_pro
 
 
 async def _answered(client: RemotingClient, address: str, frame: Frame) -> Frame:
-    """Of one who lets its clients go: a request that finds its connection ended was not carried out."""
+    """While a broker drains its clients, a request on an ended connection was not carried out."""
     try:
         return await client.request(address, frame, 5.0)
     except RemotingError:

@@ -187,7 +187,7 @@ async def test_a_slave_is_told_its_master_and_orders(ask: Asker) -> None:
 
 
 async def test_an_old_master_is_refused(ask: Asker) -> None:
-    """No answer says an epoch: a broker that believed it would believe whoever registered before."""
+    """No answer has an epoch: a broker that believed it would believe any earlier registration."""
     other = Asker(ask.server, member=1)
     assert "gantryEpoch" not in (await other.register(gantryEpoch=5, gantryMember=1)).ext
     answer = await ask.register(gantryEpoch=4, gantryMember=0)

@@ -1,4 +1,4 @@
-"""Both ends of a port between members over real sockets: who gets in, who is sent away when, and what is said of it."""
+"""Both ends of a port between members over real sockets: accepted and refused peers, and the log lines about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE, TWO = Identity("demo", "a", 1), Identity("demo", "a", 2)
 
 
 class Echo(RequestOnly):
-    """Answers every request with who asked."""
+    """Answers every request with the name of its sender."""
 
     def __init__(self) -> None:
         self.opened = 0

@@ -44,7 +44,7 @@ class Node:
         return RemotingServer(self, "127.0.0.1", port, guard=HandshakeGuard(self.membership))
 
     async def listen(self) -> str:
-        """Bind the port, so that the others can be told of it; `start` does it otherwise."""
+        """Bind the port, so that the others can learn it; otherwise `start` does it."""
         if not self.server.listening:
             self.address = f"127.0.0.1:{await self.server.start()}"
         return self.address
@@ -132,7 +132,7 @@ class Node:
 
 
 class Group:
-    """Several nodes and the cell that a test writes by hand."""
+    """Several nodes and the leadership record that a test writes by hand."""
 
     def __init__(self, root: Path, count: int = 3, **config: object) -> None:
         self.nodes = [Node(root, member, **config) for member in range(count)]

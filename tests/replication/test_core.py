@@ -1,4 +1,4 @@
-"""The parts of the core one by one; that they keep the rules together is shown by tests/scenarios and simulation."""
+"""The parts of the core one by one; tests/scenarios and tests/simulation test how they keep the rules together."""
 
 from __future__ import annotations
 
@@ -458,7 +458,7 @@ def test_rule_23_only_a_newer_leadership_record_ends_a_hand_over_whose_target_ha
 
 
 def test_rule_23_the_same_version_told_again_ends_no_hand_over() -> None:
-    """Its master has another address, say. The target was said to have everything: what is appended now is lost."""
+    """For example, its leader has another address. The target is reported complete: any later append is lost."""
     core, log = master(Options(sync_replication=False), A, B)
     proposal(core, log, B, 10)
     assert core.pause_writes(B, 1, 1) == ""
@@ -476,4 +476,4 @@ def test_rule_15_a_leadership_record_below_the_log_is_an_old_registry() -> None:
     core = Replica(HardState(A), log, ModelDisk(power), Options())
     done = core.assign(Assignment(LeadershipRecord(3, 9, B, frozenset({A, B})), "b:1"), 0)
     assert not done.accepted
-    assert "old registry" in done.reason
+    assert "registry is older than the log" in done.reason

@@ -1,4 +1,4 @@
-"""A member whose disk has lost a part of the log gets it back from another one, whoever leads."""
+"""A member whose disk has lost a part of the log gets it back from another one, as leader and as follower."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_read_shows_no_damage_and_has_it_mended(damaged: tuple[Group, No
     got = node.store.get("T", 0, BAD, 1, 1 << 20)
     assert (got.status, got.damaged >= 0) == (GetStatus.OFFSET_FOUND_NULL, True)
     assert node.log_repair.damaged == 1
-    await until(lambda: node.log_repair.repaired == 1 and node.log_repair.damaged == 0, "it is mended", PATIENCE_S)
+    await until(lambda: node.log_repair.repaired == 1 and node.log_repair.damaged == 0, "it is repaired", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
@@ -73,7 +73,7 @@ async def test_the_walk_finds_what_nobody_reads(damaged: tuple[Group, Node], mon
     group, node = damaged
     monkeypatch.setattr(log_repair, "FIRST_S", 0.0)
     node.log_repair.start()
-    await until(lambda: node.log_repair.repaired == 1, "the walk has found and mended it", PATIENCE_S)
+    await until(lambda: node.log_repair.repaired == 1, "the walk has found and repaired it", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
@@ -100,7 +100,7 @@ async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tm
 async def test_two_members_that_lost_different_records_have_them_from_each_other(
     tmp_path: Path, bad_sector: dict[str, Any], unreadable: bool
 ) -> None:
-    """What is asked for lies just before what the other one has lost, and does not know of yet."""
+    """The requested bytes are just before those that the other member has lost without knowing it."""
     async with Group(tmp_path, 2) as group:
         await group.promote(0, (0, 1))
         for number in range(20):
@@ -119,7 +119,7 @@ async def test_two_members_that_lost_different_records_have_them_from_each_other
 
 
 async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And it is mended as soon as somebody has a sound one."""
+    """It is repaired as soon as another member has a valid copy."""
     async with Group(tmp_path) as group:
         await _filled(group)
         places = {_spoil(node) for node in group.nodes}
@@ -127,12 +127,12 @@ async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: 
         at = places.pop()
         master = group.nodes[0]
         _shown(master, BAD)
-        await until(lambda: "nobody is shown it" in caplog.text, "it says so", PATIENCE_S)
-        assert "it is damaged here, too" in caplog.text
+        await until(lambda: "no reader sees it" in caplog.text, "it says so", PATIENCE_S)
+        assert "the record is damaged here, too" in caplog.text
         assert _shown(master, BAD) == ([], at)
         with pytest.raises(BadRecords):
             master.store.verify(at, 1)
         _spoil(group.nodes[2], at, BODIES[BAD][12:14])
-        await until(lambda: master.log_repair.repaired == 1, "the copy that is sound again has mended it", PATIENCE_S)
+        await until(lambda: master.log_repair.repaired == 1, "the copy that is valid again has repaired it", PATIENCE_S)
         await asyncio.sleep(0)
         assert _shown(master, BAD)[0][0] == BODIES[BAD]

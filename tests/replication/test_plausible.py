@@ -78,7 +78,7 @@ def test_refusals_are_counted_by_bounded_words_and_logged_seldom(caplog: pytest.
     refusals.add("fetch", "range", "again")
     assert "999 more before" in caplog.text
     for words in (("fetch", "anything"), ("anything", "range")):
-        with pytest.raises(ValueError, match="not a listed"):
+        with pytest.raises(ValueError, match="unknown entrance"):
             refusals.add(*words, "x")
     assert len(ENTRANCES) * len(REASONS) < 100
 
@@ -286,7 +286,7 @@ def test_a_stranger_that_names_itself_is_not_followed_and_gets_no_vote() -> None
 
 
 def test_one_whose_list_is_old_follows_a_leader_that_its_members_name() -> None:
-    """D was added while C was away, and leads. A or B says so when it is asked."""
+    """D was added while C was away, and leads. A or B answers a query with its name."""
     core = raft()
     begin = RaftRequest(RaftRequestKind.BEGIN, 6, D, "m3:1", (6, 500))
     core.on_raft_request(begin, 20_000)

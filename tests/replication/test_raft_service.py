@@ -165,7 +165,7 @@ async def test_everybody_restarts(tmp_path: Path) -> None:
 
 
 async def test_everybody_comes_back_on_other_ports(tmp_path: Path) -> None:
-    """The log names the addresses at which they were added; nobody is there any more."""
+    """The log names the addresses at which they were added; no process is there any more."""
     async with raft_group(tmp_path) as nodes:
         leader = await elected(nodes)
         assert await leader.put(b"a") is SendStatus.SEND_OK

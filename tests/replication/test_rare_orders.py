@@ -61,7 +61,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
 
 
 async def _the_other_leads(group: Group) -> None:
-    """The first is back afterwards, and has not been told anything yet."""
+    """The first is back afterwards, without an assignment yet."""
     old, new = group.nodes
     await old.stop()
     await new.start()
@@ -72,7 +72,7 @@ async def _the_other_leads(group: Group) -> None:
 
 
 async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
-    """The second leads, and of the first one's log retention has removed the place where they parted."""
+    """The second leads, and retention has removed the divergence offset from the first one's log."""
     old, new = await _one_is_away(group)
     for _ in range(25):
         await old.put(b"only here" * 10_000)
@@ -175,7 +175,7 @@ async def _slow_link(port: int, part: int) -> asyncio.Server:
 
 
 async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower that asks anew before the answer is there is given the same once more, and never has it."""
+    """A follower that repeats its fetch before the answer arrives gets the same bytes again, and never stores them."""
     monkeypatch.setattr(fetching, "SILENT_S", 0.5)
     async with Group(tmp_path, 2, settings=SMALL) as group:
         leader, other = group.nodes
@@ -191,7 +191,7 @@ async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:
-    """Its own retention has removed the place where its log parted from the leader's."""
+    """Its own retention has removed the offset where its log diverges from the leader's."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = await _one_has_nothing_in_common(group)
         assert old.store.start == 1 << 20
@@ -277,7 +277,7 @@ async def test_a_lack_of_descriptors_is_no_failed_disk(tmp_path: Path, monkeypat
 
 
 async def _leader_with(bad_sector: dict[str, Any], group: Group) -> tuple[Node, Node]:
-    """In the middle of its log, which the second has whole; and the third, which was told nothing yet."""
+    """Damage in the middle of its log; the second has a good copy, the third has no assignment yet."""
     leader, other, empty = group.nodes
     await group.promote(0, (0, 1), (0, 1))
     for number in range(100):
@@ -310,7 +310,7 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
         index = node.store.index
         assert index is not None
         index.clear(0)
-        index.behind = True  # As after a start that has to build it anew.
+        index.behind = True  # As after a start that has to rebuild it.
         bad_sector.update(path=str(tmp_path / node.store.log.path(0)), at=4096)
         await node.put(b"later")
         await until(lambda: node.store.flushed == node.store.end, "it is flushed", PATIENCE_S)
@@ -321,7 +321,7 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
 
 
 async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undone(tmp_path: Path) -> None:
-    """The new master fills that segment up: its history names the next one as the place where the two logs part."""
+    """The new master fills that segment up: its leader epochs name the next one as the divergence offset."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = group.nodes
         await group.promote(0, (0, 1))
@@ -342,7 +342,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
 
 
 class Shorts:
-    """The steps of a cut; at the given one there is no descriptor."""
+    """The steps of a truncation; the given one finds no free descriptor."""
 
     STEPS = ("erase", "sync", "set_epochs", "queues", "index")
 
@@ -379,7 +379,7 @@ def _shown(node: Node) -> list[bytes]:
 async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, unclean: bool
 ) -> None:
-    """What has been cut in one place and not in another must not be gone on with: readers would see what is undone."""
+    """A half-finished truncation must stop the member: readers would see records that were undone."""
     async with Group(tmp_path, 2) as group:
         old, new = await _one_is_away(group)
         group.leadership = group.leadership.promoted(old.service.me, group.ids(0) if unclean else group.ids(0, 1))
@@ -443,14 +443,14 @@ async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for
             index = leader.store.index
             assert index is not None
             index.clear(0)
-            index.behind = True  # As after a start that has to build it anew.
+            index.behind = True  # As after a start that has to rebuild it.
             await until(lambda: not index.behind, "the index is whole again", PATIENCE_S)
         else:
             offset, chosen = 0, (lambda record: True) if found_by == "a reader that chooses" else None
             while offset < 100:
                 got = leader.store.get("T", 0, offset, 32, 1 << 20, None, chosen)
                 if got.damaged >= 0:
-                    await until(lambda: not bad_sector, "it is mended", PATIENCE_S)
+                    await until(lambda: not bad_sector, "it is repaired", PATIENCE_S)
                 offset = got.next_offset
         assert not bad_sector
         assert leader.log_repair.repaired == 1

@@ -196,7 +196,7 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
 
 @pytest.mark.parametrize("version", ["49", "5x"])
 async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(tmp_path: Path, version: str) -> None:
-    """It begins with records of no epoch; who has some of them goes on from there, also after a restart."""
+    """The log begins with records of no epoch; a follower with some of them goes on there, also after a restart."""
     with tarfile.open(STORES / f"{version}-clean.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     (tmp_path / "clean").rename(tmp_path / "m0")
@@ -257,7 +257,7 @@ async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadersh
         old, new = group.nodes[0], group.nodes[1]
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
         await group.tell()
-        assert old.service.writes_paused, "the same cell again proves nothing"
+        assert old.service.writes_paused, "the same record again proves nothing"
         group.leadership = group.leadership.touched()
         await group.tell()
         assert not old.service.writes_paused
@@ -265,22 +265,22 @@ async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadersh
         assert await old.put(b"a") is SendStatus.SEND_OK
 
 
-@pytest.mark.parametrize("heir", [1, 2], ids=["the target", "somebody else"])
+@pytest.mark.parametrize("successor", [1, 2], ids=["the target", "another member"])
 async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_it_parks(
-    tmp_path: Path, heir: int
+    tmp_path: Path, successor: int
 ) -> None:
     """A NameServer may be first to say so: it answers with the epoch in which the new master has registered."""
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
-        await group.promote(heir, (0, 1, 2), tell=(heir,))
+        await group.promote(successor, (0, 1, 2), tell=(successor,))
         old.service.saw_epoch(group.leadership.epoch)
         assert old.service.role is Role.WAITING
         assert old.service.writes_paused
         await group.tell()
         assert not old.service.writes_paused
-        assert old.service.handed_to == (new.address if heir == 1 else None)
+        assert old.service.handed_to == (new.address if successor == 1 else None)
 
 
 async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads(
@@ -293,20 +293,20 @@ async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
         old.service.saw_epoch(group.leadership.epoch + 1)
         old.roles.clear()
-        await until(lambda: bool(old.roles), "the broker is told that nothing is parked any more")
+        await until(lambda: bool(old.roles), "the broker learns that writes are not paused any more")
         assert not old.service.writes_paused
         await group.promote(1, (0, 1, 2))
         assert old.service.handed_to is None
 
 
 async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is_ready(tmp_path: Path) -> None:
-    """Its asker may swap yet: had the other one given up, this master would append what the new one never gets."""
+    """The operator may still swap: after a resume this leader would append records that the new one never gets."""
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new, other = (node.service for node in group.nodes)
         assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
         refused = await old.handover(other.me, group.leadership.epoch, group.leadership.version, timeout_ms=1)
-        assert (refused.ready, refused.reason) == (False, f"hands over to {new.me} already")
+        assert (refused.ready, refused.reason) == (False, f"already hands over to {new.me}")
         assert old.writes_paused
         assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
 

@@ -1,4 +1,4 @@
-"""Whoever may create a BrokerCluster cannot create any pod by it."""
+"""A user that may create a BrokerCluster cannot create arbitrary pods with it."""
 
 from __future__ import annotations
 

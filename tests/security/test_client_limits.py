@@ -605,7 +605,7 @@ async def test_a_large_registration_of_a_stranger_or_of_another_group_changes_no
     assert (refused.code, "the limit is 65536" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     refused = await other.ask(RequestCode.REGISTER_BROKER, ext, body)
     assert refused.code == ResponseCode.NO_PERMISSION
-    assert "member 0 of demo/other is connected" in (refused.remark or "")
+    assert "the peer is member 0 of demo/other" in (refused.remark or "")
     route = await stranger.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topics[0]})
     assert route.code == ResponseCode.TOPIC_NOT_EXIST
     assert (await name_server.http.get("/healthz")).json()["groups"] == []

@@ -27,7 +27,7 @@ from tests.local.cluster import Cluster, kill, take_down
 
 HALF_OPEN = 2_000
 UNKNOWN = 30_999
-"""A request code that nobody has."""
+"""An unknown request code."""
 MAKE_TOPIC = {
     "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
     "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
@@ -61,7 +61,7 @@ class Target:
             return None
 
     def standing(self) -> dict[str, Any]:
-        """What no stranger may change: roles, epochs, who follows, and what it is known to have."""
+        """State that no stranger may change: roles, epochs, followers and their acknowledgements."""
         found = {}
         for member in (self.master, self.slave):
             s = self.status(member)
@@ -84,7 +84,7 @@ class Target:
         return counts[-1]
 
     def counts(self, reason: str, wanted: int) -> None:
-        """Waits until the master's page says so; it is made anew after some milliseconds."""
+        """Waits until the master's page says so; it is refreshed after some milliseconds."""
         self.cluster.until(f"{wanted} failed by {reason}", lambda: self.failed(self.master, reason) == wanted, 5)
 
     def clients_ports(self) -> list[str]:
@@ -217,7 +217,7 @@ def test_a_member_fetches_and_polls_in_its_own_name_only(target: Target) -> None
         assert answer.code == ResponseCode.NO_PERMISSION
         assert (
             answer.remark
-            == f"the request is in the name of member {asked.ext['member']}, but member 7 of t/a is connected"
+            == f"the request is in the name of member {asked.ext['member']}, but the peer is member 7 of t/a"
         )
         answer = wire.ask(GantryCode.RAFT, {"group": "t/a"}, json.dumps(vote).encode())
         assert answer.code == ResponseCode.NO_PERMISSION
@@ -247,7 +247,7 @@ def test_a_registration_without_a_handshake_or_for_another_group_is_refused(targ
             answer = wire.ask(code, ext, body)
             assert answer.code == ResponseCode.NO_PERMISSION
             assert answer.remark == (
-                "the request is for clusterName 't', brokerName 'a', but member 0 of t/b is connected"
+                "the request is for clusterName 't', brokerName 'a', but the peer is member 0 of t/b"
             )
         assert wire.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert target.route() == before

@@ -84,7 +84,7 @@ def state_of(status: MemberStatus) -> tuple[object, ...]:
         status.version,
         status.highest_seen_epoch,
         status.in_sync,
-        status.ask,
+        status.proposal,
     )
 
 

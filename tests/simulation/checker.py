@@ -3,12 +3,12 @@
 (a) A SEND_OK record is in the log of every later master of a clean failover.
 (b) What a reader was shown is never undone and never differs at the same offset.
 (c) No two masters complete SEND_OK for different records at one offset.
-(d) Epochs of the cell only grow; an epoch has one leader, which begins it once.
+(d) Epochs of the leadership record only grow; an epoch has one leader, which begins it once.
 (e) Logs agree up to the confirmed offset.
 (f) Under Async (a) holds for what was confirmed; and a master that restarts and leads again, with nobody in between,
 has all that it had answered SEND_OK, but for what a power failure took that was on no disk.
 Also: logs are whole records, queue offsets follow each other, no send is stored twice, sends of one client that were
-parked or forwarded keep their order, and a hand-over loses nothing that was answered SEND_OK.
+buffered or forwarded keep their order, and a handover loses nothing that was answered SEND_OK.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Checker:
 
     def swapped(self, leadership: LeadershipRecord) -> None:
         if leadership.epoch < self.leadership.epoch or leadership.version <= self.leadership.version:
-            raise Violation(f"(d) the cell went from {self.leadership.order} to {leadership.order}")
+            raise Violation(f"(d) the leadership record went from {self.leadership.order} to {leadership.order}")
         self.leadership = leadership
 
     def send_ok(self, member: Member, record: Record, epoch: int) -> None:
@@ -96,7 +96,7 @@ class Checker:
             self._holds(target.log, record, f"(a) hand-over from m{source.number} to m{target.number}")
 
     def unclean(self) -> None:
-        """From here on somebody gave records up on purpose: what was promised and shown before counts no more."""
+        """From here on records were given up on purpose: earlier promises and reads do not count."""
         self.clean = False
         self.acked.clear()
         self.shown.clear()

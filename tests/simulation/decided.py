@@ -51,7 +51,7 @@ class DecidingOperator:
         self._wanted: Switchover | None = None
 
     def read(self) -> None:
-        """A registry that is found empty: what the members said before that may be older than the lost cell."""
+        """An empty registry: earlier reports of the members may be older than the lost leadership record."""
         if self.leadership is not None and self._world.registry.leadership is None:
             self._seen.clear()
         self.leadership = self._world.registry.leadership
@@ -76,7 +76,7 @@ class DecidingOperator:
         self._wanted = Switchover()
 
     def tell(self, number: int) -> None:
-        """`decide` says whom to tell; here only what is left to tell."""
+        """`decide` chooses the receivers; this sends the remaining assignments."""
         for decision in self._decide(random.Random(0), well=True):
             if isinstance(decision, SendAssignment | Demote) and decision.member == number:
                 self._told_at[number] = self._world.now
@@ -101,7 +101,7 @@ class DecidingOperator:
         if plan.handover is not None:
             source, target = (self._world.members[n] for n in plan.handover)
             saved = target.disk.saved
-            # Another life of the target's disk never leads by this cell: whoever is promoted next is checked then.
+            # Another incarnation of the target never leads by this record; the next promotion has its own check.
             if source.alive and saved is not None and saved.me == plan.leadership.master:
                 self._world.checker.handed_over(source, target)
 

@@ -219,7 +219,7 @@ class Schedule:
             member.crash(lose_tail=True)
 
     def _may_lose_power(self, member: Member) -> bool:
-        """With ASYNC_FLUSH somebody of the recorded set keeps its proof: nothing is promised otherwise (rule 16)."""
+        """With ASYNC_FLUSH one member of the recorded set keeps its proof; otherwise there is no promise (rule 16)."""
         leadership = self.world.registry.leadership
         if self.world.options.sync_flush or leadership is None:
             return True
@@ -302,7 +302,7 @@ class Schedule:
         if self.world.registry.leadership is not None and not self._lost_leadership and not under_way:
             self._say("the registry is emptied")
             self._lost_leadership = True
-            # What nobody was told of is as if it had never been.
+            # An assignment that no member received has no effect.
             told = [m.disk.saved.leadership for m in self.world.members if m.disk.saved is not None]
             self.world.checker.leadership = max(told, key=lambda c: c.order)
             self.world.registry.leadership = None
@@ -330,18 +330,18 @@ class Schedule:
                     world.checker.look_whole(member)
                 return
             if self._nobody_left() or not world.checker.clean:
-                return  # Records were given up: a follower that was shown them stops until somebody allows the cut.
+                return  # Records were given up: a follower that confirmed them stops until it may truncate.
             if answer is not SendStatus.SEND_OK and turn - asked_in > 8:
                 ident, asked_in = world.next_id, turn
                 world.client_send()
         raise Violation(f"no calm after {SETTLE_ROUNDS} rounds without faults:\n{world.draw()}")
 
     def _nobody_left(self) -> bool:
-        """Every recorded disk has lost its proof: what then is done gives records up, and is not a clean failover."""
+        """Every recorded disk has lost its proof: the next promotion gives records up and is no clean failover."""
         leadership, members = self.world.registry.leadership, self.world.members
         lives = {m.core.me for m in members if m.core is not None}
         if leadership is None:
-            # Rule 22: the newest set that any disk knows must be there as a whole, or nobody may guess.
+            # Rule 22: the newest set on any disk must be complete, or no operator may guess.
             leaderships = [m.core.leadership for m in members if m.core is not None]
             newest = max(leaderships, key=lambda c: c.order)
             return not newest.in_sync <= lives or any(c.epoch == 0 for c in leaderships)

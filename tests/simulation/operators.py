@@ -1,4 +1,4 @@
-"""The operator as the simulation sees it: it reads, asks, decides on what may be old, swaps, and tells.
+"""The operator as the simulation sees it: it reads, queries members, decides on old data, swaps, and assigns.
 
 `ModelOperator` does by dice everything that rules 13, 16, 17, 20, 22 and 23 allow it: safety must not depend on good
 decisions. A mutant (`mutants/rules.py`) widens what it may do.
@@ -66,7 +66,7 @@ class ModelOperator:
             _, target, leadership = body
             new = leadership.promoted(target, leadership.in_sync)
             source = leadership.master.member if leadership.master is not None else target.member
-            # Rule 23: on exactly the cell on which the hand-over was asked for.
+            # Rule 23: on exactly the record of the handover request.
             self.plan = Plan(leadership, new, f"hand over to {target}", (source, target.member))
 
     def swap(self) -> None:
@@ -81,7 +81,7 @@ class ModelOperator:
         if plan.handover is not None:
             source, target = (self._world.members[n] for n in plan.handover)
             saved = target.disk.saved
-            # Another life of the target's disk never leads by this cell: whoever is promoted next is checked then.
+            # Another incarnation of the target never leads by this record; the next promotion has its own check.
             if source.alive and saved is not None and saved.me == plan.leadership.master:
                 self._world.checker.handed_over(source, target)
 
@@ -137,7 +137,7 @@ class ModelOperator:
         if len(reports) < len(self._world.members) or not all(r.empty for r in reports):
             return None
         members = frozenset(r.member for r in reports)
-        return Plan(None, LeadershipRecord().promoted(reports[0].member, members), "first cell")
+        return Plan(None, LeadershipRecord().promoted(reports[0].member, members), "first record")
 
     def _in_set(self, report: Report, leadership: LeadershipRecord) -> bool:
         return report.member in leadership.in_sync  # Rule 16.

@@ -58,8 +58,8 @@ PROFILES: dict[str, Kind] = {
         Profile(weights={"kill": 2, "power": 1, "arm": 2, "restart": 8, "think": 8, "swap": 8, "poll": 12}),
         DecidingOperator,
     ),
-    # The registry is emptied: the first cell must be made from what the disks know (rule 22).
-    "decided-lost-cell": Kind(
+    # The registry is emptied: the first record must come from the disks' state (rule 22).
+    "decided-lost-record": Kind(
         Profile(weights={"lose_leadership": 0.4, "think": 8, "swap": 8, "poll": 14, "read": 8}, operators=1),
         DecidingOperator,
     ),

@@ -143,7 +143,7 @@ class RaftPlayer(Player):
         self.world.blocked.clear()
 
     def do_members(self, words: list[str]) -> None:
-        """members m0 0,1: the leader is asked for another membership, of members that vote now."""
+        """members m0 0,1: the leader gets a request for another list of voting members."""
         member, core = self._raft(words[0])
         wanted = {int(n) for n in words[1].split(",")}
         left = tuple(v for v in core.members if v.id.member in wanted)
@@ -157,15 +157,15 @@ class RaftPlayer(Player):
         self._say(f"{words[0]}: {', '.join(str(v.id) for v in core.members) or 'nobody'}")
 
     def do_transfer(self, words: list[str]) -> None:
-        """transfer m0 1: the leader parks its sends; once member 1 has everything, it lets it be elected."""
+        """transfer m0 1: the leader pauses writes, and lets member 1 be elected once that has everything."""
         member, core = self._raft(words[0])
         reason = core.pause_writes(self._id(words[1]), core.epoch, core.leadership.version)
         if reason:
             self._say(f"{words[0]}: {reason}")
         elif not core.handed_over():
-            self._say(f"{words[0]} parks; its heir lacks something")
+            self._say(f"{words[0]} pauses writes; the target lacks records")
         else:
-            self._say(f"{words[0]} parks; its heir has everything")
+            self._say(f"{words[0]} pauses writes; the target has everything")
             member.step(lambda c: c.transfer(member.now()))
 
 

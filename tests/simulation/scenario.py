@@ -3,7 +3,7 @@
 A file is blocks separated by blank lines. A block is comment lines (`#`), commands, a line `----`, and the trace that
 the commands gave. The steps are those of `world.py`; nothing is random. `COMMANDS` below is the language.
 
-`python -m tests.simulation.scenario FILE...` writes the traces anew: read the diff before you commit it.
+`python -m tests.simulation.scenario FILE...` rewrites the traces: read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -167,12 +167,12 @@ class Player:
         if core.proposal is None:
             self._say(f"{words[0]} proposes nothing")
         elif core.proposal.base_version != held.version:
-            self._say(f"refused: based on v{core.proposal.base_version}, the cell is v{held.version}")
+            self._say(f"refused: based on v{core.proposal.base_version}, the record is v{held.version}")
         else:
             self._swap(held.with_set(core.proposal.in_sync))
 
     def do_swap(self, words: list[str]) -> None:
-        """swap expected=-2 promote=1 set=0,1: an operator that read the cell some writes ago writes now."""
+        """swap expected=-2 promote=1 set=0,1: an operator that read the record some writes ago writes now."""
         fields = dict(w.split("=") for w in words)
         expected = self.world.registry.records[int(fields["expected"])]
         ids = self._ids(fields["set"])
@@ -180,7 +180,7 @@ class Player:
         if self.world.registry.swap(expected, new):
             self._say(f"recorded {describe_leadership(new)}")
         else:
-            self._say("refused: the cell is another one")
+            self._say("refused: the record is another one")
 
     def _swap(self, new: LeadershipRecord) -> None:
         if self.world.registry.swap(self.world.registry.leadership, new):
@@ -192,7 +192,7 @@ class Player:
         self._say("the registry is empty")
 
     def do_bootstrap(self, words: list[str]) -> None:
-        """bootstrap 0,1: an operator hears these members and finds no cell."""
+        """bootstrap 0,1: an operator hears these members and finds no leadership record."""
         operator = ModelOperator(self.world, "op0")
         for number in words[0].split(","):
             operator.request(int(number))
@@ -213,7 +213,7 @@ class Player:
             operator.receive(message)
 
     def do_tell(self, words: list[str]) -> None:
-        """tell m0 m1 [leadership=-2] [unclean]: members get a recorded cell, the last one unless said otherwise."""
+        """tell m0 m1 [leadership=-2] [unclean]: members get a recorded leadership, by default the last one."""
         leaderships = self.world.registry.records
         leadership = leaderships[-1]
         for word in words:
@@ -249,7 +249,7 @@ class Player:
         return "" if status is None else f", {status.name}"
 
     def do_answers(self, words: list[str]) -> None:
-        """answers: what the clients were told."""
+        """answers: the statuses that clients got."""
         for ident in range(1, self.world.next_id):
             self._say(f"m{ident}{self._answer(ident) or ': no answer'}")
 
@@ -265,7 +265,7 @@ class Player:
             self._say(f"{word} has nobody to ask")
 
     def do_ask(self, words: list[str]) -> None:
-        """ask m1: a follower asks; the question is under way."""
+        """ask m1: a follower sends a fetch, which is under way."""
         self._ask(words[0])
         if self.world.messages:
             self._say(f"under way: {self.world.messages[-1]}")
@@ -288,7 +288,7 @@ class Player:
             self._say(f"{count - index}: {message}")
 
     def do_lie(self, words: list[str]) -> None:
-        """lie m1 flushed=+1000 | end=+1000: a follower acknowledges what nobody has."""
+        """lie m1 flushed=+1000 | end=+1000: a follower acknowledges records that no member has."""
         member = self._member(words[0])
         fetch = member.core.next_fetch() if member.core is not None else None
         assert fetch is not None
@@ -347,7 +347,7 @@ class Player:
         self._member(words[0]).log.expire(int(words[1]))
 
     def do_hand_over(self, words: list[str]) -> None:
-        """hand-over m0 1: m0 is asked to park its sends for member 1."""
+        """hand-over m0 1: m0 pauses writes for member 1."""
         leadership = self.world.registry.leadership
         assert leadership is not None
         self._pass(Message("op0", words[0], ("handover", self._id(words[1]), leadership)))
@@ -364,7 +364,7 @@ class Player:
         self.world.checker.handed_over(source, target)
 
     def do_forward(self, words: list[str]) -> None:
-        """forward m0: the old master forwards the next send that it parked."""
+        """forward m0: the old leader forwards its next buffered send."""
         if not self.world.forward(self._member(words[0])):
             self._say(f"{words[0]} has nothing to forward")
             return
@@ -384,7 +384,7 @@ class Player:
         self._say(f"{words[0]} proposes {text}")
 
     def do_reports(self, words: list[str]) -> None:
-        """reports m0: what it wants a human to know."""
+        """reports m0: its reports for a person."""
         for report in self._member(words[0]).reports:
             self._say(report)
 

@@ -94,7 +94,7 @@ def elected_after_ms(seed: int) -> int:
 
 @pytest.mark.parametrize(("members", "lost", "away"), [(3, 1, 0), (5, 1, 0), (5, 2, 0), (5, 1, 1)])
 def test_members_that_lost_their_disks_vote_again_while_a_majority_is_there(members: int, lost: int, away: int) -> None:
-    """Rule 26. Each waits as a learner until its former life is removed: no other lost disk may hold that up."""
+    """Rule 26. Each waits as a learner until its former incarnation is removed: no other lost disk may hold that up."""
     schedule = RaftSchedule(7, profile=RaftProfile(members=members))
     world = schedule.world
     for member in world.members:
@@ -138,7 +138,7 @@ def vote_for(candidate: RaftReplica, epoch: int, *, transfer: bool = True) -> Ra
 
 
 def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
-    """Two candidates of one epoch: the second one's question comes late, after a restart of who voted for the first."""
+    """Two candidates of one epoch: the second one's request comes late, after a restart of the voter for the first."""
     leader, voter, other = led_group()
     first, second = (vote_for(core, leader.epoch + 1) for core in (leader, core_of(other)))
     assert core_of(voter).on_raft_request(first, voter.now()).granted
@@ -149,7 +149,7 @@ def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
 
 
 def test_rule_24_an_epoch_is_on_disk_before_its_leader_is_followed() -> None:
-    """Else a restart would let a former leader cut what was acknowledged to this one."""
+    """Else a restart would let a former leader truncate records that this one has confirmed."""
     leader, follower, other = led_group()
     begins = RaftRequest(RaftRequestKind.BEGIN, leader.epoch + 3, core_of(other).me, "", core_of(other).rank)
     core_of(follower).on_raft_request(begins, follower.now())
@@ -184,7 +184,7 @@ def test_rule_24_a_late_vote_for_another_epoch_does_not_count() -> None:
 
 
 def test_rule_26_a_disk_that_copied_the_log_anew_does_not_vote_by_its_former_life() -> None:
-    """It may not have again what it acknowledged then, and would elect somebody who lacks that, too."""
+    """It may lack its acknowledged records, and would elect a member that lacks them, too."""
     _, lost, other = led_group()
     lost.crash(lose_tail=False)
     lost.log.reset(0, (), b"")

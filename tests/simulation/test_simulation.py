@@ -74,7 +74,7 @@ def test_an_epoch_that_has_no_room_where_a_record_had_is_found(monkeypatch: pyte
 @pytest.mark.parametrize("seed", [500652, 3030142])
 def test_a_leadership_record_is_not_recovered_while_an_assignment_of_the_lost_one_is_under_way(seed: int) -> None:
     """Rule 22. A report that came after the assignment was sent may be older than what that disk learns from it."""
-    kind = PROFILES["decided-lost-cell"]
+    kind = PROFILES["decided-lost-record"]
     violation = run_seed(seed, profile=kind.profile, make_operator=kind.operator)
     assert violation is None, violation
 

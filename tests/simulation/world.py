@@ -1,6 +1,6 @@
 """Members, network and registry of one group, in one thread and with a clock that only the scheduler moves.
 
-Every method is one step of somebody: a member asks, a message arrives, a process dies. The random schedules
+Every method is one step: a member asks, a message arrives, a process dies. The random schedules
 (`machine.py`) and the written scenarios (`tests/scenarios`) call the same steps.
 """
 
@@ -83,7 +83,7 @@ def describe_leadership(leadership: LeadershipRecord) -> str:
 
 @dataclass
 class Registry:
-    """The role registry: one cell, compared and swapped as a whole (rule 13)."""
+    """The registry: one leadership record, compared and swapped as a whole (rule 13)."""
 
     checker: Checker
     leadership: LeadershipRecord | None = None
@@ -189,7 +189,7 @@ class Member:
         self.log.recover(self.world.rng, lose_tail=lose_tail)
 
     def watch(self) -> None:
-        """Notice a change of role: what the broker would be told."""
+        """Notice a change of role, as the broker would."""
         core = self.core
         if core is None:
             return
@@ -210,7 +210,7 @@ class Member:
     # ---- client sends
 
     def send(self, ident: int) -> None:
-        """A client's send: appended, parked, forwarded behind those that were parked, or refused."""
+        """A client's send: appended, buffered, forwarded behind the buffered ones, or refused."""
         core = self.core
         if core is None:
             return
@@ -362,12 +362,12 @@ class World:
                     if stored and member.forwarding and member.forwarding[0] == ident:
                         member.forwarding.pop(0)
                     elif not stored and (master is None or master.member != member.forward_to):
-                        member.forwarding = []  # The role moved on: its clients are told to look again.
+                        member.forwarding = []  # The role moved on: its clients look up the route again.
 
     # ---- what members do
 
     def fetch(self, member: Member) -> bool:
-        """A follower asks its master. False when it has nobody to ask."""
+        """A follower sends a fetch. False when it has no leader."""
         core = member.core
         if core is None or member.paused:
             return False
@@ -388,7 +388,7 @@ class World:
             member.step(lambda core: core.appended())
 
     def forward(self, member: Member) -> bool:
-        """Send the next parked record on; one at a time, so that their order holds (rule 23)."""
+        """Forward the next buffered record; one at a time, so that their order holds (rule 23)."""
         if member.core is None or not member.forwarding or member.in_flight is not None or member.paused:
             return False
         member.in_flight = member.forwarding[0]

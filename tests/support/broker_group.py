@@ -1,4 +1,4 @@
-"""A real broker group: processes on free ports of 127.0.0.1, told their roles over HTTP by the test itself."""
+"""A real broker group: processes on free ports of 127.0.0.1, which get their roles over HTTP from the test itself."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Member:
 
 
 class Group:
-    """A broker group with the cell that an operator would keep, and one NameServer in this process."""
+    """A broker group with the leadership record that an operator would keep, and one NameServer in this process."""
 
     def __init__(self, path: Path, names: NameServer, count: int, options: dict[str, Any]) -> None:
         self.names = names
@@ -196,7 +196,7 @@ class Group:
         return True
 
     async def tell(self) -> None:
-        """Tells everybody the cell as it is."""
+        """Send every member the present leadership record."""
         assert self.leadership.master is not None
         address = self.members[self.leadership.master.member].replication_address
         for member in self.members:

@@ -1,6 +1,6 @@
 """Ports for the servers of a test, on 127.0.0.1.
 
-They are drawn below those that the system gives to whoever connects: one of these could become some client's own
+They are drawn below those that the system gives to connecting clients: one of these could become some client's own
 between the moment in which it was found to be free and that in which a server binds it. They are also below those that
 `gantry up` draws, and each of several test processes has its own: two clusters of tests that run at once take none from
 each other.

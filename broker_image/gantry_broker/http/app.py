@@ -1,7 +1,7 @@
-"""The HTTP interface of one broker: health, status, assignment, hand-over, log bytes, metrics.
+"""The HTTP interface of one broker: health, status, assignment, handover, log bytes, metrics.
 
-It runs in the broker's own event loop. Everything but health and metrics wants `Authorization: Bearer TOKEN` when the
-configuration names a token file; `guard` asks for it before a body is read. What a connection may cost is in `limits`.
+It runs in the broker's own event loop. Everything but health and metrics needs `Authorization: Bearer TOKEN` when the
+configuration names a token file; `guard` checks it before it reads a body. `limits` has the limits of a connection.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_S = 1.0
-"""A line of the status stream comes at least so often."""
+"""Seconds between two lines of the status stream, at most."""
 HEALTH: Final = frozenset({"/livez", "/health/live", "/readyz", "/health/ready"})
 METRICS: Final = "/metrics"
 METRICS_SHARE: Final = 0.1
-"""Of the event loop's time, at most, goes into pages of metrics: whoever asks more often gets the last one again."""
+"""The share of the event loop's time for pages of metrics, at most; more frequent requests get the last page."""
 BODIES: Final = {"/v1/assignment": 65_536, "/v1/handover": 4_096, "/v1/members/remove": 1_024}
-"""Bytes of a request's body at most; other paths take none. An assignment names the members of one group."""
+"""Most bytes of a request's body; other paths take none. An assignment names the members of one group."""
 
 
 class HttpServer:
@@ -132,12 +132,12 @@ def _trust(scope: MutableMapping[str, Any]) -> None:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
-        """The process handles its signals itself."""
+        """Do nothing: the process handles its signals itself."""
         yield
 
 
 class StatusStreams:
-    """Wakes every open status stream when something changed."""
+    """Wake every open status stream after a change."""
 
     def __init__(self, status: Callable[[], MemberStatus], status_changed: Event[[]]) -> None:
         self.status = status
@@ -168,7 +168,7 @@ class StatusStreams:
 
 
 class Slowed:
-    """Calls `make`, and gives what it gave last where calling it again would take more than its share of the time."""
+    """Call `make`, or return its last result where a call would exceed its share of the time."""
 
     def __init__(self, make: Callable[[], str], share: float) -> None:
         self._make = make
@@ -188,13 +188,13 @@ class Slowed:
 def make_app(
     broker: BrokerContext, ports: Ports, streams: StatusStreams, refused: Callable[[], Mapping[str, int]]
 ) -> FastAPI:
-    """All routes of one broker. `refused`: HTTP requests and connections that were refused, by reason."""
+    """Return all routes of one broker. `refused`: refused HTTP requests and connections, by reason."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     page = Slowed(lambda: render_metrics(broker, ports, refused()), METRICS_SHARE)
 
     @app.exception_handler(RequestValidationError)
     async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
-        """Names each field with its value; a number of any size must not fail the answer."""
+        """Return a text that names each field with its value; a number of any size must not fail the answer."""
         detail = "; ".join(
             f"{'.'.join(str(part) for part in e['loc'])} = {plausible.shown(e.get('input'))}: {e['msg']}"
             for e in error.errors()[:5]
@@ -206,13 +206,13 @@ def make_app(
     @app.get("/livez")
     @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:
-        """The event loop answers: a restart would help nothing. Never fails from load."""
+        """The event loop answers, so a restart would not help. Load alone never makes it fail."""
         return {"status": "live"}
 
     @app.get("/readyz")
     @app.get("/health/ready", include_in_schema=False)
     async def ready(response: Response) -> dict[str, str]:
-        """Whether it serves its role: a master that takes writes, or a slave that follows one."""
+        """Whether it serves its role: a leader that takes writes, or a follower that follows one."""
         status = streams.status()
         good = status.role == "Master" or (status.role == "Slave" and status.leader_link.state == "connected")
         if not good:
@@ -236,11 +236,11 @@ def make_app(
         try:
             return await broker.replication.assign(assignment.value())
         except OSError as error:
-            raise HTTPException(500, f"it cannot be written down: {error}") from None
+            raise HTTPException(500, f"the assignment cannot be written: {error}") from None
 
     @app.post("/v1/handover")
     async def handover(asked: HandoverRequest) -> HandoverAnswer:
-        broker.changes.flush_offsets()  # The new master continues where consumers are.
+        broker.changes.flush_offsets()  # The new leader continues at the consumers' offsets.
         return await broker.replication.handover(asked.target.value(), asked.epoch, asked.version, asked.timeout_ms)
 
     @app.post("/v1/members/remove")

@@ -1,4 +1,4 @@
-"""One HTTP connection of uvicorn's, with the limits that uvicorn has no option for.
+"""One HTTP connection of uvicorn's, with the limits for which uvicorn has no option.
 
 uvicorn limits the head's size and the idle time itself. It has no deadline for a request, and no limit for the number
 of connections that leaves room for the next one.
@@ -24,7 +24,7 @@ class LimitedConnection(H11Protocol):
         self.state = State(Phase.HEAD, self.loop.time())
         self._table = table
 
-    # ---- what Connections needs
+    # ---- for Connections
 
     def look(self, now: float) -> None:
         self.state.wrote(self.transport.get_write_buffer_size(), now)

@@ -1,6 +1,6 @@
-"""What a request must show before anything of it is parsed: a known Host, the token, a body of a fair size.
+"""Checks of a request before anything of it is parsed: a known Host, the token, a body of a fair size.
 
-A pure ASGI application around another one. What it refuses costs no body, no routing and no model.
+A pure ASGI application around another one. A refusal costs no body, no routing and no model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 DISCARDED: Final = 65_536
-"""Bytes of a refused request's body that are read and thrown away, so that the client sees the answer. Above that the
-connection is closed."""
+"""Most bytes of a refused request's body that are read and dropped, so that the client sees the answer. Beyond that
+the connection is closed.
+"""
 
 
 class Guard:
-    """`open_paths` need no token. `bodies`: bytes that a path takes at most; one that is not among them takes none.
-    `refuse` is called with the reason in one word for each request that is refused, `trust` with the scope of each that
-    has the token."""
+    """`open_paths` need no token. `bodies`: the most bytes for each path; a path that is missing takes none.
+    `refuse` is called with the reason in one word for each refused request, `trust` with the scope of each request
+    that has the token.
+    """
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Guard:
 
 
 def shows(given: list[bytes], wanted: str) -> bool:
-    """Whether the values of `Authorization` are one, and show this token. Takes as long for any other token."""
+    """Whether the values of `Authorization` are one, and carry this token. Takes as long for any other token."""
     if len(given) != 1:
         return False
     scheme, _, token = given[0].partition(b" ")
@@ -101,19 +103,19 @@ def shows(given: list[bytes], wanted: str) -> bool:
 
 
 def announced(headers: Mapping[bytes, list[bytes]]) -> int:
-    """Bytes of the body that the head says will come; with chunks they are counted as they come."""
+    """Return the length of the body by the head; a body in chunks is counted on arrival."""
     if b"transfer-encoding" in headers:
         return 0
     return max((_length(value) for value in headers.get(b"content-length", [])), default=0)
 
 
 def _length(value: bytes) -> int:
-    """h11 has refused what is no number."""
+    """Return 0 for an invalid number: h11 has refused the request already."""
     return int(value) if value.isdigit() and len(value) < 20 else 1 << 62
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:
-    """The whole body; None: it is longer than `limit`. An empty one also when the client has gone."""
+    """Return the whole body; None: it is longer than `limit`. Empty also when the client has gone."""
     body = b""
     while True:
         message = await receive()
@@ -128,7 +130,7 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
 
 
 def _after(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that was read, then what comes after it."""
+    """Return the number; 2**62 for an invalid one, which h11 has refused already."""
     given = False
 
     async def again() -> Message:

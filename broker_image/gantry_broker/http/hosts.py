@@ -1,8 +1,8 @@
-"""Which `Host` a request may name: else a web page could reach this interface through a browser.
+"""The `Host` names that a request may use: otherwise a web page could reach this interface through a browser.
 
-A page of evil.example makes its own name lead to 127.0.0.1 (DNS rebinding) and may then read what the browser gets from
-there. The browser still sends `Host: evil.example`. An address instead of a name cannot be made to lead elsewhere, so
-any address is allowed.
+A page of evil.example points its own name to 127.0.0.1 (DNS rebinding), and may then read the browser's answers from
+there. The browser still sends `Host: evil.example`. An IP address cannot be pointed elsewhere, so any address is
+allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})
 
 
 def host_of(header: str) -> str | None:
-    """The name or address in a Host header, in lower case and without its port; None: it is none."""
+    """Return the name or address in a Host header, in lower case and without its port; None: it is invalid."""
     found = _HOST.fullmatch(header)
     if found is None:
         return None
@@ -34,7 +34,7 @@ def is_address(host: str) -> bool:
 
 
 class AllowedHosts:
-    """Loopback, this machine's own name, every address, and `names` (with or without a port)."""
+    """Allows loopback, this machine's own name, every address, and `names` (with or without a port)."""
 
     def __init__(self, names: Iterable[str]) -> None:
         known = (host_of(name) for name in (*LOOPBACK_NAMES, socket.gethostname(), *names))
@@ -45,7 +45,7 @@ class AllowedHosts:
         return host is not None and (host in self.names or is_address(host))
 
     def refusal(self, header: str) -> str:
-        """What the answer says."""
+        """Return the text of the refusal."""
         return (
             f"the Host {header[:100]!r} is none of this process: use an IP address, localhost or one of "
             f"{', '.join(sorted(self.names))}"

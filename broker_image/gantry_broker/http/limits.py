@@ -1,7 +1,7 @@
-"""What a connection to an HTTP interface may cost: how many there are, and how long each may take.
+"""The limits of connections to an HTTP interface: how many there are, and how long each may take.
 
 The decisions are plain functions with the time as an argument. `Connections` keeps the connections of one server and
-looks at them once a second.
+checks them once a second.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Final, Protocol, TypeVar
 log = logging.getLogger(__name__)
 
 HEAD_S: Final = 5.0
-"""A request's head must be complete after this long, from the connection's begin or the head's first byte."""
+"""Seconds to a complete request head, from the connection's begin or the head's first byte."""
 BODY_S: Final = 10.0
-"""The same of its body, from the end of the head."""
+"""Seconds to a complete body, from the end of the head."""
 IDLE_S: Final = 30.0
-"""Between two requests of one connection."""
+"""Seconds between two requests of one connection."""
 STALLED_S: Final = 30.0
-"""A client must take something of an answer in this time."""
+"""Seconds in which a client must read a part of an answer."""
 CLOSING_S: Final = 5.0
-"""To take the rest of the last answer."""
+"""Seconds to read the rest of the last answer."""
 MAX_HEAD: Final = 8192
-"""Bytes of a request's head."""
+"""Most bytes of a request's head."""
 SWEEP_S: Final = 1.0
 
 
@@ -37,7 +37,7 @@ class Phase(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     ANSWER = enum.auto()
-    """The request is there: this program is at work on it, or the answer streams."""
+    """The request is complete: this program works on it, or streams the answer."""
     IDLE = enum.auto()
     CLOSING = enum.auto()
 
@@ -51,9 +51,9 @@ class State:
 
     phase: Phase
     since: float
-    """The phase lasts since then."""
+    """The phase began then."""
     stalled_since: float | None = None
-    """The client has taken nothing of what was written since then; None: nothing waits for it."""
+    """The client has read nothing of the written bytes since then; None: no bytes wait for it."""
     trusted: bool = False
     """Its last request had the token."""
 
@@ -70,7 +70,7 @@ class State:
 
 
 def overdue(state: State, now: float) -> bool:
-    """Whether the connection has had its time."""
+    """Return whether the connection has exceeded its time."""
     if state.stalled_since is not None and now - state.stalled_since >= STALLED_S:
         return True
     limit = _LIMIT_S.get(state.phase)
@@ -78,7 +78,7 @@ def overdue(state: State, now: float) -> bool:
 
 
 class Limited(Protocol):
-    """A connection as `Connections` needs it."""
+    """A connection, as `Connections` needs it."""
 
     state: State
 
@@ -87,7 +87,7 @@ class Limited(Protocol):
         ...
 
     def end(self, status: str) -> None:
-        """Close it at once, with this status where no answer has begun."""
+        """Close it at once; send this status if no answer has begun."""
         ...
 
 
@@ -95,20 +95,21 @@ T = TypeVar("T", bound=Limited)
 
 
 def longest_waiting(connections: Iterable[T]) -> T | None:
-    """The one to close when there are too many: one that is being closed, else one without a token before one with it,
-    and the one that has made this program wait longest. None: all have a request under way."""
+    """Return the connection to close when there are too many. One that is being closed goes first, then one without
+    a token before one with it, and of these the one that has waited longest. None: all have a request under way.
+    """
     waiting = [c for c in connections if c.state.phase is not Phase.ANSWER]
     closing = [c for c in waiting if c.state.phase is Phase.CLOSING]
     return min(closing or waiting, key=lambda c: (c.state.trusted, c.state.since), default=None)
 
 
 class Connections:
-    """All connections of one HTTP server, no more than `most`."""
+    """All connections of one HTTP server, at most `most`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.refused: Counter[str] = Counter()
-        """Requests and connections that were refused, by reason."""
+        """Refused requests and connections, by reason."""
         self._all: set[Limited] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -116,7 +117,7 @@ class Connections:
         return len(self._all)
 
     def opened(self, connection: Limited) -> None:
-        """Takes it in. Where that is one too many the one that waits longest is closed, which may be this one."""
+        """Add a connection. One too many closes the one that has waited longest, which may be this one."""
         if len(self._all) >= self.most:
             victim = longest_waiting(self._all)
             if victim is None:
@@ -134,14 +135,14 @@ class Connections:
         self._all.discard(connection)
 
     def refuse(self, reason: str) -> None:
-        """Counts it, and logs now and then."""
+        """Count a refusal, and log at a limited rate."""
         self.refused[reason] += 1
         count = self.refused[reason]
         if count & (count - 1) == 0:
             log.warning("HTTP requests or connections refused (%s): %d", reason, count)
 
     def close(self) -> None:
-        """Looks at them no more."""
+        """Forget a connection."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

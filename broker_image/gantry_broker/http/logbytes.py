@@ -20,7 +20,7 @@ CHUNK: Final = 1 << 20
 
 
 def log_info(broker: BrokerContext) -> LogInfo:
-    """The segments that have confirmed bytes."""
+    """Return the segments that have confirmed bytes."""
     store = broker.store
     size = store.log.segment_size
     segments = []
@@ -52,7 +52,7 @@ def _store_ms(broker: BrokerContext, offset: int) -> int:
 
 
 def log_bytes(broker: BrokerContext, start: int, to: int, rate: int) -> StreamingResponse:
-    """[start, to) as it lies in the log, no further than what is confirmed; 410 below what retention has left."""
+    """Return the log's bytes in [start, to), up to the confirmed offset; 410 below the start of the log."""
     store = broker.store
     if start < store.start:
         raise HTTPException(410, f"the log starts at {store.start}: from={start} has been removed")
@@ -73,7 +73,7 @@ async def _stream(broker: BrokerContext, start: int, to: int, rate: int) -> Asyn
     while at < to:
         piece = broker.store.read_bytes(at, min(CHUNK, to - at))
         if not piece:
-            return  # Removed or cut meanwhile: the reader sees a short body.
+            return  # Removed or truncated meanwhile: the reader sees a short body.
         yield piece
         at += len(piece)
         wait = (at - start) / rate - (loop.time() - began) if rate else 0.0

@@ -1,6 +1,6 @@
-"""Prometheus metrics, written as text: names a user can guess, cardinality bounded.
+"""Prometheus metrics as text: names that a user can guess, bounded cardinality.
 
-Everything is a plain number of the broker, so no registry and no library object is kept per series.
+Each value is a plain number of the broker, so there is no registry and no library object per series.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gantry_broker.refusals import Refusals
 
 MAX_TOPICS: Final = 500
-"""Topics with series of their own; the busiest ones, the rest only counts in the totals."""
+"""Topics with series of their own, the busiest ones; the others count in the totals only."""
 
 Row = tuple[dict[str, str], float]
 Family = tuple[str, str, str, Iterable[Row]]
@@ -43,7 +43,7 @@ def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int]) -> str:
-    """The whole page. `http_refused`: HTTP requests and connections that were refused, by reason."""
+    """Return the whole page. `http_refused`: refused HTTP requests and connections, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
@@ -69,14 +69,19 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
     families: list[Family] = [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
         ("gantry_epoch", "gauge", "Epoch of the assignment that the member holds.", one(status["epoch"])),
-        ("gantry_writable", "gauge", "1 while sends are taken.", one(int(status["writable"] and not full))),
+        ("gantry_writable", "gauge", "1 while the broker takes sends.", one(int(status["writable"] and not full))),
         ("gantry_in_sync_members", "gauge", "Size of the recorded in-sync set.", one(len(status["in_sync"]))),
         ("gantry_log_start_offset_bytes", "gauge", "First offset of the commit log.", one(status["start"])),
         ("gantry_log_end_offset_bytes", "gauge", "End of the commit log.", one(status["end"])),
         ("gantry_log_flushed_offset_bytes", "gauge", "The log is on disk up to here.", one(status["flushed"])),
-        ("gantry_log_confirmed_offset_bytes", "gauge", "Shown to consumers up to here.", one(status["confirmed"])),
-        ("gantry_replication_lag_bytes", "gauge", "What a slave lacks of its master's log.", one(status["lag_bytes"])),
-        ("gantry_follower_lag_bytes", "gauge", "What a follower has not acknowledged.", followers),
+        ("gantry_log_confirmed_offset_bytes", "gauge", "Consumers see the log up to here.", one(status["confirmed"])),
+        (
+            "gantry_replication_lag_bytes",
+            "gauge",
+            "Bytes that a slave lacks of its master's log.",
+            one(status["lag_bytes"]),
+        ),
+        ("gantry_follower_lag_bytes", "gauge", "Bytes that a follower has not acknowledged.", followers),
         (
             "gantry_messages_in_total",
             "counter",
@@ -97,7 +102,7 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
         (
             "gantry_member_handshakes_failed_total",
             "counter",
-            "Connections to the replication port that did not prove to come from a member, by reason.",
+            "Connections to the replication port that failed to prove a member, by reason.",
             refused,
         ),
         (
@@ -111,17 +116,32 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
         ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
-        ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(full))),
+        ("gantry_disk_full", "gauge", "1 while sends are refused because the disk is full.", one(int(full))),
         (
             "gantry_log_damaged_places",
             "gauge",
-            "Damaged places of the log, to be mended.",
+            "Damaged places of the log that await repair.",
             one(broker.log_repair.damaged),
         ),
-        ("gantry_log_repaired_total", "counter", "Places mended from another member.", one(broker.log_repair.repaired)),
-        ("gantry_connections_refused_total", "counter", "Over a limit.", one(ports.connections_refused)),
-        ("gantry_connections_cut_total", "counter", "Cut for the bytes that they held.", one(broker.shared.cut)),
-        ("gantry_unfinished_frame_bytes", "gauge", "Of frames that have begun and not ended.", one(broker.shared.held)),
+        (
+            "gantry_log_repaired_total",
+            "counter",
+            "Places repaired from another member.",
+            one(broker.log_repair.repaired),
+        ),
+        (
+            "gantry_connections_refused_total",
+            "counter",
+            "Connections refused over a limit.",
+            one(ports.connections_refused),
+        ),
+        (
+            "gantry_connections_cut_total",
+            "counter",
+            "Connections closed because of the bytes that they held.",
+            one(broker.shared.cut),
+        ),
+        ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         refused_values(broker.replication.refusals, me),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
@@ -132,7 +152,7 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
 
 
 def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:
-    """The family of values from outside that were refused; a broker and a NameServer have the same."""
+    """Return the family of refused values from outside; a broker and a NameServer have the same."""
     rows: list[Row] = [
         ({**labels, "entrance": entrance, "reason": reason}, count) for entrance, reason, count in refusals.rows()
     ]

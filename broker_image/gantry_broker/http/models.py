@@ -1,4 +1,4 @@
-"""What a broker says of itself over HTTP, and what it is told: shared with the operator, the CLI and Spark."""
+"""The bodies of a broker's HTTP interface, shared with the operator, the CLI and Spark."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AssignmentModel(_Model):
 
 
 class AssignmentAnswer(_Model):
-    """The (epoch, version) that the member now holds, and why not the one told, if so (rule 15)."""
+    """The (epoch, version) that the member now holds, and the reason if it refused the assignment (rule 15)."""
 
     accepted: bool
     epoch: Epoch
@@ -78,18 +78,19 @@ class AssignmentAnswer(_Model):
 
 
 class HandoverRequest(_Model):
-    """POST /v1/handover: park new sends, bring `target` to the end of the log (rule 23)."""
+    """POST /v1/handover: pause writes, bring `target` to the end of the log (rule 23)."""
 
     target: MemberRef
-    epoch: Epoch = Field(description="Of the master that is asked; another epoch is refused.")
+    epoch: Epoch = Field(description="Epoch of the master; a request with another one is refused.")
     version: Version | None = Field(
-        None, description="Of the cell that the swap will expect; another than the master holds is refused. None: that."
+        None,
+        description="Version of the leadership record that the swap expects; None: the master's.",
     )
     timeout_ms: int = Field(2_000, ge=1, le=600_000)
 
 
 class HandoverAnswer(_Model):
-    """`ready`: the target has everything, sends stay parked until the next assignment."""
+    """`ready`: the target has everything, and writes stay paused until the next assignment."""
 
     ready: bool
     end: Offset
@@ -97,13 +98,13 @@ class HandoverAnswer(_Model):
 
 
 class RemovalRequest(_Model):
-    """POST /v1/members/remove: mode Raft, on the leader: a member that has gone leaves the group (rule 27)."""
+    """POST /v1/members/remove: mode Raft, on the leader: remove a member that has stopped from the group (rule 27)."""
 
     member: MemberNumber = Field(description="Its number.")
 
 
 class RemovalAnswer(_Model):
-    """`removed`: the change is in the log and in force; `reason` says why not."""
+    """`removed`: the change is in the log and in force; otherwise `reason` names the obstacle."""
 
     removed: bool
     reason: str = ""
@@ -122,7 +123,7 @@ class ProposalModel(_Model):
 
 
 class FollowerStatus(_Model):
-    """A follower as its master sees it."""
+    """A follower as its leader sees it."""
 
     member: MemberRef
     acked: int = Field(description="Offset up to which it has acknowledged in this epoch; -1: nothing yet.")
@@ -131,7 +132,7 @@ class FollowerStatus(_Model):
 
 
 class LeaderLink(_Model):
-    """The master as this follower sees it: what the operator asks before it calls a master dead."""
+    """The leader as this follower sees it; the operator checks it before it takes a leader for dead."""
 
     member: MemberRef | None = None
     state: Literal["none", "connected", "refused", "silent"] = "none"
@@ -160,21 +161,21 @@ class MemberStatus(_Model):
     highest_seen_epoch: Epoch = Field(
         0, description="Highest epoch that it has seen anywhere; above `epoch`: it is fenced."
     )
-    log_trusted: bool = Field(True, description="Its log is proven to hold what it acknowledged (rule 16).")
+    log_trusted: bool = Field(True, description="Its log holds all that it acknowledged, as its disk proves (rule 16).")
     last_epoch: Epoch = Field(0, description="Epoch of the last record of its log.")
     start: Offset = 0
     end: Offset = 0
     flushed: Offset = 0
     confirmed: Offset = 0
-    lag_bytes: int = Field(0, description="Slave: the master's end, as last heard, minus its own.")
-    in_sync: list[MemberRef] = Field(default_factory=list, description="The set that it knows to be recorded.")
+    lag_bytes: int = Field(0, description="Slave: the master's last known end minus its own.")
+    in_sync: list[MemberRef] = Field(default_factory=list, description="The recorded in-sync set, as it knows it.")
     proposal: ProposalModel | None = None
     followers: list[FollowerStatus] = Field(default_factory=list)
     leader_link: LeaderLink = Field(default_factory=LeaderLink)
     writes_paused: bool = False
     writable: bool = False
-    reason: str = Field("", description="Why it is not writable or not following, in words.")
-    not_promotable: str = Field("", description="Why it should not lead though it lives: a full disk, no NameServer.")
+    reason: str = Field("", description="Why it is not writable or not following.")
+    not_promotable: str = Field("", description="Why it should not lead although it lives: a full disk, no NameServer.")
     disk: DiskStatus | None = None
     connections: int = 0
     address: str = ""

@@ -1,6 +1,6 @@
 """A few pages over HTTP/1.1, without a framework: health and metrics of a NameServer and of the operator.
 
-FastAPI would be most of a NameServer's memory, and there is no input but the path.
+FastAPI would be most of a NameServer's memory, and the path is the only input.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Page:
     """One answer."""
 
     kind: str
-    """Its content type."""
+    """The content type."""
     body: bytes
     status: str = "200 OK"
 
 
 Pages = Mapping[str, Callable[[], Awaitable[Page] | Page]]
-"""What makes the page, by path."""
+"""The function that makes the page, by path."""
 
 
 class PageServer:
-    """Serves `pages` on a port that may be 0, to no more than `most` connections at once."""
+    """Serves `pages` on a port that may be 0, to at most `most` connections at once."""
 
     def __init__(self, pages: Pages, host: str, port: int, *, hosts: AllowedHosts, most: int) -> None:
         self.pages = pages
@@ -61,7 +61,7 @@ class PageServer:
 
 
 class _Connection(asyncio.Protocol):
-    """Answers one GET and closes."""
+    """Answer one GET and close."""
 
     def __init__(self, server: PageServer) -> None:
         self._server = server
@@ -71,7 +71,7 @@ class _Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self.state = State(Phase.HEAD, self._loop.time())
 
-    # ---- what Connections needs
+    # ---- for Connections
 
     def look(self, now: float) -> None:
         if self._transport is not None:

@@ -1,7 +1,8 @@
-"""Holds a pod's stop until its broker is not master any more: `python -m gantry_broker.http.prestop --config FILE`.
+"""Delays a pod's stop until its broker is not the master any more.
 
-Kubernetes runs this before it stops the broker. Whoever decides on masters sees that the pod is to go and has another
-member take over; this waits for that, so that no client sees an error. Only the standard library, to start fast.
+Usage: `python -m gantry_broker.http.prestop --config FILE`. Kubernetes runs it before it stops the broker. The operator
+sees that the pod will stop and hands the role over; this waits for that, so that no client sees an error. It imports
+only the standard library, to start fast.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 FETCHES_MS = 2_000
-"""A follower that has not fetched for this long is away."""
+"""Seconds without a fetch after which a follower is away."""
 
 
 def has_successor(status: dict[str, Any]) -> bool:
-    """It is master, and a follower in sync could take over."""
+    """Return whether it is master, and a follower in sync could take over."""
     followers = status.get("followers") or []
     able = any(f.get("in_sync") and 0 <= f.get("last_fetch_ms", -1) < FETCHES_MS for f in followers)
     return status.get("role") == "Master" and able
 
 
 def must_wait(config: dict[str, Any]) -> bool:
-    """Asks the broker itself. False also when it does not answer: then there is nothing to hand over."""
+    """Query the broker. False also when it does not answer: then there is nothing to hand over."""
     request = urllib.request.Request(f"http://127.0.0.1:{config['http_port']}/v1/status")
     try:
         if config.get("token_file"):
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the broker's own config file")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds to wait at most (default: 30)")
     parser.add_argument(
-        "--linger", type=float, default=2.0, help="seconds that clients' route needs to move (default: 2)"
+        "--linger", type=float, default=2.0, help="seconds that clients need for the new route (default: 2)"
     )
     options = parser.parse_args(arguments)
     config = json.loads(options.config.read_bytes())
@@ -52,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         handed_over = True
         time.sleep(0.1)
     if handed_over:
-        # What still comes in by the old route is forwarded to the new master meanwhile.
+        # Meanwhile the broker forwards writes of the old route to the new master.
         time.sleep(options.linger)
     return 0
 

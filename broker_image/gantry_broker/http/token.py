@@ -12,13 +12,13 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S: Final = 1.0
-"""A file that was replaced counts after this long."""
+"""Seconds after which a replaced file counts."""
 MAX_BYTES: Final = 4096
 _TOKEN: Final = re.compile(rb"[!-~]{1,1024}")
 
 
 class TokenFile:
-    """The token in a file. While the file cannot be read the last token counts."""
+    """The token in a file. While the file cannot be read, the last token counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class TokenFile:
         return self._problem
 
     def read(self) -> str | None:
-        """The token as the file has it now; None when there never was one. Blocks for a read of the file."""
+        """Return the file's present token; None when there never was one. Blocks for a read of the file."""
         self._looked_at = time.monotonic()
         problem = ""
         try:
@@ -51,7 +51,7 @@ class TokenFile:
         return self._token
 
     async def current(self) -> str | None:
-        """The token as the file had it at most LOOK_AGAIN_S ago. The event loop does not wait for the disk."""
+        """Return the file's token, at most LOOK_AGAIN_S old. The event loop does not wait for the disk."""
         if time.monotonic() - self._looked_at < LOOK_AGAIN_S and self._reading is None:
             return self._token
         if self._reading is None:

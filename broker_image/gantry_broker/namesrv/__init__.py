@@ -1,1 +1,1 @@
-"""The NameServer: where brokers register and clients ask for routes. NameServers share nothing with each other."""
+"""The NameServer: brokers register, clients request routes. NameServers share nothing with each other."""

@@ -6,7 +6,7 @@ import sys
 
 
 def run() -> int:
-    # asyncio imports ssl if it can, which costs 3 MB that this process, which speaks no TLS, has no use for.
+    # asyncio imports ssl if it can, which costs 3 MB. This process speaks no TLS and does not need it.
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
     from gantry_broker.namesrv.process import main
 

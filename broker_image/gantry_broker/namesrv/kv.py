@@ -10,24 +10,24 @@ import orjson
 from gantry_broker.store.files import atomic_write
 
 MAX_VALUE = 1024 * 1024
-"""Characters of the longest value."""
+"""Most characters of a value."""
 MAX_NAME = 1024
-"""Characters of the longest namespace or key."""
+"""Most characters of a namespace or key."""
 MAX_ENTRIES = 20_000
 """Entries of all namespaces; each change writes all of them."""
 MAX_CHARACTERS = 4 * 1024 * 1024
-"""Of all keys and values together."""
+"""Most characters of all keys and values together."""
 
 
 class KvFull(Exception):
-    """The table holds as much as it may."""
+    """The table is full."""
 
 
 class KvConfig:
-    """The table; every change is on disk before the call returns. Raises OSError when it cannot be."""
+    """The table; every change is on disk before the call returns. Raises OSError when the write fails."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path` None: in memory only. Raises ValueError when the file is there but is not such a table."""
+        """`path` None: in memory only. Raises ValueError when the file holds no such table."""
         self._path = path
         self._tables: dict[str, dict[str, str]] = {}
         if path is None:

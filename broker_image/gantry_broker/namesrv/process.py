@@ -1,4 +1,4 @@
-"""The NameServer's command line and its life as a process."""
+"""The NameServer's command line and process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ async def _serve(settings: NameServerSettings) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Gives the process's exit code: 0 after a signal, 2 for a bad config, 1 when a port or file cannot be used."""
+    """Run the process and return its exit code: 0 after a signal, 2 for a bad config, 1 when a port or file cannot
+    be used.
+    """
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.namesrv", description="A NameServer.")
     parser.add_argument("--config", type=Path, required=True, help="its JSON configuration")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])

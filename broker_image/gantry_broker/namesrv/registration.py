@@ -11,19 +11,19 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, RegisterBody, TopicConfig, TopicConfigs
 
 MAX_PLAIN: Final = 8 * 1024 * 1024
-"""Bytes of the longest decompressed body."""
+"""Most bytes of a decompressed body."""
 MAX_TOPICS: Final = 50_000
-"""Topics of one registration, as many as a broker may have (`maxTopics`)."""
+"""Most topics of one registration, as many as a broker may have (`maxTopics`)."""
 MAX_TOPIC: Final = 255
-"""Characters of a topic's name."""
+"""Most characters of a topic's name."""
 AT_ONCE: Final = 200
-"""Topics that are read in one step, in some 2 ms."""
+"""Topics that one step reads, in some 2 ms."""
 _INT = Struct(">i")
 _SEPARATOR: Final = " "
 
 
 def decode_registration(body: bytes, *, compressed: bool) -> RegisterBody:
-    """The whole body in one step. Raises BodyError."""
+    """Return the whole body, read in one step. Raises BodyError."""
     for found in registration_steps(body, compressed=compressed):
         if found is not None:
             return found
@@ -31,7 +31,7 @@ def decode_registration(body: bytes, *, compressed: bool) -> RegisterBody:
 
 
 def registration_steps(body: bytes, *, compressed: bool) -> Iterator[RegisterBody | None]:
-    """Reads a body in steps of some 2 ms: None after each, the body after the last one. Raises BodyError."""
+    """Read a body in steps of some 2 ms: None after each, the body after the last one. Raises BodyError."""
     if compressed:
         yield from _compressed_steps(body)
         return
@@ -88,7 +88,7 @@ def _inflate(body: bytes) -> bytes:
     except zlib.error as error:
         raise BodyError(f"compressed registration is damaged: {error}") from None
     if engine.unconsumed_tail or not engine.eof:
-        raise BodyError(f"compressed registration is cut, or over {MAX_PLAIN} bytes when decompressed")
+        raise BodyError(f"compressed registration is incomplete, or over {MAX_PLAIN} bytes when decompressed")
     return plain
 
 

@@ -1,15 +1,16 @@
-"""What a NameServer knows: who serves which group, and which topics each group has. Pure; time is an argument (ms).
+"""The tables of a NameServer: the brokers of each group, and the topics of each group. Pure; time is an argument (ms).
 
-As in RocketMQ: broker id 0 is a group's master, others are slaves; a broker that is silent for `EXPIRE_MS` is
-forgotten, and one whose connection breaks is forgotten at once. What is ours, for brokers that say `gantryMember`:
+As in RocketMQ, broker id 0 is a group's master and others are slaves. The NameServer forgets a broker that is silent
+for `EXPIRE_MS`, and at once one whose connection breaks. Gantry's additions, for brokers that send `gantryMember`:
+
 - While a master is registered and its connection lives, a lower `gantryEpoch` than its is refused for broker id 0: an
   old master cannot take the route back. The fence ends with that connection, so a forged epoch keeps the group's own
-  master out for no longer than a forged registration that is repeated would. What slaves say of epochs does not count.
+  master out for no longer than a forged registration that is repeated would. Epochs of slaves do not count.
 - An epoch that cannot follow that of the registered master is refused.
-- A member has one entry: the slave entry of a member that becomes master goes, and so on.
+- A member has one entry: when a member becomes master, its slave entry is removed, and so on.
 - A farewell counts only over the connection of the registration that it ends: a group has one address, under which the
   old master's successor may have registered already.
-- A master that leaves stays in the route for `GRACE_MS` while other members of its group live: its successor serves
+- A master that leaves stays in the route for `GRACE_MS` while other members of its group live. Its successor serves
   the same address, and a client that lost the route meanwhile would wait for its next poll, up to 30 s.
 """
 
@@ -41,20 +42,20 @@ class Fenced(Exception):
 
 
 class WrongGroup(Exception):
-    """A registration that contradicts what the group is, or for which there is no room."""
+    """A registration that contradicts its group, or exceeds a limit."""
 
 
 MAX_GROUPS = 1_000
-"""Broker groups of one NameServer: each question for a route goes over them."""
+"""Most broker groups of one NameServer: each route request iterates over them."""
 MAX_BROKERS = 64
-"""Brokers of one group."""
+"""Most brokers of one group."""
 MAX_TOPICS = 200_000
-"""Topics of all groups: some 60 MB."""
+"""Most topics of all groups: some 60 MB."""
 
 
 @dataclass(slots=True)
 class Registration:
-    """What a broker says of itself. `source` stands for the connection that it came over."""
+    """A broker's registration. `source` stands for its connection."""
 
     cluster: str
     group: str
@@ -79,13 +80,13 @@ class Entry:
     """When its owner left and the grace began."""
 
     def address_for(self, listener: str) -> str | None:
-        """What clients of a listener are given; None: this broker cannot be reached from there."""
+        """The address for clients of a listener; None: they cannot reach this broker."""
         return self.registration.listeners.get(listener) if listener else self.registration.address
 
 
 @dataclass(slots=True)
 class Group:
-    """All that is known under one `brokerName`."""
+    """All data of one `brokerName`."""
 
     cluster: str
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -104,10 +105,10 @@ class RouteTable:
     def has_master(self) -> bool:
         return any(MASTER_ID in group.entries for group in self.groups.values())
 
-    # Brokers come and go
+    # Registration and removal of brokers
 
     def register(self, registration: Registration, configs: TopicConfigs | None, now_ms: int) -> Entry | None:
-        """Takes a broker in; gives the group's master entry (None: it has none).
+        """Register a broker; return the group's master entry (None: it has none).
 
         `configs` None: the body was empty. Raises Fenced, WrongGroup, Implausible; then nothing is changed.
         """
@@ -147,7 +148,7 @@ class RouteTable:
         return group.entries.get(MASTER_ID)
 
     def _check_room(self, registration: Registration, group: Group | None, configs: TopicConfigs | None) -> None:
-        """Raises WrongGroup when a limit would be passed; nothing is changed then."""
+        """Raise WrongGroup when the registration would exceed a limit; nothing is changed then."""
         if group is None and len(self.groups) >= MAX_GROUPS:
             raise WrongGroup(f"{len(self.groups)} broker groups are registered here, the limit is {MAX_GROUPS}")
         if group is not None and registration.broker_id not in group.entries and len(group.entries) >= MAX_BROKERS:
@@ -165,13 +166,13 @@ class RouteTable:
                 )
 
     def _make_room(self, group: Group, registration: Registration, now_ms: int) -> None:
-        """Removes what the registering broker was before."""
+        """Remove earlier entries of the registering broker."""
         for broker_id, entry in list(group.entries.items()):
             if broker_id == registration.broker_id:
                 continue
             if registration.member is not None and entry.registration.member == registration.member:
                 if broker_id == MASTER_ID:
-                    # A demoted master: the address goes on, its successor will say so.
+                    # A demoted master: the address stays, its successor will register it.
                     entry.left_ms = entry.left_ms or now_ms
                 else:
                     del group.entries[broker_id]
@@ -179,7 +180,9 @@ class RouteTable:
                 del group.entries[broker_id]
 
     def _take_topics(self, group: Group, registration: Registration, configs: TopicConfigs, *, complete: bool) -> None:
-        """RocketMQ's brokers may register single topics, so theirs only add; ours always tell all."""
+        """Update the group's topics. RocketMQ's brokers may register single topics, so theirs only add; ours always
+        send all.
+        """
         fresh = {config.name: _queue_data(registration.group, config) for config in configs.topics.values()}
         if complete:
             group.topics = fresh
@@ -187,9 +190,10 @@ class RouteTable:
             group.topics.update(fresh)
 
     def unregister(self, group_name: str, broker_id: int, address: str, source: int, now_ms: int) -> bool:
-        """Forgets a broker that says farewell; False: that id is not (or no more) its own.
+        """Forget a broker that says farewell; False: that id is not its own (any more).
 
-        RocketMQ's brokers have an address each, so theirs is enough; of ours several serve one after the other.
+        Each of RocketMQ's brokers has its own address, which is enough; several of ours use one address, one after the
+        other.
         """
         group = self.groups.get(group_name)
         entry = group.entries.get(broker_id) if group is not None else None
@@ -201,7 +205,7 @@ class RouteTable:
         return True
 
     def connection_lost(self, source: int, now_ms: int) -> list[str]:
-        """Forgets the brokers that registered last over this connection; gives their addresses."""
+        """Forget the brokers that registered last over this connection; return their addresses."""
         gone = []
         for name, group in list(self.groups.items()):
             for broker_id, entry in list(group.entries.items()):
@@ -211,7 +215,7 @@ class RouteTable:
         return gone
 
     def expire(self, now_ms: int) -> list[str]:
-        """Forgets brokers that are silent for too long, and masters whose grace is over; gives their addresses."""
+        """Forget silent brokers and masters whose grace is over; return their addresses."""
         gone = []
         for name, group in list(self.groups.items()):
             for broker_id, entry in list(group.entries.items()):
@@ -238,7 +242,7 @@ class RouteTable:
             del self.groups[name]
 
     def touch(self, group_name: str, broker_id: int, address: str, now_ms: int) -> DataVersion | None:
-        """Notes that a broker lives; gives the version of its topics that is known here, None: it is unknown."""
+        """Note a broker's heartbeat; return the version of its topics in these tables, None for an unknown broker."""
         group = self.groups.get(group_name)
         entry = group.entries.get(broker_id) if group is not None else None
         if entry is None or entry.registration.address != address or entry.left_ms is not None:
@@ -246,10 +250,10 @@ class RouteTable:
         entry.seen_ms = now_ms
         return entry.version
 
-    # What clients ask
+    # Requests of clients
 
     def route(self, topic: str, listener: str = "") -> TopicRoute | None:
-        """The groups that have a topic, and their brokers as seen from a listener; None: nobody has it."""
+        """Return the groups that have a topic, and their brokers as seen from a listener; None: no group has it."""
         queues = []
         brokers = []
         for name in sorted(self.groups):
@@ -272,7 +276,7 @@ class RouteTable:
         return info
 
     def topics(self, cluster: str | None = None) -> list[str]:
-        """Names of all topics, or of a cluster's."""
+        """Return the names of all topics, or of a cluster's."""
         found: dict[str, None] = {}
         for group in self.groups.values():
             if cluster is None or group.cluster == cluster:
@@ -280,7 +284,7 @@ class RouteTable:
         return list(found)
 
     def system_topics(self, listener: str = "") -> tuple[list[str], str | None]:
-        """Names of clusters and groups, which brokers register as topics; and the address of some broker."""
+        """Return the names of clusters and groups, which brokers register as topics, and the address of some broker."""
         found: dict[str, None] = {}
         address = None
         for name, group in self.groups.items():
@@ -290,7 +294,7 @@ class RouteTable:
         return list(found), address
 
     def unit_topics(self, *, unit: bool | None, subscribed: bool | None) -> list[str]:
-        """Topics by the bits of their system flag; None: either."""
+        """Return topics by the bits of their system flag; None: either."""
         found = {
             topic: None
             for group in self.groups.values()
@@ -299,10 +303,10 @@ class RouteTable:
         }
         return list(found)
 
-    # What administrators change
+    # Changes by administrators
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> bool:
-        """Forgets a topic, in one cluster or everywhere; False: nobody had it."""
+        """Forget a topic, in one cluster or everywhere; False: no group had it."""
         found = False
         for group in self.groups.values():
             if cluster in (None, group.cluster):
@@ -310,7 +314,7 @@ class RouteTable:
         return found
 
     def set_write_perm(self, group_name: str, *, allowed: bool) -> int:
-        """Allows or forbids writing to all topics of a group; gives how many it has."""
+        """Allow or forbid writing to all topics of a group; return how many it has."""
         group = self.groups.get(group_name)
         if group is None:
             return 0

@@ -24,10 +24,10 @@ SCAN_SECONDS = 5.0
 
 
 class NameServer:
-    """A running NameServer: `async with NameServer(settings) as server`. `server.port` is the port it got."""
+    """A running NameServer: `async with NameServer(settings) as server`. `server.port` is its port."""
 
     def __init__(self, settings: NameServerSettings) -> None:
-        """Raises ValueError when the kept KV configuration is damaged."""
+        """Raises ValueError when the stored KV configuration is damaged."""
         kv_path = settings.data_dir / "kvConfig.json" if settings.data_dir is not None else None
         self.service = NameService(settings.name, KvConfig(kv_path))
         self._settings = settings
@@ -68,7 +68,7 @@ class NameServer:
 
     @property
     def registration_port(self) -> int | None:
-        """Where brokers register; None: nowhere."""
+        """The registration port; None: there is none."""
         return None if self._registration is None else self._registration.port
 
     @property
@@ -83,7 +83,7 @@ class NameServer:
         return None if self._http is None else self._http.port
 
     async def start(self) -> None:
-        """Raises OSError when a port is taken."""
+        """Start all ports. Raises OSError when a port is taken."""
         try:
             for server in self._servers():
                 await server.start()

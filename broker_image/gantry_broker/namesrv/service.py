@@ -1,4 +1,4 @@
-"""Answers the requests that a NameServer gets: a table of code to method, over the pure tables of `routes`.
+"""Handles the requests to a NameServer: a table of code to method, over the pure tables of `routes`.
 
 There is one table for clients, and one for brokers on the registration port: a registration decides where clients send.
 """
@@ -47,7 +47,7 @@ from gantry_broker.timeslice import TimeSlices
 log = logging.getLogger(__name__)
 
 AT_ONCE_BYTES = 64 * 1024
-"""Of a registration that is read in one step: some 400 topics."""
+"""Bytes of a registration that is read in one step: some 400 topics."""
 UNSUPPORTED = -1
 """Stands for all unknown request codes in the count of requests."""
 
@@ -59,14 +59,16 @@ def steady_ms() -> int:
 
 
 class NotYours(Exception):
-    """A broker speaks for another one."""
+    """A broker sends a request in another one's name."""
 
 
 class NameService:
     """The Handler of all listeners of one NameServer, and of its registration port."""
 
     def __init__(self, name: str, kv: KvConfig, *, clock: Callable[[], int] = steady_ms) -> None:
-        """`clock` gives milliseconds. Not the wall's: set forward, it would make every broker look silent."""
+        """`clock` returns milliseconds of a monotonic clock. A wall clock that jumps forward would make every broker
+        look silent.
+        """
         self.name = name
         self.routes = RouteTable()
         self.kv = kv
@@ -75,11 +77,11 @@ class NameService:
         self.requests: dict[int, int] = {}
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
         self.guard: HandshakeGuard | None = None
-        """Stands before the registration port; None: there is no such port."""
+        """Guards the registration port; None: there is no such port."""
         self._clock = clock
         self._next_source = 0
         self.shared = Shared(remoting_budget(memory_limit(None), descriptors.budget().remoting))
-        """What the connections of all listeners share."""
+        """The shared state of all listeners' connections."""
         self.loop_watch = LoopWatch()
         self.slices = TimeSlices()
         self.slices.on_ran = self.loop_watch.holds.ran
@@ -109,7 +111,9 @@ class NameService:
             if "busy" in conn.attrs or _is_long(conn, frame):
                 self._in_turn(conn, frames[index:])
                 break
-            code = frame.code if frame.code in SERVED else UNSUPPORTED  # unknown ones are many: counted as one
+            code = (
+                frame.code if frame.code in SERVED else UNSUPPORTED
+            )  # There are many unknown codes: one series counts them.
             self.requests[code] = self.requests.get(code, 0) + 1
             answer = self.answer(conn, frame)
             if frame.is_oneway or (answer.code == ResponseCode.TOPIC_NOT_EXIST and self._waits(conn, frame)):
@@ -121,9 +125,9 @@ class NameService:
             self._answer_early()
 
     def _in_turn(self, conn: Connection, frames: list[Frame]) -> None:
-        """Requests that wait because one of them is a large registration: a task answers them in their order.
+        """Queue requests behind a large registration: a task answers them in their order.
 
-        The connection is not read meanwhile, and what all connections have waiting is bounded.
+        The connection is not read meanwhile, and the bytes that wait on all connections are bounded.
         """
         waiting: deque[Frame] = conn.attrs.setdefault("busy", deque())
         for frame in frames:
@@ -164,7 +168,7 @@ class NameService:
             _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
             body = RegisterBody()
             async with self._one_at_a_time:
-                if conn.closed:  # its objects would be made for nobody
+                if conn.closed:  # The connection has ended: no one needs the result.
                     return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR)
                 async for step in self.slices.sliced(registration_steps(frame.body, compressed=header.compressed)):
                     body = step or body
@@ -190,14 +194,14 @@ class NameService:
                 conn.send(self.answer(conn, frame))
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """End all tasks."""
         self.loop_watch.close()
         for task in list(self._working.values()):
             task.cancel()
         await asyncio.gather(*self._working.values(), return_exceptions=True)
 
     def expire(self) -> None:
-        """To be called every few seconds."""
+        """Forget silent brokers; called every few seconds."""
         for address in self.routes.expire(self._clock()):
             log.info("broker %s: silent for too long, or its successor did not come", address)
 
@@ -207,7 +211,7 @@ class NameService:
             return Frame.response_to(
                 frame,
                 ResponseCode.NO_PERMISSION,
-                f"request {frame.code} is for the brokers of this cluster: it is taken on the registration port only",
+                f"request {frame.code} is for the brokers of this cluster: only the registration port takes it",
             )
         if method is None:
             return Frame.response_to(
@@ -385,7 +389,7 @@ class NameService:
         return Frame.response_to(frame, ResponseCode.SUCCESS, body="\n".join(lines).encode() + b"\n")
 
     def _update_config(self, conn: Connection, frame: Frame) -> Frame:
-        """A body of Java properties; nothing is changed unless all of it can be."""
+        """Apply a body of Java properties; one invalid line refuses all of them."""
         changes = {}
         try:
             lines = frame.body.decode().splitlines()
@@ -403,9 +407,9 @@ class NameService:
 
 
 def _is_long(conn: Connection, frame: Frame) -> bool:
-    """A registration that is read in slices. The ports for clients refuse it before they read its body.
+    """Whether the registration is read in slices. Ports for clients refuse it before they read its body.
 
-    Every compressed one: how much it holds shows when it is decompressed.
+    True for every compressed one: its size shows only after decompression.
     """
     if frame.code != RequestCode.REGISTER_BROKER or conn.identity is None:
         return False
@@ -413,18 +417,18 @@ def _is_long(conn: Connection, frame: Frame) -> bool:
 
 
 def _check_name(conn: Connection, cluster: str, group: str, member: int | None = None) -> None:
-    """Raises NotYours when a broker speaks for another group, or says that it is another member."""
+    """Raise NotYours when a broker sends for another group, or in another member's name."""
     me = conn.identity
     if me is None or (cluster, group) != (me.cluster, me.group) or member not in (None, me.member):
         shown = "" if member is None else f", gantryMember {member}"
         raise NotYours(
             f"the request is for clusterName {cluster[:300]!r}, brokerName {group[:300]!r}{shown}, "
-            f"but {me or 'nobody'} is connected"
+            f"but the peer is {me or 'not authenticated'}"
         )
 
 
 def fastjson_body(frame: Frame) -> object:
-    """The body's object, None for an empty body. Raises BodyError."""
+    """Return the body's object, None for an empty body. Raises BodyError."""
     if not frame.body:
         return None
     try:
@@ -434,7 +438,7 @@ def fastjson_body(frame: Frame) -> object:
 
 
 def _registration_header(frame: Frame) -> RegisterBrokerHeader:
-    """Raises BadField, and BodyError when the body is not the one that was sent."""
+    """Raise BadField, and BodyError when the body's checksum is wrong."""
     header = RegisterBrokerHeader.parse(frame)
     if header.bodyCrc32 and zlib.crc32(frame.body) & 0x7FFFFFFF != header.bodyCrc32:
         raise BodyError("the field bodyCrc32 does not match the body")
@@ -449,7 +453,7 @@ def _listeners(addresses: str | None) -> dict[str, str]:
 
 
 def metrics(service: NameService) -> str:
-    """The NameServer's figures in Prometheus' text form."""
+    """Return the NameServer's metrics in Prometheus' text form."""
     routes = service.routes
     brokers = sum(len(group.entries) for group in routes.groups.values())
     lines = [
@@ -465,10 +469,10 @@ def metrics(service: NameService) -> str:
         "# HELP gantry_namesrv_connections Open connections.",
         "# TYPE gantry_namesrv_connections gauge",
         f"gantry_namesrv_connections {service.connections}",
-        "# HELP gantry_namesrv_connections_cut_total Cut for the bytes that they held.",
+        "# HELP gantry_namesrv_connections_cut_total Connections closed because of the bytes that they held.",
         "# TYPE gantry_namesrv_connections_cut_total counter",
         f"gantry_namesrv_connections_cut_total {service.shared.cut}",
-        "# HELP gantry_namesrv_unfinished_frame_bytes Of frames that have begun and not ended.",
+        "# HELP gantry_namesrv_unfinished_frame_bytes Bytes of incomplete frames.",
         "# TYPE gantry_namesrv_unfinished_frame_bytes gauge",
         f"gantry_namesrv_unfinished_frame_bytes {service.shared.held}",
         *(
@@ -524,4 +528,4 @@ _ANSWERS_TO_BROKERS: dict[int, Answer] = {
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
 }
 SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS))
-"""The request codes that a NameServer answers."""
+"""Return the request codes that a NameServer answers."""

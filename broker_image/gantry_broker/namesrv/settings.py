@@ -1,7 +1,7 @@
-"""What a NameServer process is told, read without pydantic: its models alone would double the process's memory.
+"""The configuration of a NameServer process, read without pydantic: its models alone would double the process's memory.
 
-The planner writes the file with `gantry_broker.config.NameServerConfig`; the fields and defaults here are the same,
-which a test checks.
+The planner writes the file with `gantry_broker.config.NameServerConfig`. Fields and defaults here are the same, and a
+test compares them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ListenerSettings:
 
 @dataclass(slots=True)
 class NameServerSettings:
-    """As `NameServerConfig`."""
+    """The same fields as `NameServerConfig`."""
 
     name: str
     listen_host: str = "0.0.0.0"

@@ -1,6 +1,6 @@
-"""How many bytes and connections the ports of one process may hold, as a share of its memory. Pure.
+"""The bytes and connections that the ports of one process may hold, as a share of its memory. Pure.
 
-Every limit of buffered bytes is derived here from the one number that an operator sets: the memory limit of the pod
+Every limit of buffered bytes derives from the one number that an operator sets: the memory limit of the pod
 (`resources.limits.memory`), or of the process's cgroup, or the machine's memory.
 """
 
@@ -21,20 +21,20 @@ CGROUP_FILES: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memor
 
 @dataclass(frozen=True, slots=True)
 class RemotingBudget:
-    """Limits of one process, in bytes unless the name says otherwise."""
+    """The limits of one process, in bytes unless the name says otherwise."""
 
     unfinished_bytes: int
-    """Of frames that have begun and not ended, on all connections."""
+    """Bytes of incomplete frames on all connections."""
     high_water: int
-    """That wait for a peer, above which nothing more is read from it."""
+    """Bytes that wait for a peer, above which this process reads no more from it."""
     unsent_bytes_each: int
-    """That wait for a peer, above which its connection is cut."""
+    """Bytes that wait for a peer, above which this process closes its connection."""
     unsent_bytes: int
-    """That wait for all peers above `high_water`, beyond which the slowest one is cut."""
+    """Bytes that wait for all peers above `high_water`; beyond it the slowest connection is closed."""
     parked_bytes: int
-    """Of writes that wait for the new master during a hand-over."""
+    """Bytes of writes that are buffered for the new leader during a handover."""
     connections: int
-    """Open at the same time."""
+    """Connections that are open at the same time."""
 
 
 def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> RemotingBudget:
@@ -46,7 +46,7 @@ def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> Remotin
     | answers to slow readers, all | 1/8 | 16 MiB | 1 GiB |
     | answers to one slow reader | 1/16 | 10 MiB, above the largest answer | 32 MiB |
     | a reader is slow beyond | 1/4096 | 64 KiB | 1 MiB |
-    | writes parked for a hand-over | 1/16 | 8 MiB | 64 MiB |
+    | writes buffered for a handover | 1/16 | 8 MiB | 64 MiB |
     | connections | one for 64 KiB | 256 | `max_connections`, which descriptors limit (`gantry_broker.descriptors`) |
     """
     return RemotingBudget(
@@ -64,11 +64,11 @@ def _within(value: int, low: int, high: int) -> int:
 
 
 DEFAULT_BUDGET: Final = remoting_budget(4 << 30)
-"""Of a process that was given none, such as a client."""
+"""The budget of a process without a configured one, such as a client."""
 
 
 def memory_limit(configured: int | None, files: tuple[str, ...] = CGROUP_FILES) -> int:
-    """Bytes that this process may use: what was configured, or its cgroup's limit, or the machine's memory."""
+    """Return the bytes that this process may use: the configured limit, its cgroup's, or the machine's memory."""
     if configured is not None:
         return configured
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

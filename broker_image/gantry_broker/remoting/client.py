@@ -1,4 +1,4 @@
-"""The calling end of the remoting protocol: one connection per address, made when it is needed."""
+"""The calling end of the remoting protocol: one connection per address, created on demand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ RequestHandler = Callable[[Connection, Frame], Awaitable[Frame | None]]
 CONNECT_SECONDS: Final = 3.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
-"""After a failed handshake no other one is tried with that address for this long; each time twice as long."""
+"""Pause in seconds after a failed handshake before the next one with that address; it doubles each time."""
 SUSPECT_SECONDS: Final = 0.75
-"""Patience with a connection over which nothing has come yet, and whose predecessor was given up as silent: the address
-may still lead to the one that is frozen or cut off, and the next connection to its successor."""
+"""Seconds to wait for the first byte on a connection whose predecessor was given up as silent: the address may still
+lead to a frozen or cut-off process, and the next connection to its successor.
+"""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" (IPv6 with or without brackets). Raises ConnectError."""
+    """Return host and port of "host:port" (IPv6 with or without brackets). Raises ConnectError."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit() or not 0 < int(port) < 65536 or not host:
         raise ConnectError(f"address {address[:100]!r} is not host:port")
@@ -37,7 +38,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class FailedHandshake(NamedTuple):
-    """Why the last handshake with an address failed; until `until` (seconds of the loop's clock) none is tried."""
+    """The failure of the last handshake with an address; until `until` (seconds of the loop's clock) there is no
+    other.
+    """
 
     error: str
     until: float
@@ -45,10 +48,10 @@ class FailedHandshake(NamedTuple):
 
 
 class RemotingClient:
-    """Requests to any number of addresses.
+    """Sends requests to any number of addresses.
 
-    Use as `async with RemotingClient() as client`, or call `close`. `on_disconnect(address)` is told when a
-    connection that was made ends, whoever ended it.
+    Use it as `async with RemotingClient() as client`, or call `close`. It calls `on_disconnect(address)` when one of
+    its connections ends, from either side.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class RemotingClient:
         max_frame: int = MAX_FRAME,
         membership: Membership | None = None,
     ) -> None:
-        """`membership`: every address is a port between members, where this end proves itself before it asks."""
+        """`membership`: every address is a port between members, where this end proves itself before it sends
+        requests.
+        """
         self._membership = membership
         self._failing: dict[str, FailedHandshake] = {}
         """Addresses whose last handshake failed."""
@@ -67,8 +72,9 @@ class RemotingClient:
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._addresses: dict[Connection, str] = {}
         self._suspects: dict[str, float] = {}
-        """Addresses whose last connection was given up as silent, until something answers there, and when (seconds of
-        the loop's clock)."""
+        """Addresses whose last connection was given up as silent, until something answers there; the value is the
+        time (seconds of the loop's clock).
+        """
         self._handlers: dict[int, RequestHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_disconnect = on_disconnect
@@ -85,18 +91,18 @@ class RemotingClient:
         await self.close()
 
     def register(self, code: int, handler: RequestHandler) -> None:
-        """Says who answers requests of `code` that servers make."""
+        """Set the handler for requests of `code` that servers make."""
         self._handlers[code] = handler
 
     async def request(
         self, address: str, frame: Frame, timeout: float, *, silence: float | None = None, arriving: bool = False
     ) -> Frame:
-        """The answer of `address`. `timeout` in seconds covers connecting and answering; `arriving`: see `Connection`.
+        """Return the answer of `address`. `timeout` in seconds covers connecting and answering; `arriving`: see
+        `Connection`.
 
-        `silence`: seconds after which a connection over which nothing at all has come since the request is given up as
-        dead (ConnectionLost), though the time is not over yet; `SUSPECT_SECONDS` if it replaced one that was silent and
-        says nothing, either. Raises ConnectError (never sent), ConnectionLost and
-        RequestTimeout (perhaps done).
+        `silence`: seconds without any byte since the request after which the connection is given up as dead
+        (ConnectionLost) before the timeout; `SUSPECT_SECONDS` if the connection replaced a silent one and has received
+        nothing either. Raises ConnectError (never sent), ConnectionLost and RequestTimeout (perhaps done).
         """
         conn = self._connections.get(address)
         if conn is None or conn.lost or conn.paused:
@@ -124,33 +130,35 @@ class RemotingClient:
         return answer
 
     def fell_silent(self, within: float) -> Collection[str]:
-        """Addresses whose connection was given up as silent in the last `within` seconds, and where nothing has
-        answered since."""
+        """Return addresses whose connection was given up as silent in the last `within` seconds, without an answer
+        since.
+        """
         if not self._suspects:
             return ()
         oldest = asyncio.get_running_loop().time() - within
         return {address for address, since in self._suspects.items() if since >= oldest}
 
     def _give_up_silent(self, address: str, conn: Connection, before: int) -> None:
-        """If nothing came since `before` reads: the peer may be gone without a word, and its successor at the same
-        address is reached by a new connection only."""
+        """Give the connection up if nothing came since `before` reads: the peer may be gone without a reset, and
+        only a new connection reaches its successor at the same address.
+        """
         if conn.reads == before:
-            log.info("%r: nothing came since the last request; connection given up", conn)
+            log.info("%r: no answer since the last request; connection given up", conn)
             self._suspects[address] = asyncio.get_running_loop().time()
             conn.abort()
 
     async def _drained(self, address: str, conn: Connection, timeout: float) -> None:
-        """Waits until more may be written. A peer that reads nothing may be frozen, and has perhaps a successor."""
+        """Wait until more may be written. A peer that reads nothing may be frozen, and may have a successor."""
         before = conn.reads
         try:
             async with asyncio.timeout(timeout):
                 await conn.drained()
         except TimeoutError:
             self._give_up_silent(address, conn, before)
-            raise ConnectionLost(f"{address} took nothing more within {timeout:g} s", sent=False) from None
+            raise ConnectionLost(f"{address} read nothing more within {timeout:g} s", sent=False) from None
 
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
-        """Sends a request that wants no answer. Raises ConnectError, ConnectionLost."""
+        """Send a request that wants no answer. Raises ConnectError, ConnectionLost."""
         conn = self._connections.get(address)
         if conn is None or conn.lost:
             conn = await self._connect(address, timeout)
@@ -165,23 +173,23 @@ class RemotingClient:
         return conn is not None and not conn.closed
 
     def reads(self, address: str) -> int | None:
-        """How often something came from an address over the connection that there is; None: there is none."""
+        """Return the number of reads from an address on its present connection; None: there is no connection."""
         conn = self._connections.get(address)
         return None if conn is None or conn.closed else conn.reads
 
     @property
     def addresses(self) -> Iterable[str]:
-        """Addresses with a connection."""
+        """Return the addresses with a connection."""
         return [address for address, conn in self._connections.items() if not conn.closed]
 
     def drop(self, address: str) -> None:
-        """Ends the connection to an address; the next request makes a new one."""
+        """End the connection to an address; the next request makes a new one."""
         conn = self._connections.get(address)
         if conn is not None:
             conn.close()
 
     async def close(self) -> None:
-        """Ends all connections after what was written has gone out; requests that wait get ConnectionLost."""
+        """End all connections after their written bytes have gone out; pending requests raise ConnectionLost."""
         self._closed = True
         for connecting in list(self._connecting.values()):
             connecting.cancel()
@@ -212,7 +220,7 @@ class RemotingClient:
             self._connecting[address] = task
             task.add_done_callback(lambda done: self._opened(address, done))
         try:
-            # Shielded: several requests may wait for the one connection, each with its own patience. Not by wait_for,
+            # Shielded: several requests may wait for the one connection, each with its own timeout. Not by wait_for,
             # which in Python 3.11 loses a cancellation that comes together with the connection.
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(task)
@@ -227,7 +235,7 @@ class RemotingClient:
     def _opened(self, address: str, task: asyncio.Task[Connection]) -> None:
         self._connecting.pop(address, None)
         if not task.cancelled():
-            task.exception()  # fetched, or asyncio would report it when every waiter has gone
+            task.exception()  # Retrieved, or asyncio would report it when every waiter has gone.
 
     async def _open(self, address: str) -> Connection:
         host, port = split_address(address)
@@ -280,13 +288,13 @@ class RemotingClient:
         if self._on_disconnect is not None:
             self._on_disconnect(address)
 
-    # What servers ask of us
+    # Requests of servers
 
     def on_open(self, conn: Connection) -> None:
-        """Kept by `_open`."""
+        """Ignore: `_open` keeps the connection."""
 
     def on_close(self, conn: Connection) -> None:
-        """Kept by `_ended`."""
+        """Ignore: `_ended` does the work."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         for frame in frames:

@@ -1,10 +1,9 @@
-"""How a connection is made where a lost packet must not cost seconds.
+"""Name lookups and connection attempts in which a lost packet costs no seconds.
 
-A packet that is lost costs a resolver five seconds and a connection attempt one, then two more: in a container network
-that happens most while a Service moves and everybody asks and connects at once. So what is not answered soon is tried
-once more beside the first, from another port, and the first answer counts. What swallowed one packet (a peer that is
-gone, an address translation that was just changed, two queries of one socket that raced for it) need not swallow the
-next.
+A lost packet costs a resolver five seconds and a connection attempt one, then two more. In a container network that
+happens most while a Service moves and all clients look up names and connect at once. So each late lookup or attempt
+gets a second one beside it, from another port, and the first answer counts. The cause of the loss (a peer that is gone,
+an address translation that just changed, two queries of one socket that raced for it) need not affect the second one.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 LATE_S: Final = 0.25
-"""A name's answer, or a connection attempt's, that takes longer is late."""
+"""Seconds after which a name's answer, or a connection attempt, is late."""
 CONNECTS: Final = 12
-"""Connection attempts beside each other, at most: a late one each `LATE_S` for three seconds. An address behind which
-somebody else takes over meanwhile leads only new attempts to the new one."""
+"""The most connection attempts at the same time: a late one each `LATE_S` for three seconds. When another process
+takes an address over, only new attempts reach it.
+"""
 LOOKUPS: Final = 2
-"""The same of lookups of one name: each holds a thread until its resolver gives up."""
+"""The same for lookups of one name: each holds a thread until its resolver gives up."""
 REMEMBER_S: Final = 60.0
-"""For so long a name's former addresses stand in for an answer that is late. Not longer: an address may have been given
-to somebody else since."""
+"""Seconds for which a name's former addresses replace a late answer. Later another host may have got them."""
 
 C = TypeVar("C")
 T = TypeVar("T")
 
 Lookup = Callable[[str, int], Awaitable[list[str]]]
-"""The IP addresses of a host, the preferred first. Raises OSError when it has none."""
+"""Returns the IP addresses of a host, the preferred one first. Raises OSError when it has none."""
 
 
 async def look_up(host: str, port: int) -> list[str]:
-    """By the system's resolver."""
+    """Look the host up with the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 class Resolver:
-    """Addresses of names. Asks each time, and remembers for when there is no answer in time."""
+    """Addresses of names. It makes a lookup each time, and keeps the last result for a late answer."""
 
     def __init__(self, lookup: Lookup = look_up) -> None:
         self._lookup = lookup
@@ -50,7 +49,7 @@ class Resolver:
         self._asking: dict[str, asyncio.Task[list[str]]] = {}
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """One or more IP addresses, the preferred first. Raises OSError when the name has none."""
+        """Return one or more IP addresses, the preferred one first. Raises OSError when the name has none."""
         with suppress(ValueError):
             return [str(ipaddress.ip_address(host))]
         asking = self._asking.get(host)
@@ -81,18 +80,18 @@ class Resolver:
 
 
 def _temporary(error: BaseException | None) -> bool:
-    """The resolver could not ask, rather than that there is no such name."""
+    """Return whether the lookup itself failed; false: the name does not exist."""
     return isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
 
 
 async def first_of(
     choices: Sequence[C], attempt: Callable[[C], Awaitable[T]], give_back: Callable[[T], None], most: int
 ) -> T:
-    """What the first attempt that succeeds brings. The next one begins when one fails or the last one is late.
+    """Return the result of the first attempt that succeeds. The next one begins when one fails or the last one is late.
 
-    The choices are tried in their order and then again, `most` attempts for each in all; one that has failed is not
-    tried again: to ask anew is the caller's decision. Once all have failed the older attempts that nobody answered are
-    given up, since later ones were answered. `give_back` ends what came too late. Raises the last attempt's OSError.
+    Attempts follow the order of the choices, then repeat it, `most` attempts for each in all. A failed choice is not
+    repeated: that is the caller's decision. Once all later attempts have failed, the older ones without an answer are
+    given up. `give_back` ends late successes. Raises the last attempt's OSError.
     """
     left = [choice for _ in range(most) for choice in choices]
     refused: set[C] = set()

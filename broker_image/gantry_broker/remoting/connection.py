@@ -1,8 +1,8 @@
 """One TCP connection of the remoting protocol, the same for both ends.
 
-Frames of one read are handed over together. Answers to requests that this end made are taken out before. A peer that
-reads slowly stops being read (`paused`) once `Shared.high_water` bytes wait for it, and is cut off when answers that
-were already under way exceed the limits in `Shared`: one slow reader must not cost the memory of all.
+The handler gets all frames of one read together, except answers to requests of this end. A connection stops reading
+from a slow peer (`paused`) once `Shared.high_water` bytes wait for it. It closes when answers that were already under
+way exceed the limits in `Shared`: one slow reader must not cost the memory of all.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from gantry_broker.remoting.handshake import Identity
 log = logging.getLogger(__name__)
 
 GATHER: Final = 16 * 1024
-"""Bytes that one pass of the event loop gathers for a peer at most before they are written. Each write is a system call
-and wakes the peer up; but a peer that gets all at once has nothing to do until then."""
+"""The most bytes that one pass of the event loop gathers for a peer before it writes them. Each write is a system
+call and wakes the peer; but a peer that gets everything at once idles until then.
+"""
 UNLIMITED: Final = 1 << 30
 _RESET: Final = struct.pack("ii", 1, 0)
 _ORDERLY: Final = struct.pack("ii", 0, 0)
@@ -36,22 +37,22 @@ _UNKNOWN_PEER: Final = ("0.0.0.0", 0)
 
 
 class Handler(Protocol):
-    """What a server or client does with requests; all calls come from the event loop and must not block."""
+    """Handles the requests of a server or client; all calls come from the event loop and must not block."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
-        """All requests of one read. Work that takes time is started as a task by the handler."""
+        """Handle all requests of one read. The handler starts long work as a task."""
 
     def on_open(self, conn: Connection) -> None:
-        """A connection has been made."""
+        """Note a new connection."""
 
     def on_close(self, conn: Connection) -> None:
-        """A connection has ended; called once for each `on_open`."""
+        """Note that a connection has ended; called once for each `on_open`."""
 
 
 class Shared:
-    """What the connections of one owner share: a clock, and the bytes that all of them may hold together.
+    """The state that the connections of one owner share: a clock, and limits of bytes for all of them together.
 
-    `now` is a clock that the owner moves every few seconds: fine enough to tell idle connections, free to read.
+    `now` is a clock that the owner moves every few seconds: fine enough to detect idle connections, free to read.
     """
 
     __slots__ = (
@@ -71,26 +72,26 @@ class Shared:
     def __init__(
         self, budget: RemotingBudget = DEFAULT_BUDGET, per_address: Callable[[], int] = lambda: UNLIMITED
     ) -> None:
-        """`per_address` gives how many connections one address may have."""
+        """`per_address`: the most connections of one address."""
         self.budget = budget
         self._per_address = per_address
         self._of_address: dict[str, int] = {}
         self.connections = 0
-        """Open or being opened, on all servers."""
+        """Connections that are open or being opened, on all servers."""
         self.refused = 0
         """Connections that were refused because their address had too many."""
         self.now = 0.0
         self.held = 0
-        """Bytes of unfinished frames."""
+        """Bytes of incomplete frames."""
         self.unsent = 0
         """Bytes that wait for peers that are `paused`."""
         self.cut = 0
-        """Connections that were cut because a limit was reached."""
+        """Connections that were closed because of a limit."""
         self._unfinished: dict[Connection, int] = {}
         self._slow: dict[Connection, int] = {}
 
     def enter(self, address: str) -> bool:
-        """A connection from this address; False: it has as many as it may have."""
+        """Count a connection from this address; False: it has reached its limit."""
         count = self._of_address.get(address, 0)
         if count >= (most := self._per_address()):
             self.refused += 1
@@ -101,14 +102,14 @@ class Shared:
         return True
 
     def leave(self, address: str) -> None:
-        """Undoes `enter`."""
+        """Undo `enter`."""
         if self._of_address[address] == 1:
             del self._of_address[address]
         else:
             self._of_address[address] -= 1
 
     def hold(self, conn: Connection, held: int) -> None:
-        """Notes the bytes of a connection's unfinished frame; beyond the limit the largest one is given up."""
+        """Note the bytes of a connection's incomplete frame; beyond the limit the largest one is given up."""
         self.held += held - self._unfinished.get(conn, 0)
         if held:
             self._unfinished[conn] = held
@@ -118,7 +119,7 @@ class Shared:
             self._cut_largest(self._unfinished, f"unfinished frames of all connections hold {self.held} bytes")
 
     def wait(self, conn: Connection, unsent: int) -> None:
-        """Notes the bytes that wait for a paused peer; beyond the limit the slowest one is given up."""
+        """Note the bytes that wait for a paused peer; beyond the limit the slowest one is given up."""
         self.unsent += unsent - self._slow.get(conn, 0)
         if unsent:
             self._slow[conn] = unsent
@@ -126,20 +127,20 @@ class Shared:
             self._slow.pop(conn, None)
         if unsent > self.budget.unsent_bytes_each:
             self.cut += 1
-            log.warning("%r reads too slowly: %d bytes wait for it; connection cut", conn, unsent)
+            log.warning("%r reads too slowly: %d bytes wait for it; connection closed", conn, unsent)
             conn.abort()
         elif self.unsent > self.budget.unsent_bytes:
             self._cut_largest(self._slow, f"{self.unsent} bytes wait for peers that read slowly")
 
     def forget(self, conn: Connection) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended."""
         self.held -= self._unfinished.pop(conn, 0)
         self.unsent -= self._slow.pop(conn, 0)
 
     def _cut_largest(self, table: dict[Connection, int], why: str) -> None:
         largest = max(table, key=table.__getitem__)
         self.cut += 1
-        log.warning("%r cut, which holds %d bytes: %s", largest, table[largest], why)
+        log.warning("%r closed; it holds %d bytes: %s", largest, table[largest], why)
         self.forget(largest)
         largest.abort()
 
@@ -199,14 +200,14 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._held = 0
         self._entered = True
-        """Known to the handler."""
+        """The handler knows the connection."""
         self._shared = shared or Shared()
         self._on_end = on_end
         self.listener = listener
         self.accepted = accepted
         self.attrs: dict[str, Any] = {}
         self.identity: Identity | None = None
-        """Who the peer is, on a port between members; None on ports for clients."""
+        """The peer's identity, on a port between members; None on ports for clients."""
         self._reading_stopped = False
         self._throttled = False
         self.closed = False
@@ -215,7 +216,7 @@ class Connection(asyncio.Protocol):
         self.peer_bytes = b"\0" * 8
         self.last_active = self._frame_since = self._shared.now
         self.reads = 0
-        """How often something came from the peer."""
+        """The number of reads from the peer."""
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer[0]}:{self.peer[1]}{' closed' if self.closed else ''}>"
@@ -236,7 +237,7 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self.accepted:
                 # When this process is killed, its peers see a reset, not an orderly end: RocketMQ's Java client fails
-                # the requests that it waits for only then; after an orderly end it waits out their time.
+                # pending requests only then; after an orderly end it waits for their timeout.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         if self.accepted:
             self._entered = self._shared.enter(self.peer[0])
@@ -272,7 +273,7 @@ class Connection(asyncio.Protocol):
             self._shared.hold(self, held)
 
     def eof_received(self) -> None:
-        """The peer has ended: what was written still goes out, then the transport closes by itself."""
+        """The peer has ended: written bytes still go out, then the transport closes by itself."""
         self.push()
         self._linger_off()
 
@@ -312,11 +313,12 @@ class Connection(asyncio.Protocol):
             if self._on_end is not None:
                 self._on_end(self)
 
-    # What handlers use
+    # For handlers
 
     def write(self, data: bytes) -> None:
-        """Sends encoded frames, together with what else this pass of the event loop writes; does nothing on a
-        connection that has ended."""
+        """Send encoded frames, together with all other bytes of this pass of the event loop; do nothing on an ended
+        connection.
+        """
         if self.closed or self._transport is None:
             return
         if not self._out:
@@ -327,7 +329,7 @@ class Connection(asyncio.Protocol):
             self.push()
 
     def push(self) -> None:
-        """Sends what was gathered now: for what a peer waits for while this process goes on with other things."""
+        """Send the gathered bytes now, for a peer that waits while this process does other work."""
         out = self._out
         if not out or self._transport is None:
             return
@@ -337,7 +339,7 @@ class Connection(asyncio.Protocol):
             self._shared.wait(self, self._transport.get_write_buffer_size())
 
     def send(self, frame: Frame) -> None:
-        """Encodes and sends one frame; a frame that cannot be encoded is answered as a system error."""
+        """Encode and send one frame. A frame that cannot be encoded is answered as a system error."""
         try:
             data = encode_frame(frame)
         except FrameError as error:
@@ -358,10 +360,10 @@ class Connection(asyncio.Protocol):
         self.write(data)
 
     async def request(self, frame: Frame, timeout: float, *, arriving: bool = False) -> Frame:
-        """Sends a request (its opaque is set here) and gives the answer.
+        """Send a request (this sets its opaque) and return the answer.
 
-        `timeout` is in seconds; with `arriving` an answer of which more comes within each `timeout` is waited for.
-        Raises RequestTimeout and ConnectionLost (the peer may have done it or not).
+        `timeout` is in seconds; with `arriving` it restarts with each part of a long answer. Raises RequestTimeout and
+        ConnectionLost (the peer may have done it or not).
         """
         if self.lost:
             raise ConnectionLost(f"connection to {self.peer[0]}:{self.peer[1]} has ended", sent=False)
@@ -381,25 +383,25 @@ class Connection(asyncio.Protocol):
             self._pending.pop(opaque, None)
 
     async def drained(self) -> None:
-        """Waits until the peer has read enough that more may be written."""
+        """Wait until the peer has read enough that more may be written."""
         while self.paused and not self.closed:
             if self._drained is None:
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
 
     def stop_reading(self) -> None:
-        """Takes no more requests; what the peer still sends lies unread and makes closing a reset."""
+        """Take no more requests; the peer's later bytes stay unread and make closing a reset."""
         if self._transport is not None and not self._transport.is_closing():
             self._reading_stopped = True
             self._transport.pause_reading()
 
     def read_again(self) -> None:
-        """Undoes `stop_reading`."""
+        """Undo `stop_reading`."""
         self._reading_stopped = False
         self._read_on()
 
     def throttle(self, wait: bool) -> None:
-        """Reads no more while requests of this peer wait for their turn."""
+        """Read no more while requests of this peer wait for their turn."""
         if wait == self._throttled:
             return
         self._throttled = wait
@@ -409,7 +411,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def close(self) -> None:
-        """Ends the connection after what was written has gone out."""
+        """End the connection after all written bytes have gone out."""
         if not self.closed:
             self.push()
             self.closed = True
@@ -418,7 +420,7 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
 
     def abort(self) -> None:
-        """Ends the connection at once; what waits to be sent is lost."""
+        """End the connection at once; bytes that wait to be sent are lost."""
         self.closed = True
         self._drop_gathered()
         if self._transport is not None:
@@ -426,13 +428,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def lost(self) -> bool:
-        """Ended, or about to be told so: what is written from now on would go nowhere, or find nobody who reads the
-        answer. `closed` comes a round of the event loop later than the failure of a write."""
+        """Whether the connection has ended or is about to: new bytes would be lost, or their answer. `closed` comes
+        a round of the event loop later than the failure of a write.
+        """
         return self.closed or (self._transport is not None and self._transport.is_closing())
 
     @property
     def unfinished_since(self) -> float | None:
-        """When (by the owner's clock) the frame began that has not ended yet; None: there is none."""
+        """When (by the owner's clock) the present incomplete frame began; None: there is none."""
         return self._frame_since if self._decoder.unfinished else None
 
     @property
@@ -443,7 +446,7 @@ class Connection(asyncio.Protocol):
     # Inner parts
 
     def _read_on(self) -> None:
-        """Reads again unless something still speaks against it."""
+        """Read again unless another reason still forbids it."""
         if self.paused or self._reading_stopped or self._throttled:
             return
         if self._transport is not None and not self._transport.is_closing():
@@ -470,18 +473,18 @@ class Connection(asyncio.Protocol):
                 else:
                     requests.append(frame)
         else:
-            requests = [frame for frame in frames if not frame.flag & FLAG_RESPONSE]  # others come too late
+            requests = [frame for frame in frames if not frame.flag & FLAG_RESPONSE]  # later requests are ignored
         if not requests:
             return
         try:
             self._handler.on_frames(self, requests)
         except Exception:
-            # Some requests may stay unanswered: the peer learns that soonest by losing the connection.
+            # Some requests may stay unanswered: a lost connection is the fastest signal to the peer.
             log.exception("handling %d requests from %r failed", len(requests), self)
             self.close()
 
     def _answer_refused(self) -> None:
-        """Requests over their limits: an error each; the connection goes on."""
+        """Answer each request that exceeds its limits with an error; the connection goes on."""
         refused = self._decoder.refused[:]
         self._decoder.refused.clear()
         for request, code, remark in refused:
@@ -509,6 +512,6 @@ class Connection(asyncio.Protocol):
 
 
 def oneway(frame: Frame) -> Frame:
-    """Marks a request as one that wants no answer."""
+    """Mark a request as one that wants no answer."""
     frame.flag |= FLAG_ONEWAY
     return frame

@@ -1,4 +1,4 @@
-"""How a request can fail before there is an answer. What an answer says is not an error of this layer."""
+"""Failures of a request before an answer. An error code in an answer is no error of this layer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class RemotingError(Exception):
 
 
 class ConnectError(RemotingError):
-    """No connection could be made: refused, unreachable, an unknown name, or not in time.
+    """No connection: refused, unreachable, an unknown name, or a timeout.
 
-    `silent` True: something may be there all the same. It did not answer in time, or the handshake failed.
+    `silent` True: a process may be there all the same. It did not answer in time, or the handshake failed.
     """
 
     def __init__(self, message: str, *, silent: bool = False) -> None:
@@ -23,14 +23,14 @@ class ConnectError(RemotingError):
 
 
 class ConnectionLost(RemotingError):
-    """The connection ended while the answer was awaited."""
+    """The connection ended before the answer came."""
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
         super().__init__(message, sent=sent)
 
 
 class RequestTimeout(RemotingError):
-    """No answer in time; the peer may still do what was asked."""
+    """No answer in time; the peer may still execute the request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, sent=True)

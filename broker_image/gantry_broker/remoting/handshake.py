@@ -38,11 +38,11 @@ _LENGTH_FIELD: Final = 4
 Reason = Literal["malformed", "identity", "token", "token_file", "timeout", "crowded", "ended"]
 """Why a handshake failed, as metrics name it."""
 Token = Callable[[], bytes]
-"""Gives the cluster's token as it is now. Raises HandshakeError when there is none to be had."""
+"""Returns the cluster's present token. Raises HandshakeError when there is none."""
 
 
 class HandshakeError(Exception):
-    """The connection must end. `answer` is what to send before that; empty: nothing."""
+    """The connection must end. `answer` is sent before that; empty: nothing."""
 
     def __init__(self, reason: Reason, text: str, answer: bytes = b"") -> None:
         super().__init__(text)
@@ -73,10 +73,10 @@ class Identity:
 
 
 class HandshakeClient:
-    """The end that connects. `hello` is sent first; `receive` takes what comes."""
+    """The end that connects. Send `hello` first; give received bytes to `receive`."""
 
     def __init__(self, me: Identity, token: Token, nonce: bytes) -> None:
-        """`nonce`: `NONCE_BYTES` fresh random bytes."""
+        """`nonce`: `NONCE_BYTES` new random bytes."""
         self.peer: Identity | None = None
         """The server, once it has proved itself."""
         self._me = me
@@ -90,15 +90,15 @@ class HandshakeClient:
         return encode_frame(Frame(GantryCode.HANDSHAKE, 1, ext=_introduction("hello", self._me, self._nonce)))
 
     def receive(self, data: bytes) -> bytes:
-        """What to send next; empty: nothing. Raises HandshakeError."""
+        """Return the bytes to send next; empty: nothing. Raises HandshakeError."""
         frame = _next_frame(self._decoder, data, done=self.peer is not None)
         if frame is None:
             return b""
         proving = self._claimed is not None
         if not frame.is_response or frame.opaque != 1 + proving:
-            raise HandshakeError("malformed", "the other end sent something else than the answer to the handshake")
+            raise HandshakeError("malformed", "the other end did not answer the handshake")
         if frame.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise HandshakeError("malformed", "the port is not one between members: it does not know the handshake")
+            raise HandshakeError("malformed", "the port is not one between members: it rejects the handshake")
         if frame.code != ResponseCode.SUCCESS:
             raise HandshakeError("identity", f"refused by the other end: {(frame.remark or '')[:300]}")
         if not proving:
@@ -113,7 +113,7 @@ class HandshakeClient:
         if server.cluster != self._me.cluster or not (server.is_name_server or server.group == self._me.group):
             raise HandshakeError("identity", f"the other end is {server}, this is {self._me}")
         if server == self._me:
-            raise HandshakeError("identity", f"the other end is {server}, as this end is")
+            raise HandshakeError("identity", f"the other end is {server}, and so is this end")
         key = derive_key(self._token())
         self._claimed = server
         self._expected = proof(key, "server", self._me, server, self._nonce, nonce)
@@ -122,10 +122,10 @@ class HandshakeClient:
 
 
 class HandshakeServer:
-    """The end that was connected to."""
+    """The end that accepts."""
 
     def __init__(self, me: Identity, token: Token, nonce: bytes) -> None:
-        """`nonce`: `NONCE_BYTES` fresh random bytes."""
+        """`nonce`: `NONCE_BYTES` new random bytes."""
         self.peer: Identity | None = None
         """The client, once it has proved itself."""
         self._me = me
@@ -136,7 +136,7 @@ class HandshakeServer:
         self._decoder = FrameDecoder(MAX_HANDSHAKE_FRAME - _LENGTH_FIELD)
 
     def receive(self, data: bytes) -> bytes:
-        """What to send next; empty: nothing. Raises HandshakeError."""
+        """Return the bytes to send next; empty: nothing. Raises HandshakeError."""
         frame = _next_frame(self._decoder, data, done=self.peer is not None)
         if frame is None:
             return b""
@@ -179,7 +179,7 @@ class HandshakeServer:
 
 
 def derive_key(token: bytes) -> bytes:
-    """The key of the handshake. The token has other uses, so no proof of this handshake is one elsewhere."""
+    """Return the key of the handshake. The token has other uses, so no proof of this handshake is valid elsewhere."""
     return hmac.digest(token, _KEY_LABEL, "sha256")
 
 
@@ -191,7 +191,7 @@ def proof(
     client_nonce: bytes,
     server_nonce: bytes,
 ) -> bytes:
-    """The MAC of one side."""
+    """Return the MAC of one side."""
     parts = [_MESSAGE_LABEL, b"%d" % VERSION, side.encode()]
     for end in (client, server):
         parts += [end.cluster.encode(), end.group.encode(), b"%d" % end.member]
@@ -211,7 +211,7 @@ def _introduction(step: str, me: Identity, nonce: bytes) -> dict[str, str]:
 
 
 def _introduced(frame: Frame, step: str) -> tuple[Identity, bytes]:
-    """Identity and nonce of the other end. Raises HandshakeError."""
+    """Return identity and nonce of the other end. Raises HandshakeError."""
     nonce = _bytes(frame, step, "nonce", NONCE_BYTES)
     ext = frame.ext
     if ext.get("version") != str(VERSION):
@@ -220,15 +220,15 @@ def _introduced(frame: Frame, step: str) -> tuple[Identity, bytes]:
     cluster, group, member = ext.get("cluster", ""), ext.get("group", ""), ext.get("member", "")
     fits = 0 < len(cluster) <= MAX_NAME and len(group) <= MAX_NAME and (cluster + group).isprintable()
     if not fits or not (member.isascii() and member.isdigit() and len(member) <= 7 and int(member) <= MAX_MEMBER):
-        raise HandshakeError("malformed", "the handshake names no possible member")
+        raise HandshakeError("malformed", "the handshake names an impossible member")
     return Identity(cluster, group, int(member)), nonce
 
 
 def _bytes(frame: Frame, step: str, name: str, size: int) -> bytes:
-    """A field of a step as bytes. Raises HandshakeError."""
+    """Return a field of a step as bytes. Raises HandshakeError."""
     text = frame.ext.get(name, "")
     if frame.ext.get("step") != step or len(text) != 2 * size or not text.isascii():
-        raise HandshakeError("malformed", f"{step} with {size} bytes of {name} was expected")
+        raise HandshakeError("malformed", f"expected {step} with {size} bytes of {name}")
     try:
         found = bytes.fromhex(text)
     except ValueError:
@@ -239,19 +239,19 @@ def _bytes(frame: Frame, step: str, name: str, size: int) -> bytes:
 
 
 def _next_frame(decoder: FrameDecoder, data: bytes, *, done: bool) -> Frame | None:
-    """The one frame that may have come; None: it is not complete. Raises HandshakeError."""
+    """Return the one frame of a step; None: it is not complete. Raises HandshakeError."""
     if decoder.held + len(data) > MAX_HANDSHAKE_FRAME:
-        raise HandshakeError("malformed", f"over {MAX_HANDSHAKE_FRAME} bytes came in one step of the handshake")
+        raise HandshakeError("malformed", f"one step of the handshake has over {MAX_HANDSHAKE_FRAME} bytes")
     try:
         frames = decoder.feed(data)
     except FrameError as error:
-        raise HandshakeError("malformed", f"what came is not a frame of a handshake: {error.reason[:200]}") from None
+        raise HandshakeError("malformed", f"not a frame of a handshake: {error.reason[:200]}") from None
     if done or len(frames) > 1 or (frames and decoder.held):
-        raise HandshakeError("malformed", "more came than one step of the handshake")
+        raise HandshakeError("malformed", "there are bytes after one step of the handshake")
     return frames[0] if frames else None
 
 
 def _refused(reason: Reason, frame: Frame, remark: str, text: str = "") -> HandshakeError:
-    """A refusal with an answer for the other end; `text` is for the log of this end."""
+    """Return a refusal with an answer for the other end; `text` is for the log of this end."""
     answer = encode_frame(Frame.response_to(frame, ResponseCode.NO_PERMISSION, remark))
     return HandshakeError(reason, text or remark, answer)

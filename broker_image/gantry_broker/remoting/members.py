@@ -1,6 +1,6 @@
-"""Both ends of a connection between members, until the handshake is complete; then `Connection` takes the socket over.
+"""Both ends of a connection between members, until the handshake is complete; then `Connection` takes the socket.
 
-So a connection of a client never comes here, and a stranger never gets further.
+So a client's connection never gets here, and a stranger never gets further.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S: Final = 5.0
 """A connection that has not proved itself for this long is ended."""
 WARN_S: Final = 10.0
-"""Failed handshakes are logged this often, for each reason."""
+"""Seconds between two log lines of failed handshakes with one reason."""
 
 
 def refuse_open_port(port: str, listen_host: str, token_file: Path | None) -> None:
-    """Raises ValueError when a port between members would be open to a network and there is no token.
+    """Raise ValueError when a port between members would be open to a network without a token.
 
     `port` is the name of its setting.
     """
@@ -50,7 +50,7 @@ def refuse_open_port(port: str, listen_host: str, token_file: Path | None) -> No
 
 
 class Membership:
-    """Who this process is, and the token by which it proves that. The file is read at each handshake."""
+    """The identity of this process, and the token that proves it. Each handshake reads the file."""
 
     def __init__(self, me: Identity, token_file: Path | None) -> None:
         """`token_file` None: the empty token, which proves nothing; for one machine alone."""
@@ -58,7 +58,7 @@ class Membership:
         self._file = None if token_file is None else TokenFile(token_file)
 
     def token(self) -> bytes:
-        """Raises HandshakeError when the file never held one."""
+        """Return the token. Raises HandshakeError when the file never held one."""
         if self._file is None:
             return b""
         token = self._file.read()
@@ -72,19 +72,20 @@ Admit = Callable[[Identity, asyncio.Transport], None]
 
 
 class HandshakeGuard:
-    """Stands before one listening port: `accept` makes the protocol of each new connection."""
+    """Guards one listening port: `accept` creates the protocol of each new connection."""
 
     def __init__(self, membership: Membership, most: int = MAX_MEMBERS) -> None:
         """`most`: connections that have not proved themselves yet. One more ends the oldest: a member needs a few
-        milliseconds, so strangers that open connections and say nothing keep no member out."""
+        milliseconds, so strangers that open connections and send nothing keep no member out.
+        """
         self.membership = membership
         self._most = most
         self.refused: dict[Reason, int] = {}
         """Connections that were ended before they proved themselves, by reason."""
         self._pending: dict[PendingConnection, None] = {}
-        """The oldest first."""
+        """Connections without a proof, the oldest first."""
         self._warned: dict[Reason, tuple[float, int]] = {}
-        """When a reason was logged last, and how often it had occurred by then."""
+        """The time of a reason's last log line, and its count then."""
 
     def accept(self, admit: Admit) -> asyncio.Protocol:
         return PendingConnection(self, admit)
@@ -103,7 +104,7 @@ class HandshakeGuard:
         self._pending.pop(connection, None)
 
     def count(self, reason: Reason, peer: str, text: str) -> None:
-        """A connection is refused."""
+        """Count a refused connection."""
         total = self.refused[reason] = self.refused.get(reason, 0) + 1
         now = asyncio.get_running_loop().time()
         last, before = self._warned.get(reason, (-WARN_S, 0))
@@ -175,7 +176,7 @@ class PendingConnection(asyncio.Protocol):
 
 
 class HandshakeFailed(ConnectionError):
-    """A connection was made, and its handshake failed; the text says why."""
+    """A connection was made, and its handshake failed; the text has the reason."""
 
 
 class ConnectingMember(asyncio.Protocol):
@@ -227,7 +228,7 @@ class ConnectingMember(asyncio.Protocol):
     def _fail(self, text: str) -> None:
         if not self._done.done():
             self._done.set_exception(HandshakeFailed(text))
-            self._done.exception()  # Fetched: the attempt may have been given up meanwhile.
+            self._done.exception()  # Retrieved: the caller may have given the attempt up.
 
 
 def _peer(transport: asyncio.Transport) -> str:

@@ -17,19 +17,19 @@ from gantry_broker.remoting.members import HandshakeGuard
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 120.0
-"""A connection on which nothing moves for so long is closed (RocketMQ's `serverChannelMaxIdleTimeSeconds`)."""
+"""Seconds without any byte after which a connection is closed (RocketMQ's `serverChannelMaxIdleTimeSeconds`)."""
 FRAME_SECONDS: Final = 30.0
-"""A frame that has begun must end within this time: the longest takes 4 s at 1 MiB/s, and clients wait for 3 s."""
+"""Seconds from a frame's begin to its end: the longest takes 4 s at 1 MiB/s, and clients wait for 3 s."""
 _SWEEP_SECONDS: Final = 5.0
 
 
 class RemotingServer:
     """Listens, keeps its connections, closes idle ones and those above a limit.
 
-    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` and `frame_s` in seconds: how long nothing
-    may move, and how long one frame may take. `limits`: what each request code may bring. `shared` is given to all
-    servers of a process, so that their limits of bytes and connections are limits of the process. With a `guard` the
-    port is one between members: a connection has an `identity`, and its handler hears of it after the handshake.
+    `name` becomes `Connection.listener`. `max_frame` is in bytes. `idle_s` and `frame_s` are in seconds: the longest
+    silence, and the longest time for one frame. `limits`: what each request code may bring. All servers of a process
+    get the same `shared`, so that its limits of bytes and connections hold for the process. With a `guard` the port is
+    one between members: a connection has an `identity`, and its handler sees it after the handshake.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RemotingServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on; 0 before `start` when it was to be chosen."""
+        """The listening port; 0 before `start` when the system chooses it."""
         return self._port
 
     @property
@@ -82,7 +82,7 @@ class RemotingServer:
         return self._server is not None
 
     async def start(self) -> int:
-        """Begins to listen and gives the port. Raises OSError when the port is taken. May follow `stop_listening`."""
+        """Listen and return the port. Raises OSError when the port is taken. May follow `stop_listening`."""
         loop = asyncio.get_running_loop()
         self.shared.now = loop.time()
         self._server = await loop.create_server(
@@ -94,13 +94,13 @@ class RemotingServer:
         return self._port
 
     def stop_listening(self) -> None:
-        """Frees the port; connections that exist go on."""
+        """Free the port; existing connections go on."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     async def close(self, grace_s: float = 1.0) -> None:
-        """Stops listening and ends all connections; what was written gets `grace_s` seconds to go out."""
+        """Stop listening and end all connections; written bytes have `grace_s` seconds to go out."""
         self.stop_listening()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -132,7 +132,7 @@ class RemotingServer:
             self._ended.set()
 
     def close_connections(self) -> None:
-        """Ends all connections after what was written has gone out, and goes on listening."""
+        """End all connections after their written bytes have gone out, and go on listening."""
         for conn in list(self.connections):
             conn.close()
 
@@ -140,7 +140,7 @@ class RemotingServer:
         return self._connection() if self._guard is None else self._guard.accept(self._admit)
 
     def _admit(self, identity: Identity, transport: asyncio.Transport) -> None:
-        """The peer of a connection has proved itself."""
+        """Note that the peer of a connection has proved itself."""
         conn = self._connection()
         if isinstance(conn, Connection):
             conn.identity = identity
@@ -184,7 +184,7 @@ class RemotingServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection over the limit."""
+    """Refuse a connection over the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         with contextlib.suppress(OSError):
@@ -192,13 +192,13 @@ class _Refused(asyncio.Protocol):
 
 
 class RequestOnly:
-    """A Handler whose connections need no care when they open or close; subclasses write `on_frames`."""
+    """A Handler that ignores opened and closed connections; subclasses write `on_frames`."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         raise RuntimeError(f"{type(self).__name__} does not say what to do with requests")
 
     def on_open(self, conn: Connection) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def on_close(self, conn: Connection) -> None:
-        """Nothing to do."""
+        """Do nothing."""

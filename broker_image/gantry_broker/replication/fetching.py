@@ -1,4 +1,4 @@
-"""The follower's edge: one loop that asks the leader, applies the answer, and asks again."""
+"""The follower's edge: one loop that sends a fetch, applies the answer, and sends the next one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SILENT_S: Final = HOLD_S + 1.0
-"""A leader answers after `HOLD_S` at the latest; over a slow link its answer may take longer to arrive."""
+"""Seconds to wait for an answer. A leader answers after `HOLD_S` at the latest; a slow link may delay the answer."""
 RETRY_S: Final = 0.05
 LONGEST_RETRY_S: Final = 0.5
 
@@ -27,7 +27,7 @@ LinkState = Literal["none", "connected", "refused", "silent"]
 
 
 class Asker(Protocol):
-    """What the loop needs of the service."""
+    """What the loop needs from the service."""
 
     def next_fetch(self) -> tuple[str, Fetch] | None: ...
 
@@ -39,7 +39,7 @@ class Asker(Protocol):
 
 
 class FetchLoop:
-    """Runs while there is somebody to follow. What it is given to follow is compared, so it may be told often."""
+    """Runs while there is a leader to follow. `follow` may be called often: an equal target changes nothing."""
 
     def __init__(self, client: RemotingClient, asker: Asker) -> None:
         self.state: LinkState = "none"
@@ -49,14 +49,14 @@ class FetchLoop:
         self._task: asyncio.Task[None] | None = None
         self._answered_at = -1.0
         self._lost = False
-        """The connection ended since the last answer."""
+        """Whether the connection has ended since the last answer."""
 
     def last_answer_ms(self) -> int:
-        """Milliseconds since the leader's last answer; -1: none since it is followed."""
+        """Milliseconds since the leader's last answer; -1 if it has not answered since the loop follows it."""
         return -1 if self._answered_at < 0 else int((time.monotonic() - self._answered_at) * 1000)
 
     def follow(self, following: object) -> None:
-        """Follow another leader (any value that names it), or nobody (None)."""
+        """Follow another leader (any value that names it), or none (None)."""
         if following == self._following:
             return
         self._following = following
@@ -80,7 +80,7 @@ class FetchLoop:
             try:
                 moved = await self._ask_once()
             except Exception:
-                # A loop that dies would leave the group with one copy less, silently.
+                # A loop that dies would silently leave the group with one copy less.
                 log.exception("fetching failed")
                 moved = False
             if moved:
@@ -90,7 +90,7 @@ class FetchLoop:
             pause = min(pause * 2, LONGEST_RETRY_S)
 
     async def _ask_once(self) -> bool:
-        """One question; false when the next one should wait a little."""
+        """Send one fetch; return false when the next one should wait a little."""
         asked = self._asker.next_fetch()
         if asked is None:
             return False
@@ -102,7 +102,7 @@ class FetchLoop:
             self._link("silent")
             return True
         except ConnectionLost:
-            # The next question tells whether the process is gone (refused) or only this connection.
+            # The next fetch shows whether the process is gone (refused) or only this connection.
             self._client.drop(address)
             first, self._lost = not self._lost, True
             return first and self.state == "connected"

@@ -1,7 +1,7 @@
-"""The slave's half of replication: where its log ends, and what it does with an answer.
+"""The follower's half of replication: where its log ends, and how it applies an answer.
 
-A follower has at most one question under way, but an answer may be late, come twice or come after the log has changed:
-it is applied only when it fits (rule 2). Both modes use it.
+A follower has at most one fetch under way, but an answer may be late, repeated, or older than a change of the log. The
+follower applies it only when it fits (rule 2). Both modes use this class.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Follower:
         self.leader = leader
         self.leader_end = log.end
         self.stopped = ""
-        """Why it no longer fetches, in words (rule 3); empty while it does."""
+        """Why it no longer fetches (rule 3); empty while it fetches."""
         self._log = log
         self.unclean = unclean
         self._report = report
 
     def fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
-        """The next question; None once it has stopped."""
+        """Return the next fetch, or None once the follower has stopped."""
         if self.stopped:
             return None
         log = self._log
@@ -51,7 +51,7 @@ class Follower:
         return Position(self._log.end, last_epoch(self._log.leader_epochs))
 
     def apply(self, answer: FetchAnswer) -> bool:
-        """Apply an answer; False when it does not fit and was dropped, or was refused."""
+        """Apply an answer; return False when it does not fit and was dropped, or was refused."""
         if answer.kind is AnswerKind.REFUSED:
             return False
         # Rule 2: of this epoch, and for the place where the log ends now.
@@ -63,25 +63,25 @@ class Follower:
             if not self._may_part_from(answer.divergence_offset):
                 return False
             if answer.kind is AnswerKind.TRUNCATE:
-                # Rule 5: durable before the next question.
+                # Rule 5: durable before the next fetch.
                 to = min(answer.to, self._log.end)
                 if to < self._log.start:
-                    self._log.reset(0, (), b"")  # Nothing is left here that both have: the leader says where to begin.
+                    self._log.reset(0, (), b"")  # Nothing in common is left: the leader says where to begin.
                 else:
                     self._log.truncate(to)
             else:
                 self._log.reset(answer.to, answer.leader_epochs, answer.data)
         elif answer.data:
             self._log.append_raw(self._log.end, answer.data)
-        # Rule 3: only now, and never above one's own end.
+        # Rule 3: only now, and never above the follower's own end.
         self._log.confirm(min(answer.confirmed, self._log.end))
         return True
 
     def _may_part_from(self, divergence_offset: int) -> bool:
-        """Rule 3: what was shown is not undone, unless the assignment says so.
+        """Rule 3: a truncation never undoes what readers saw, unless the assignment allows it.
 
-        Only a full copy that was interrupted leaves a log whose first records are of no epoch that is known: it was to
-        be given up then.
+        Only an interrupted full copy leaves a log whose first records belong to no known epoch. That copy was about to
+        replace the log anyway.
         """
         leader_epochs = self._log.leader_epochs
         if not leader_epochs or leader_epochs[0].start > self._log.start:
@@ -89,9 +89,8 @@ class Follower:
         if divergence_offset >= self._log.confirmed or self.unclean:
             return True
         self.stopped = (
-            f"{self.leader} (epoch {self.epoch}) has another log from offset {divergence_offset} on, "
-            "but everything below "
-            f"{self._log.confirmed} was confirmed here; set failover.unclean to give it up"
+            f"the log of {self.leader} (epoch {self.epoch}) diverges at offset {divergence_offset}, "
+            f"but everything below {self._log.confirmed} was confirmed here; set failover.unclean to give it up"
         )
         self._report(self.stopped)
         return False

@@ -1,8 +1,8 @@
-"""Who this member is after a start: the same life of its disk, or a new one (rule 16).
+"""The identity of this member after a start: the same incarnation of its disk, or a new one (rule 16).
 
 The disk proves what it acknowledged when the flush is synchronous, when the last stop was clean, or when the machine
-has not booted since (the kernel still had what was written). Anything else is a new incarnation: an empty disk, or
-ASYNC_FLUSH after a power failure.
+has not booted since (the kernel still had what was written). In all other cases the member is a new incarnation: its
+disk is empty, or it used ASYNC_FLUSH and lost power.
 """
 
 from __future__ import annotations
@@ -21,33 +21,36 @@ from gantry_broker.store.recovery_point import boot_id
 
 
 class StateError(Exception):
-    """A file of config/, replica.json or members.json, cannot be understood, or is not of this member or mode: it names
-    the file and what is wrong."""
+    """A file of config/ (replica.json or members.json) is damaged, or belongs to another member or mode. The text
+    names the file and the reason.
+    """
 
 
 class Started(NamedTuple):
     state: HardState
     log_trusted: bool
-    """False when a disk that held something could not prove that it holds all that was acknowledged."""
+    """False when a disk that held records could not prove that it holds all that it acknowledged."""
 
 
 class ReplicaFile:
-    """config/replica.json: `Durable`, the boot in which it was written, and whether the process stopped cleanly."""
+    """config/replica.json: the `HardState`, the boot in which it was written, and whether the process stopped
+    cleanly.
+    """
 
     def __init__(self, path: Path, mode: str = "MasterSlave") -> None:
-        """`mode`: that of the group, which a disk keeps for life."""
+        """`mode` is the group's; a disk keeps it for life."""
         self.path = path
         self._mode = mode
         self._boot = boot_id()
         self._state: HardState | None = None
         self._held = False
         self._sync = False
-        """Acknowledgements of this life count bytes on disk."""
+        """Whether acknowledgements of this incarnation count bytes on disk."""
 
     def start(self, member: int, *, sync_flush: bool, log_is_empty: bool, damaged: bool = False) -> Started:
-        """Read the file, decide on the incarnation, and write it down. Raises StateError, OSError.
+        """Read the file, decide on the incarnation, and write it. Raises StateError, OSError.
 
-        `damaged`: the log had to be cut below what had been flushed or confirmed.
+        `damaged`: recovery truncated the log below what had been flushed or confirmed.
         """
         self._held, self._sync = not log_is_empty, sync_flush
         data = self._read()
@@ -60,18 +63,20 @@ class ReplicaFile:
         if state.me.member != member:
             raise StateError(f"{self.path} is of member {state.me.member}, this is member {member}")
         self._refuse_other_mode(data, state, log_is_empty=log_is_empty)
-        # A log that was there once and is empty now was taken away: not the disk that it was.
+        # A log that had records and is empty now was removed: this is not the same disk.
         lost = log_is_empty and bool(data.get("held"))
-        # By the flush of the life that ended: the configuration may have changed since.
+        # The flush mode of the last run counts: the configuration may have changed since.
         was_sync = data.get("sync") is True
         if not lost and not damaged and (was_sync or clean or (boot == self._boot and boot != "")):
             return self._begin(state, log_trusted=True)
         return self._begin(replace(state, me=MemberId(member, _new_incarnation())), log_trusted=False)
 
     def _refuse_other_mode(self, data: dict[str, Any], state: HardState, *, log_is_empty: bool) -> None:
-        """What was promised by assignment and set means nothing to an election, and a vote nothing to an operator."""
+        """Refuse a disk of the other mode: an election does not know assignments and sets, an operator does not know
+        votes.
+        """
         was = data.get("mode")
-        if was is None:  # Written before the mode was.
+        if was is None:  # Files of older versions have no mode.
             was = "Raft" if state.first_members or state.vote is not None else self._mode
         if was != self._mode and not (log_is_empty and state.leadership.epoch == 0):
             raise StateError(
@@ -84,27 +89,27 @@ class ReplicaFile:
         return Started(state, log_trusted)
 
     def save(self, state: HardState) -> None:
-        """Durable when this returns; the mark of a clean stop is gone from then on."""
+        """Write the state; it is durable on return. The mark of a clean stop is gone from then on."""
         self._state = state
         self._write(state, clean=False)
 
     def invalidate_boot_id(self) -> None:
-        """The disk failed: from now on it proves nothing that the machine has not booted since. Raises OSError."""
+        """Note that the disk failed: the present boot of the machine proves nothing any more. Raises OSError."""
         self._boot = ""
         if self._state is None:
             return
         try:
             self._write(self._state, clean=False)
         except OSError:
-            # Who starts before the machine boots anew reads what is on no disk, too.
+            # A process that starts before the next boot also reads bytes that are not on disk.
             self._write(self._state, clean=False, durable=False)
 
     def holds_records(self) -> None:
-        """The log is not empty any more; written down with the next save."""
+        """Note that the log is not empty any more; the next save writes it."""
         self._held = True
 
     def mark_clean(self) -> None:
-        """The log is closed and on disk: call it last."""
+        """Mark a clean stop. Call it last, when the log is closed and on disk."""
         if self._state is not None:
             self._write(self._state, clean=True)
 
@@ -116,7 +121,7 @@ class ReplicaFile:
         except orjson.JSONDecodeError as error:
             raise StateError(f"{self.path}: {error}; restore the file, or empty the member's disk") from error
         if not isinstance(data, dict):
-            raise StateError(f"{self.path}: is no JSON object; restore the file, or empty the member's disk")
+            raise StateError(f"{self.path}: is not a JSON object; restore the file, or empty the member's disk")
         return data
 
     def _write(self, state: HardState, *, clean: bool, durable: bool = True) -> None:

@@ -1,11 +1,12 @@
-"""The master's half of replication in MasterSlave mode: who has acknowledged what, and what may be promised.
+"""The leader's half of replication in MasterSlave mode: acknowledgements, the in-sync set, the confirmed offset.
 
-One `Leader` is one leadership: it is made when the role is taken (its table of acknowledgements is empty then, rule 4)
-and thrown away when the role is lost. No sockets, no clock: times are milliseconds given by the caller.
+One `Leader` is one leadership. It is created when the member takes the role, with an empty table of acknowledgements
+(rule 4), and dropped when the member loses the role. There are no sockets and no clock here: the caller gives times in
+milliseconds.
 
-The master waits for every member of the recorded set, of every set that it has asked for and not been answered
-(rule 18), and of a follower that it is about to ask for. Waiting for more members than recorded is always safe; the
-arithmetic below may therefore add members freely, and removes one only when it was told that the cell says so.
+The leader waits for every member of the recorded set, of every set that it has proposed without an answer (rule 18),
+and for a follower that it is about to propose. Waiting for more members than recorded is always safe. So the leader may
+add members freely, and removes one only when a newer leadership record says so.
 """
 
 from __future__ import annotations
@@ -21,35 +22,37 @@ from gantry_broker.replication.types import InSyncSetProposal, LeaderEpochs, Lea
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a group replicates. Times in milliseconds, sizes in bytes."""
+    """How a group replicates. Times are in milliseconds, sizes in bytes."""
 
     sync_replication: bool = True
-    """SEND_OK waits for confirmation; otherwise for the master's own copy only (rule 8)."""
+    """SEND_OK waits for confirmation; if false, only for the leader's own copy (rule 8)."""
     sync_flush: bool = False
     """Acknowledgements count bytes on disk (rule 11)."""
     min_in_sync: int = 1
     silent_ms: int = 1_500
-    """A follower that has asked nothing for so long is not proposed, nor counted on for what is promised now."""
+    """A follower that has not fetched for this long is not proposed, and not counted on for new promises."""
     propose_again_ms: int = 3_000
-    """A proposal that was refused is not made again for so long."""
+    """Pause after a rejected proposal before the leader repeats it."""
     removed_ms: int = 5_000
-    """A follower that was removed while it fetched is about to be stopped: not proposed for so long, or senders would
-    wait for it while it goes."""
+    """Pause before a follower that was removed while it fetched is proposed: it is about to stop, and senders would
+    wait for it.
+    """
     away_ms: int = 500
-    """One that asked nothing for so long was away: it is proposed as soon as it has caught up again."""
+    """A removed follower that did not fetch for this long was away: it is proposed as soon as it has caught up."""
     tick_ms: int = 100
-    """How often `Replica.tick` is called."""
+    """Interval of `Replica.tick`."""
     late_ms: int = 200
-    """A tick that comes so much later shows that this process did not run."""
+    """A tick that is late by this much shows that this process did not run."""
     catch_up_bytes: int = 1 << 20
-    """A follower this close to the end is waited for, so that it can catch up with a log that grows."""
+    """The leader waits for a follower this close to the end, so that it can catch up with a growing log."""
     catch_up_ms: int = 1_000
-    """For so long; then it must come closer by itself."""
+    """The longest such wait; after that the follower must come closer by itself."""
     keep_for_ms: int = 600_000
-    """Retention leaves what a follower lacks that asked within this time; a later one begins where the log does."""
+    """Retention keeps what a follower lacks if it fetched within this time; a later one begins at the log's start."""
     keep_guest_ms: int = 6 * 3_600_000
-    """And for one outside the set at most this long, however often it asks: whoever can ask could keep the whole log.
-    A follower that copies for longer gets a full copy again from where the log begins then."""
+    """The longest time that a follower outside the set holds back retention; otherwise a client could keep the whole
+    log. A follower that copies for longer gets another full copy from the log's start.
+    """
 
 
 @dataclass(slots=True)
@@ -59,44 +62,46 @@ class FollowerView:
     acked: int = -1
     end: int = -1
     seen_ms: int = 0
-    """When it last asked or, if later, was last answered."""
+    """When it last fetched or, if later, last got an answer."""
     waiting: bool = False
-    """A question of it is being held."""
+    """The leader holds one of its fetches."""
     address: str = ""
-    """Raft mode: where others reach it."""
+    """Raft mode: the address at which others reach it."""
     propose_again_ms: int = 0
     leaving: bool = False
-    """Removed while it fetched; `ask_again_ms` says until when that counts."""
+    """It was removed while it fetched; this counts until `ask_again_ms`."""
     catch_up_until_ms: int = 0
-    """Waited for until then, so that it can be proposed (rule 19)."""
+    """The leader waits for it until then, so that it can propose it (rule 19)."""
     catch_up_again_ms: int = 0
     catch_up_from: int = -1
-    """What it had acknowledged when it was waited for last."""
+    """Its acknowledged offset when the leader last waited for it."""
     stalled_at: int = -1
-    """What it had acknowledged before and after that: it does not take records, and nobody waits until it does."""
+    """Its acknowledged offset before and after that wait: it stores no records, so the leader does not wait until it
+    does.
+    """
 
 
 Refused = Callable[[str, str, str], None]
-"""Counts a refusal: (entrance, reason, text), as `refusals.Refusals.add`."""
+"""Counts a refusal: (entrance, reason, text), as `refusals.Refusals.add` does."""
 
 
 def ignore_refusal(entrance: str, reason: str, text: str) -> None:
-    """For a core on its own."""
+    """Ignore a refusal, for a core without a service."""
 
 
 @dataclass(slots=True)
 class WritePause:
-    """A hand-over under way: new sends are parked (rule 23)."""
+    """A handover under way: the leader buffers new sends (rule 23)."""
 
     target: MemberId
     version: int
     """Only an assignment above this version ends it."""
     ready: bool = False
-    """It was said that the target has everything: from then on a swap may happen."""
+    """The leader has reported that the target has everything: from then on a swap may happen."""
 
 
 class Leader:
-    """One leadership. Raises nothing: what is not understood is refused in the answer and reported."""
+    """One leadership. Raises nothing: it refuses invalid input in the answer and reports it."""
 
     def __init__(
         self,
@@ -110,7 +115,7 @@ class Leader:
         report: Callable[[str], None],
         refused: Refused = ignore_refusal,
     ) -> None:
-        """`role_end`: where the log ended when the role was taken."""
+        """`role_end`: the log's end when the member took the role."""
         self.me = me
         self.epoch = leadership.epoch
         self.recorded = leadership.in_sync
@@ -123,24 +128,26 @@ class Leader:
         self._refused = refused
         self._reported: set[int] = set()
         self._guests: dict[int, int] = {}
-        """By member number: since when a follower outside the set is served."""
+        """By member number: since when the leader serves a follower outside the set."""
         self._proposals: list[InSyncSetProposal] = []
         self.followers: dict[MemberId, FollowerView] = {}  # Rule 4.
         for member in leadership.in_sync:
             if member != me:
                 self._view(member, now_ms)
 
-    # ---- what is promised
+    # ---- confirmed records
 
     @property
     def own_end(self) -> int:
-        """The master's own acknowledgement, by the measure that counts for the others (rule 11)."""
+        """Return the leader's own acknowledgement, measured as the others' are (rule 11)."""
         if self._options.sync_flush:
             return self._log.flushed
         return self._log.end
 
     def waited_for(self) -> frozenset[MemberId]:
-        """Rule 18: the union of the recorded set and of every set asked for since; and who is about to join."""
+        """Rule 18: return the union of the recorded set, of every set proposed since, and of the follower that is
+        about to join.
+        """
         members = self.recorded
         for proposal in self._proposals:
             members |= proposal.in_sync
@@ -149,7 +156,7 @@ class Leader:
         return members
 
     def confirmable(self) -> int:
-        """Rule 8: what every member that is waited for has acknowledged, if the recorded set is large enough."""
+        """Rule 8: return what every member in `waited_for` has acknowledged, if the recorded set is large enough."""
         if len(self.recorded) < self._options.min_in_sync:
             return self._log.confirmed
         lowest = self.own_end
@@ -160,7 +167,9 @@ class Leader:
         return lowest
 
     def enough_alive(self, now_ms: int) -> bool:
-        """Whether the promise can be kept now: false means SLAVE_NOT_AVAILABLE without waiting for the time-out."""
+        """Return whether the promise can be kept now; false means SLAVE_NOT_AVAILABLE without a wait for the
+        time-out.
+        """
         if len(self.recorded) < self._options.min_in_sync:
             return False
         alive = sum(1 for m in self.recorded if m == self.me or not self._silent(self.followers.get(m), now_ms))
@@ -169,12 +178,12 @@ class Leader:
     # ---- fetches
 
     def acknowledge(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """Take a fetch of this epoch as an acknowledgement. An answer comes back when it cannot count as one."""
+        """Take a fetch of this epoch as an acknowledgement. Returns an answer when it cannot count as one."""
         if fetch.member.member == self.me.member:
-            return self._refuse(fetch, f"member {fetch.member} is this master")
+            return self._refuse(fetch, f"member {fetch.member} is this leader itself")
         other = self._holder(fetch.member, now_ms)
         if other is not None:
-            reason = f"{fetch.member} is unknown here, and {other} of the same number was heard just now"
+            reason = f"{fetch.member} is not a member here; {other} of the same number was heard recently"
             self._refused("fetch", "other-life", reason)
             return self._refuse(fetch, reason)
         log = self._log
@@ -194,7 +203,7 @@ class Leader:
         return None
 
     def answer(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """Records for a fetch that was acknowledged; None when its log ends where this one does."""
+        """Return records for an acknowledged fetch; None when its log ends where this one does."""
         if fetch.end < self._log.start:
             self.hold(fetch.member, False, now_ms)
             return self._reset(fetch, fetch.end)
@@ -204,9 +213,9 @@ class Leader:
         return self.records(fetch, data, now_ms)
 
     def needed_from(self, now_ms: int) -> int:
-        """The lowest acknowledgement of those that still come for the log: who is waited for, or asked not long ago.
+        """Return the lowest acknowledgement of the followers that the leader waits for, or that fetched recently.
 
-        One that has gone for good would else keep the whole log for as long as this leadership lasts.
+        A follower that is gone for good would otherwise hold back retention for this whole leadership.
         """
         waited, members = self.waited_for(), self.counted()
         needed = [
@@ -219,15 +228,17 @@ class Leader:
         return min(needed, default=self._log.end)
 
     def counted(self) -> frozenset[MemberId]:
-        """The members whose acknowledgements may count: recorded, or asked for."""
+        """Return the members whose acknowledgements may count: recorded or proposed."""
         return self.recorded.union(*(proposal.in_sync for proposal in self._proposals))
 
     def has_news(self, fetch: Fetch) -> bool:
-        """Whether more is confirmed than the asker knows: worth an answer without records, if none come soon."""
+        """Return whether the fetch misses a newer confirmed offset: worth an answer without records, if none come
+        soon.
+        """
         return fetch.confirmed < min(self._log.confirmed, fetch.end)
 
     def records(self, fetch: Fetch, data: bytes, now_ms: int) -> FetchAnswer:
-        """An answer with `data`, which may be empty: the end of a hold."""
+        """Return an answer with `data`, which may be empty when a held fetch ends."""
         view = self.followers.get(fetch.member)
         if view is not None:
             view.seen_ms = max(view.seen_ms, now_ms)
@@ -235,7 +246,7 @@ class Leader:
         return self._answer(AnswerKind.RECORDS, fetch, data=data)
 
     def hold(self, member: MemberId, waiting: bool, now_ms: int) -> None:
-        """The driver says whether it holds a question of `member`: a held one shows that it is alive."""
+        """Note whether the driver holds a fetch of `member`: a held fetch shows that the member is alive."""
         view = self.followers.get(member)
         if view is not None:
             view.waiting = waiting
@@ -271,13 +282,15 @@ class Leader:
         return FetchAnswer(AnswerKind.REFUSED, self.epoch, fetch.position, reason=reason)
 
     def _is_impossible(self, fetch: Fetch) -> bool:
-        """Rule 12. A log of former epochs may be longer than this one (it is cut), but not one of this epoch."""
+        """Rule 12. A log of former epochs may be longer than this one (it is truncated), but not one of this epoch."""
         too_long = fetch.end > self._log.end and last_epoch(fetch.leader_epochs) >= self.epoch
         return too_long or fetch.flushed > fetch.end
 
     def _refuse_impossible(self, fetch: Fetch) -> FetchAnswer:
-        """Rule 12: an acknowledgement of what nobody has. Reported once for each member, as it may come without end."""
-        reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, this log ends at {self._log.end}"
+        """Rule 12: report an acknowledgement beyond this log, once for each member, since such fetches may repeat
+        endlessly.
+        """
+        reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, but this log ends at {self._log.end}"
         self._refused("fetch", "range", reason)
         if fetch.member.member not in self._reported:
             self._reported.add(fetch.member.member)
@@ -287,11 +300,11 @@ class Leader:
     # ---- the table of followers: one entry for each member number
 
     def _holder(self, member: MemberId, now_ms: int) -> MemberId | None:
-        """The life of the same number whose entry `member` must not take; None: it may.
+        """Return the incarnation of the same number whose entry `member` must not take; None: `member` may take it.
 
-        A life that is recorded, asked for, or in the table already goes first. Another one takes the entry of a holder
-        that is silent or was not heard in this leadership: a disk has one life at a time, so of two that are heard one
-        is invented.
+        An incarnation that is recorded, proposed, or in the table goes first. Another one takes the entry only if the
+        holder is silent or was not heard in this leadership. A disk has one incarnation at a time, so if two are heard,
+        one of them is false.
         """
         if member in self.followers or member in self.counted():
             return None
@@ -301,7 +314,7 @@ class Leader:
         return None
 
     def _admit(self, member: MemberId, now_ms: int) -> FollowerView:
-        """The entry of a member that asked; a former life of its number loses it."""
+        """Return the entry of a member that fetched; a former incarnation of its number loses it."""
         if member not in self.followers:
             for other in [m for m in self.followers if m.member == member.member]:
                 del self.followers[other]
@@ -321,16 +334,18 @@ class Leader:
 
     @property
     def proposal(self) -> InSyncSetProposal | None:
-        """The set that this master wants recorded, for the operator to apply on its base version or refuse."""
+        """Return the set that this leader proposes; the operator applies it on its base version or rejects it."""
         return self._proposals[-1] if self._proposals else None
 
     def apply_record(self, leadership: LeadershipRecord, now_ms: int) -> None:
-        """A newer version of the cell of this epoch (rule 14): what was asked on a lower one is settled (rule 18)."""
+        """Take a newer version of the leadership record of this epoch (rule 14); it answers proposals on lower
+        versions (rule 18).
+        """
         epoch_confirmed = [a for a in self._proposals if a.base_version < leadership.version]
         for member in frozenset().union(*(a.in_sync for a in epoch_confirmed)) - leadership.in_sync:
             view = self.followers.get(member)
             if view is None:
-                continue  # Another life of its number has the entry.
+                continue  # Another incarnation of its number has the entry.
             view.leaving, view.propose_again_ms = False, now_ms + self._options.propose_again_ms
         for member in self.recorded - leadership.in_sync:
             view = self.followers.get(member)
@@ -342,13 +357,13 @@ class Leader:
             self.pause_writes = None
 
     def review(self, now_ms: int) -> None:
-        """Ask for the followers that have caught up to be added (rule 17: the operator alone removes)."""
+        """Propose the followers that have caught up (rule 17: only the operator removes)."""
         for view in self.followers.values():
             if view.catch_up_until_ms and now_ms >= view.catch_up_until_ms:
                 view.catch_up_until_ms, view.catch_up_again_ms = 0, now_ms + self._options.catch_up_ms
                 view.stalled_at = view.acked if view.acked == view.catch_up_from else -1
         if self._proposals or self.pause_writes is not None:
-            return  # One question at a time; its answer moves the version.
+            return  # One proposal at a time; its answer raises the version.
         missing = [m for m in sorted(set(self.followers) - self.recorded) if self._may_be_proposed(m, now_ms)]
         caught_up = frozenset(m for m in missing if self._caught_up(self.followers[m], now_ms))
         if caught_up:
@@ -358,12 +373,14 @@ class Leader:
 
     def _may_be_proposed(self, member: MemberId, now_ms: int) -> bool:
         if any(m.member == member.member for m in self.recorded):
-            return False  # Two lives of one disk would count as two copies; the operator removes the former one.
+            return False  # Two incarnations of one disk would count as two copies; the operator removes the former one.
         view = self.followers[member]
         return not self._silent(view, now_ms) and now_ms >= view.propose_again_ms
 
     def _caught_up(self, view: FollowerView, now_ms: int) -> bool:
-        """Rule 19. A follower that is close is waited for, else a log that grows would always be ahead of it."""
+        """Rule 19. The leader waits for a follower that is close; otherwise a growing log would always be ahead of
+        it.
+        """
         if view.acked >= self._log.confirmed and view.acked >= self._role_end:
             return True
         near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.catch_up_bytes
@@ -375,22 +392,24 @@ class Leader:
         return view is None or (not view.waiting and now_ms - view.seen_ms > self._options.silent_ms)
 
     def extend_deadlines(self, late_ms: int, now_ms: int) -> None:
-        """This process stood still for `late_ms`: nobody was silent in that time."""
+        """Extend deadlines by `late_ms`, in which this process stood still: silence in that time proves nothing."""
         for view in self.followers.values():
             view.seen_ms = min(now_ms, view.seen_ms + late_ms)
             if view.catch_up_until_ms:
                 view.catch_up_until_ms += late_ms
 
-    # ---- hand-over
+    # ---- handover
 
     def pause_for(self, target: MemberId, version: int) -> str:
-        """Answers why not, or nothing. One at a time: who was told that its target has everything may still swap."""
+        """Begin a handover; return the reason for a refusal, or nothing. One at a time: a target that has everything
+        may still get the role.
+        """
         if self.pause_writes is None:
             self.pause_writes = WritePause(target, version)
-        return "" if self.pause_writes.target == target else f"hands over to {self.pause_writes.target} already"
+        return "" if self.pause_writes.target == target else f"already hands over to {self.pause_writes.target}"
 
     def handed_over(self) -> bool:
-        """Rule 23: the target has all that was appended, and nobody waits any longer for what can still come."""
+        """Rule 23: return whether the target has all records and no follower outstanding can still change that."""
         if self.pause_writes is None:
             return False
         view = self.followers.get(self.pause_writes.target)

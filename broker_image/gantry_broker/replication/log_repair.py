@@ -1,9 +1,9 @@
-"""Finds what a disk has lost of the log, and gets it back from another member.
+"""Finds damaged records of the log, and repairs them with good bytes of another member.
 
-Below the confirmed offset all members hold the same bytes at the same offsets, so a damaged record is put right in its
-place, on a master as well as on a slave, without a change of roles. Damage is found by a read of it, by a follower that
-is given it, and by a slow walk over the whole log after each start and once a day. Until it is mended nobody is shown
-it; while no other member has it either, that is how it stays, and the log says so.
+Below the confirmed offset all members hold the same bytes at the same offsets. So a member repairs a damaged record in
+its place, as leader and as follower, without a change of roles. Three sources find damage: a read of the record, a
+follower that receives it, and a slow walk over the whole log after each start and once a day. Until a record is
+repaired no reader sees it. If no other member has a good copy, it stays damaged, and the log says so.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Peer = tuple[str, Callable[[Frame], Awaitable[Frame]]]
-"""Another member: what it is called, and how it is asked."""
+"""Another member: its name, and the call that sends it a request."""
 
 PIECE: Final = 128 << 10
-"""Bytes that the walk looks at without giving up the event loop, and that are mended at once."""
+"""Bytes that the walk verifies, and repairs, without giving up the event loop."""
 PIECE_S: Final = 0.008
-"""A piece takes at least so long, which is 16 MiB a second at most."""
+"""The shortest time for one piece, in seconds: 16 MiB a second at most."""
 SHARE: Final = 0.03
-"""Part of the event loop's time that the walk may take."""
+"""The walk's share of the event loop's time."""
 FIRST_S: Final = 3.0
-"""After a start, before the first walk: roles come first."""
+"""Seconds after a start before the first walk: roles come first."""
 AGAIN_S: Final = 86_400.0
 HOPELESS_S: Final = 60.0
-"""After a walk that stopped at damage which nobody could mend."""
+"""Seconds before the next walk after one that stopped at damage without a good copy."""
 RETRY_S: Final = 0.5
 LONGEST_RETRY_S: Final = 10.0
 
 
 class LogRepair:
-    """Owned by the event loop. `peers` gives the members that can be asked now."""
+    """Repairs one log; owned by the event loop. `peers` gives the members that are connected now."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LogRepair:
         on_repaired: Callable[[int], None] = lambda at: None,
     ) -> None:
         self.repaired = 0
-        """Places that were put right since the start."""
+        """Places that were repaired since the start."""
         self._store = store
         self._peers = peers
         self._on_repaired = on_repaired
@@ -66,7 +66,7 @@ class LogRepair:
 
     @property
     def damaged(self) -> int:
-        """Places that are known to be damaged, or are being looked at."""
+        """Places that are known to be damaged, or are being verified."""
         return len(self._open)
 
     def start(self) -> None:
@@ -78,16 +78,16 @@ class LogRepair:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- being told
+    # ---- reports of damage
 
     def suspect(self, at: int) -> None:
-        """The record at this offset of the log was found damaged."""
+        """Note that a read found the record at this offset damaged."""
         if at not in self._open:
             task = self._open[at] = asyncio.get_running_loop().create_task(self._repair(at))
             task.add_done_callback(lambda done: self._ended(at, done))
 
     def given_damaged(self, at: int) -> None:
-        """The leader's answer held a damaged record: asked for that one alone, the leader finds it out for itself."""
+        """The leader's answer held a damaged record: a read of that one alone makes the leader find it itself."""
         if not self._asking:
             task = asyncio.get_running_loop().create_task(self._tell(at))
             self._asking.add(task)
@@ -98,22 +98,24 @@ class LogRepair:
             try:
                 await ask(_question(at))
             except RemotingError as error:
-                log.info("%s was not told that its record at %d is damaged: %s", name, at, error)
+                log.info("%s could not be notified of its damaged record at %d: %s", name, at, error)
 
     def answer(self, request: Frame) -> Frame:
-        """Another member asks for what lies at an offset."""
+        """Answer another member's read of the log at an offset."""
         try:
             at = plausible.offset("at", plausible.integer("at", request.ext["at"]))
             return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")
         except BadRecords as error:
-            return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: it is damaged here, too: {error}")
+            return error_answer(
+                request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: the record is damaged here, too: {error}"
+            )
 
     def _sound_bytes(self, at: int) -> bytes:
-        """What is good here from `at` on, at most up to the first record that is not.
+        """Return good bytes from `at` on, at most up to the first damaged record.
 
-        Raises as `store.verified_bytes`.
+        Raises as `store.verified_bytes` does.
         """
         try:
             return self._store.verified_bytes(at, PIECE)
@@ -124,12 +126,12 @@ class LogRepair:
                 raise
             return self._store.verified_bytes(at, bad - at)
 
-    # ---- mending
+    # ---- repair
 
     def _ended(self, at: int, task: asyncio.Task[None]) -> None:
         self._open.pop(at, None)
         if not task.cancelled() and task.exception() is not None:
-            log.error("mending the record at %d: %r", at, task.exception())
+            log.error("repairing the record at %d: %r", at, task.exception())
 
     async def _repair(self, at: int) -> None:
         pause, complained = RETRY_S, False
@@ -140,18 +142,18 @@ class LogRepair:
             refusals = [await self._repair_from(peer, at) for peer in self._peers()]
             if "" in refusals:
                 self.repaired += 1
-                log.warning("the record at %d was damaged on this disk (%s): mended from another member", at, reason)
+                log.warning("the record at %d was damaged on this disk (%s): repaired from another member", at, reason)
                 self._on_repaired(at)
                 return
             if not complained:
                 complained = True
                 told = "; ".join(refusals) or "no other member is connected"
-                log.error("the record at %d is damaged on this disk (%s), nobody is shown it: %s", at, reason, told)
+                log.error("the record at %d is damaged on this disk (%s), no reader sees it: %s", at, reason, told)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_RETRY_S)
 
     def _damage_at(self, at: int) -> str:
-        """What is wrong with the record at `at`; empty: nothing, or it is gone."""
+        """Return the damage of the record at `at`; empty when there is none, or the record is gone."""
         try:
             self._store.verify(at, 1)
         except BadRecords as error:
@@ -161,11 +163,11 @@ class LogRepair:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            return f"it cannot be read: {error.strerror}"
+            return f"cannot be read: {error.strerror}"
         return ""
 
     async def _repair_from(self, peer: Peer, at: int) -> str:
-        """Empty when it is mended; otherwise why not."""
+        """Repair the record at `at`; return empty on success, otherwise the reason."""
         name, ask = peer
         if not self._damage_at(at):
             return ""
@@ -191,7 +193,7 @@ class LogRepair:
             await asyncio.sleep(AGAIN_S if whole else HOPELESS_S)
 
     async def _walk_once(self) -> bool:
-        """Whether it came to the end of what was confirmed when it began."""
+        """Walk the log; return whether it reached the offset that was confirmed when it began."""
         store = self._store
         at, stop = store.start, store.confirmed
         while at < min(stop, store.confirmed):
@@ -199,7 +201,7 @@ class LogRepair:
             try:
                 at = store.verify(at, PIECE)
             except OffsetGone:
-                at = max(at, store.start)  # Retention was here; a cut ends the walk.
+                at = max(at, store.start)  # Retention removed this part; a truncation ends the walk.
             except (BadRecords, OSError) as error:
                 bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
                 self.suspect(bad)
@@ -211,8 +213,9 @@ class LogRepair:
         return True
 
     def _first_unread(self, at: int, error: OSError) -> int:
-        """The first record from `at` on that the disk does not give back, or the border behind a piece that it does
-        give back now. Raises `error` when it is another one."""
+        """Return the first record from `at` on that the disk cannot read, or the record boundary behind a piece that
+        it can read now. Raises `error` when it is another one.
+        """
         if error.errno != errno.EIO:
             raise error
         stop = min(at + PIECE, self._store.confirmed)
@@ -227,7 +230,7 @@ class LogRepair:
 
 
 def answering(log_repair: LogRepair) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
-    """What answers questions that come over a connection which this member has made: a leader asks its followers."""
+    """Answers requests on a connection that this member made: a leader sends requests to its followers over it."""
 
     async def answer(conn: Connection, request: Frame) -> Frame:
         if conn.identity is None or conn.identity.is_name_server:

@@ -1,7 +1,7 @@
-"""Who votes in a group in Raft mode: pure values and the arithmetic of majorities.
+"""The voters of a group in Raft mode: pure values and the arithmetic of majorities.
 
-The members are what the last change record in the log says (rule 27), or, as long as there is none, what the first
-election agreed on.
+The last change record of the log names the members (rule 27). Before the first one they are what the first election
+agreed on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gantry_broker.replication.types import MemberId
 
 
 class Voter(NamedTuple):
-    """A member that votes and counts, and where the others reach it."""
+    """A member that votes and counts, and its address."""
 
     id: MemberId
     address: str
@@ -24,7 +24,7 @@ Members = tuple[Voter, ...]
 
 
 class MemberChange(NamedTuple):
-    """A change record of the log: in force from the moment it is appended, undone if it is cut."""
+    """A change record of the log: in force once it is appended, undone when it is truncated."""
 
     at: int
     end: int
@@ -40,13 +40,13 @@ def is_majority(some: Iterable[MemberId], members: Members) -> bool:
 
 
 def majority_offset(acked: Iterable[int]) -> int:
-    """The offset that a majority has reached, given what each of them has acknowledged."""
+    """Return the offset that a majority has reached, given each member's acknowledgement."""
     falling = sorted(acked, reverse=True)
     return falling[len(falling) // 2] if falling else -1
 
 
 def differ_by_one(before: Members, after: Members) -> bool:
-    """One member added or removed: then any majority of one shares a member with any majority of the other."""
+    """Return whether the two lists differ by one member: then any two majorities of them share a member."""
     return len(ids(before) ^ ids(after)) == 1
 
 

@@ -1,26 +1,26 @@
-"""How fast a follower that lacks much of the log is given it while producers send. Pure: the time is an argument."""
+"""How fast a leader serves a follower that lacks much of the log while producers send. Pure: time is an argument."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SHARE: Final = 0.04
-"""Part of the event loop's time that serving it may take."""
+"""The share of the event loop's time that serving it may take."""
 COPIES: Final = 2.0
-"""What was read is copied into the socket as well, which costs as much again."""
+"""The copy of the read bytes into the socket costs as much as the read."""
 LONGEST_S: Final = 0.06
 AHEAD: Final = 1.25
-"""However busy the machine is, it is given so many times what producers append meanwhile, or it would never arrive."""
+"""Its rate is at least this multiple of what producers append, or it would never catch up on a busy machine."""
 CREDIT_S: Final = 0.1
-"""A follower that is late with its question makes up for it: pieces of so long come without a pause then."""
+"""A follower that is late with its fetch makes up for this much time: those pieces come without a pause."""
 GROWTH_S: Final = 1.0
-"""The growth of the log is looked at over so long."""
+"""The period over which the growth of the log is measured."""
 FORGOTTEN_S: Final = 5.0
-"""After so long without a piece the growth is looked at anew."""
+"""After a pause this long the growth is measured again from the start."""
 
 
 class Pace:
-    """Of one follower."""
+    """The pace of one follower."""
 
     def __init__(self) -> None:
         self._given_at = float("-inf")
@@ -31,7 +31,7 @@ class Pace:
         """Bytes a second."""
 
     def due(self, now: float, took_s: float, piece: int, log_end: int) -> float:
-        """When the next piece may be given, if one of so many bytes that took so long to read is given `now`."""
+        """Return when the next piece may follow one of `piece` bytes that took `took_s` to read and is sent `now`."""
         if now - self._given_at > FORGOTTEN_S:
             self._looked_at, self._looked_end, self._growth = now, log_end, 0.0
             self._due = now
@@ -42,6 +42,7 @@ class Pace:
         pause = min(COPIES * took_s / SHARE, LONGEST_S)
         if self._growth:
             pause = min(pause, piece / (AHEAD * self._growth))
-        # From when this piece was due, not from when it was asked for: else the rate would depend on the follower's.
+        # The time at which the piece was due counts, not the time of the fetch: else the follower's pace would set the
+        # rate.
         self._due = max(self._due, now - CREDIT_S) + pause
         return self._due

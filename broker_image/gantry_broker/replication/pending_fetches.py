@@ -1,9 +1,9 @@
-"""The leader's edge: fetches that wait for news, and the throttle of those that have much to catch up.
+"""The leader's edge: pending fetches, and the throttle of followers that catch up.
 
-A fetch at the end of the log is held: it is answered as soon as something is appended, a little later when something is
-confirmed (the next records usually bring that along), and empty after `HOLD_S`. A follower that lacks much is given
-chunks, and while producers send, it waits between them (see `pace.py`). A follower whose acknowledgement is not waited
-for (`spare`) is given what came in `GATHER_S` at once: each round of questions costs all members CPU time.
+The leader holds a fetch at the end of the log. It answers once records are appended, a little later once more is
+confirmed (the next records usually carry that along), and with an empty answer after `HOLD_S`. A follower that lacks
+much gets chunks, and waits between them while producers send (see `pace.py`). A follower that is not needed for the
+quorum gets what was appended within `GATHER_S` at once: each round of fetches costs all members CPU time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOLD_S: Final = 1.0
-"""Followers wait longer than this for an answer before they call the leader silent."""
+"""Seconds for which the leader holds a fetch; followers wait longer before they take the leader for silent."""
 NEWS_S: Final = 0.03
-"""How long news of the confirmed offset waits for records to travel with."""
+"""Seconds for which a new confirmed offset waits for records to travel with."""
 GATHER_S: Final = 0.003
-"""How long records for a spare follower wait for more; so much later it takes the place of one that stopped."""
+"""Seconds for which records wait for more, for a follower outside the quorum; it replaces a stopped member that much
+later.
+"""
 CATCH_UP_BYTES: Final = 4 << 20
-"""A follower that lacks more than this is catching up, and throttled while producers send."""
+"""A follower that lacks more than this catches up, and is throttled while producers send."""
 PIECE_BYTES: Final = 256 << 10
-"""What it is given at a time then: a megabyte is memory that the kernel hands out and takes back for each piece."""
+"""Bytes of one chunk then: for a megabyte the kernel would allocate and free memory each time."""
 BUSY_S: Final = 0.25
-"""Producers count as sending for so long after the last append."""
+"""Producers count as active for this long after the last append."""
 
 
 class PendingFetch:
@@ -59,10 +61,11 @@ class PendingFetch:
 
 
 class PendingFetches:
-    """`ask(fetch, news, empty)` gives an answer or None; `held(member, waiting)` tells the core who waits.
+    """The fetches that wait at this leader, one for each member.
 
-    `spare(fetch)`: others than the asker will acknowledge sooner, and they are enough. `soon(at, size)`: that part of
-    the log is read next; `unreadable(at)`: nothing could be read there.
+    `ask(fetch, news, empty)` returns an answer or None. `held(member, waiting)` notifies the core of a waiting member.
+    `beyond_quorum(fetch)`: others will acknowledge sooner, and they are enough. `soon(at, size)`: the next read of the
+    log. `unreadable(at)`: the log could not be read there.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class PendingFetches:
         self._closed = False
 
     def take(self, conn: Connection, request: Frame, fetch: Fetch, answer: FetchAnswer | None) -> None:
-        """Answer with `answer`; None: with what there is now, or hold it."""
+        """Send `answer`; None: answer with what there is now, or hold the fetch."""
         now = self._loop.time()
         if answer is not None:
             self._answer(conn, request, answer)
@@ -113,12 +116,12 @@ class PendingFetches:
         return self._log_end() - fetch.end > CATCH_UP_BYTES
 
     def appended(self) -> None:
-        """Something was appended: every held fetch has an answer, given once per pass of the event loop."""
+        """Note an append: every held fetch gets an answer, once per pass of the event loop."""
         self._appended_at = self._loop.time()
         self.wake()
 
     def wake(self) -> None:
-        """Something changed: look at the held fetches in the next pass of the event loop."""
+        """Note a change: check the held fetches in the next pass of the event loop."""
         if self._held and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._serve)
@@ -130,7 +133,7 @@ class PendingFetches:
                 self._held_changed(member, False)
 
     def close(self) -> None:
-        """Answer what is held; nothing is held any more."""
+        """Answer all held fetches and hold none any more."""
         self._closed = True
         for held in list(self._held.values()):
             self._answer_anyhow(held)
@@ -139,8 +142,9 @@ class PendingFetches:
             self._timer.cancel()
 
     def _due(self) -> None:
-        """It is the timer's time, though a loop that counts whole milliseconds calls a little before its clock says so:
-        what is due would else be found not to be, and not be looked at again."""
+        """Run what the timer is due for. The loop counts whole milliseconds and may call a little early; the
+        scheduled time counts, or the fetch would stay unanswered.
+        """
         self._timer = None
         self._serve(self._timer_at)
 
@@ -161,7 +165,7 @@ class PendingFetches:
             try:
                 answer = self._ask(fetch, held.news_at <= now, held.empty_at <= now or self._closed)
             except (ValueError, OSError) as error:
-                # One that asks for what cannot be read must not take the others' answers with it.
+                # A fetch that cannot be read must not block the answers to the others.
                 del self._held[member]
                 self._held_changed(member, False)
                 self._give_up(held, error)
@@ -207,7 +211,7 @@ class PendingFetches:
 
     def _give_up(self, held: PendingFetch, error: Exception) -> None:
         fetch = held.fetch
-        log.error("the log cannot be read from %d on, for which %s asks: %s", fetch.end, fetch.member, error)
+        log.error("the log cannot be read from %d on, which %s needs: %s", fetch.end, fetch.member, error)
         held.conn.close()
         self._unreadable(fetch.end)
 

@@ -1,22 +1,23 @@
 """One member of a group in Raft mode: the state machine of elections over the same log, fetches and epochs.
 
-The rules in short (docs/replication.md has them whole):
+The rules in short (docs/replication.md has the full text):
 
-- Epoch and vote are on disk before the answer (24). Votes compare (epoch of the last record, end). Everybody starts as
-  a follower. A pre-vote is refused while a leader is heard; a leader that hears no majority steps down.
+- Epoch and vote are on disk before the answer (24). Votes compare (epoch of the last record, end). Every member starts
+  as a follower. A member refuses a pre-vote while it hears a leader; a leader that hears no majority steps down.
 - A majority confirms only from this epoch's control record on (25), and counts bytes on disk (26).
-- A disk that is empty or proves nothing is a learner: it neither votes nor counts, until a change of members adds its
+- A disk that is empty or proves nothing is a learner: it neither votes nor counts, until a member change adds its
   new incarnation (26).
-- Changes of members are records of the log, one at a time (27).
+- Member changes are records of the log, one at a time (27).
 
-The first election of a group is held only when every member that was configured says that its disk is new: a member
-that lost its disk must not help to found the group anew.
+The first election of a group happens only when every configured member says that its disk is new: a member that lost
+its disk must not help to found the group a second time.
 
-A poll counts only from a member that this one knows (`_knows`): it is in this member's list, or a member of that list
-names it, asked for it at its own address. So one whose list is old follows a leader that was added meanwhile, and no
-one follows a stranger that names itself. An epoch counts only if elections can lead there (`limits`).
+A Raft request counts only from a member that this one knows (`_knows`): it is in this member's list, or a member of
+that list named it in an answer from its own address. So a member with an old list follows a leader that was added
+meanwhile, and no member follows a stranger that names itself. An epoch counts only if elections can lead there
+(`limits`).
 
-Everything goes in as a call with the time; messages to others come out of `outbox`, to a member's number.
+Every input is a call with the time; messages to others are in `outbox`, keyed by a member's number.
 """
 
 from __future__ import annotations
@@ -46,21 +47,23 @@ class RaftOptions(Options):
     """Times in milliseconds."""
 
     election_ms: int = 1_500
-    """A leader that was not heard for so long is gone."""
+    """A leader that was silent for this long is gone."""
     spread_ms: int = 500
-    """Each member adds up to so much by chance, so that one begins alone. More would only keep clients waiting:
-    pre-votes settle which of two goes first (`_goes_first`)."""
+    """Each member adds up to this much at random, so that one begins alone. More would only delay clients: pre-votes
+    settle which of two goes first (`_goes_first`).
+    """
     silent_ms: int = 1_250
-    """A leader whose majority asked nothing for so long steps down: before the others may elect, and before TCP of its
-    clients, which tries again 1.7 s after an unanswered send, waits for another 1.7 s."""
+    """A leader steps down when its majority has not fetched for this long. That is before the others may elect, and
+    before the TCP of its clients, which retries 1.7 s after an unanswered send, waits for another 1.7 s.
+    """
     gone_ms: int = 150
-    """When the leader's process is known to be gone the same, shorter."""
+    """The same when the leader's process is known to be gone, shorter."""
     begin_ms: int = 300
-    """A member that has not fetched for so long is told again who leads."""
+    """The leader announces itself again to a member that has not fetched for this long."""
 
 
 class RaftReplica:
-    """See the module. The names are those of `replica.Replica` wherever both have the same."""
+    """See the module. Names equal those of `replica.Replica` wherever both have the same."""
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class RaftReplica:
         now_ms: int = 0,
         rng: random.Random | None = None,
     ) -> None:
-        """`addresses`: the configured members' numbers and addresses, this one's among them."""
+        """`addresses`: numbers and addresses of the configured members, this one included."""
         self.options = options
         self.waiters = Waiters()
         self.leader: RaftLeader | None = None
@@ -97,17 +100,17 @@ class RaftReplica:
         self._granted: set[MemberId] = set()
         self._uninitialized: dict[int, MemberId] = {}
         self._told: dict[int, tuple[MemberId, frozenset[MemberId]]] = {}
-        """By number: what a member of the list said of itself when it was asked last, and the members that it named."""
+        """By number: what a listed member said of itself in its last answer, and the members that it named."""
         self._asked_about_ms = now_ms - options.gone_ms
         self._ticked_ms = 0
         self._begin_ms = 0
         self._transfer_until = 0
         self._deadline = 0
-        self._wait_again(now_ms)  # Everybody starts as a follower.
+        self._wait_again(now_ms)  # Every member starts as a follower.
         if self.uninitialized:
-            self._deadline = now_ms  # Nothing to wait for: it only asks who is there.
+            self._deadline = now_ms  # Nothing to wait for: it only asks which members exist.
 
-    # ---- what it is
+    # ---- state
 
     @property
     def me(self) -> MemberId:
@@ -127,22 +130,22 @@ class RaftReplica:
 
     @property
     def members(self) -> Members:
-        """Rule 27: a change is in force when it is appended, and undone if it is cut."""
+        """Rule 27: a change is in force when it is appended, and undone when it is truncated."""
         changes = self._log.member_changes
         return changes[-1].members if changes else self._state.first_members
 
     @property
     def is_voter(self) -> bool:
-        return self.me in ids(self.members)  # Rule 26: this very life of the disk.
+        return self.me in ids(self.members)  # Rule 26: exactly this incarnation of the disk.
 
     @property
     def uninitialized(self) -> bool:
-        """A disk that was never part of a group."""
+        """Whether this disk was never part of a group."""
         return self.epoch == 0 and self._log.end == 0 and not self._state.first_members
 
     @property
     def leadership(self) -> LeadershipRecord:
-        """What the registry would hold: the epoch, how often the members changed, the leader, the members."""
+        """What a registry would hold: the epoch, the number of member changes, the leader, the members."""
         leader = self.me if self.leader is not None else self.follower.leader if self.follower is not None else None
         return LeadershipRecord(self.epoch, len(self._log.member_changes), leader, ids(self.members))
 
@@ -185,13 +188,13 @@ class RaftReplica:
         self._state = state
 
     def _adopt(self, epoch: int, reason: str, now_ms: int) -> None:
-        """A higher epoch: whatever role it had in the lower one is over."""
+        """Take a higher epoch: it ends every role in the lower one."""
         self._stop(reason)
         self._save(replace(self._state, leadership=LeadershipRecord(epoch), vote=None))
         self._wait_again(now_ms)
 
     def saw_epoch(self, epoch: int, now_ms: int) -> None:
-        """A higher epoch ends every role in a lower one. An impossible one changes nothing."""
+        """Note a higher epoch, which ends every role in a lower one. An impossible one changes nothing."""
         if epoch > self.epoch and plausible.possible_successor(self.epoch, epoch):
             self._adopt(epoch, f"saw epoch {epoch}", now_ms)
 
@@ -204,7 +207,7 @@ class RaftReplica:
         self.reason = reason
 
     def stop(self, reason: str) -> None:
-        """End whatever role it has."""
+        """End the current role."""
         self._stop(reason)
 
     def _wait_again(self, now_ms: int) -> None:
@@ -216,7 +219,7 @@ class RaftReplica:
         return self.follower is not None and 0 <= now_ms - self._heard_ms < self.options.election_ms
 
     def leader_gone(self, now_ms: int) -> None:
-        """The leader's process does not exist any more (its connections are refused): no need to wait for silence."""
+        """Note that the leader's process is gone (it refuses connections): no need to wait for silence."""
         if self.follower is not None:
             self._heard_ms = now_ms - self.options.election_ms
             self._deadline = min(self._deadline, now_ms + self._rng.randrange(self.options.gone_ms))
@@ -233,7 +236,7 @@ class RaftReplica:
             return
         self._deadline = now_ms + self.options.spread_ms + self._rng.randrange(self.options.spread_ms)
         if self.epoch >= plausible.MAX_EPOCH:
-            self.reason = f"no epoch is left above {self.epoch}: begin the group with empty disks"
+            self.reason = f"there is no epoch above {self.epoch}: begin the group with empty disks"
             return
         self._election_step, self._election_step_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
@@ -245,7 +248,9 @@ class RaftReplica:
         self._count(now_ms)
 
     def _found_group(self, now_ms: int) -> None:
-        """The first election: the lowest number begins it, once every configured member says that its disk is new."""
+        """Hold the first election: the lowest number begins it, once every configured member says that its disk is
+        new.
+        """
         others = set(self._addresses) - {self.me.member}
         if self.me.member == min(self._addresses) and set(self._uninitialized) >= others:
             found = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
@@ -270,10 +275,10 @@ class RaftReplica:
             self.outbox.append((number, request))
 
     def addresses_of(self, number: int) -> list[str]:
-        """Where a member may be: as configured, and where the log says, if that is elsewhere.
+        """Return where a member may be: its configured address, and the log's if that differs.
 
-        A whole group that comes back on other ports finds its old ones in the log; a member that is added while this
-        process runs is only there.
+        A whole group that comes back on other ports finds its old ones in the log. A member that is added while this
+        process runs has its address only there.
         """
         logged = (v.address for v in self.members if v.id.member == number)
         return list(dict.fromkeys(a for a in (self._addresses.get(number, ""), *logged) if a))
@@ -282,16 +287,17 @@ class RaftReplica:
     def _my_address(self) -> str:
         return self._addresses.get(self.me.member, "")
 
-    # ---- who may take part
+    # ---- membership of the other side
 
     @property
     def _numbers(self) -> set[int]:
-        """The member numbers of the list, and of the configuration."""
+        """Return the member numbers of the list and of the configuration."""
         return {v.id.member for v in self.members} | set(self._addresses)
 
     def _knows(self, member: MemberId) -> bool:
-        """Whether polls of this member count: it is in the list, or a member of the list names it, asked for it at its
-        own address. Before there is a list, only what a member says of itself there counts."""
+        """Return whether Raft requests of this member count: the list has it, or a listed member named it in an
+        answer from its own address. Before there is a list, only a member's statement about itself counts there.
+        """
         if member in ids(self.members):
             return True
         if not self.members and self._told.get(member.member, (None,))[0] == member:
@@ -299,7 +305,9 @@ class RaftReplica:
         return any(member in named for _, named in self._told.values())
 
     def _counts(self, request: RaftRequest, now_ms: int) -> bool:
-        """Whether a poll may change anything here. One of an unknown member makes this one ask those that it knows."""
+        """Return whether a Raft request may change anything here. One of an unknown member makes this one query
+        those that it knows.
+        """
         if jump := plausible.jump_refusal(self.epoch, request.epoch):
             self._refused("poll", "epoch-jump", f"{request.kind.value} of {request.member}: {jump}")
             return False
@@ -307,7 +315,9 @@ class RaftReplica:
             return True
         if self._is_new(request.member):
             self._refused(
-                "poll", "unknown-member", f"{request.kind.value} of {request.member}, which no member here names"
+                "poll",
+                "unknown-member",
+                f"{request.kind.value} of {request.member}, which is unknown to the members of this group",
             )
         if now_ms - self._asked_about_ms >= self.options.gone_ms or now_ms < self._asked_about_ms:
             self._asked_about_ms = now_ms
@@ -315,7 +325,7 @@ class RaftReplica:
         return False
 
     def _is_new(self, member: MemberId) -> bool:
-        """Not a member of the group under foundation that was not asked yet: those are refused for a moment only."""
+        """Return false for a configured member before the first election: its refusal ends once it has answered."""
         return bool(self.members) or member.member not in self._addresses
 
     def on_raft_request(self, request: RaftRequest, now_ms: int) -> RaftResponse:
@@ -329,7 +339,7 @@ class RaftReplica:
             if granted:
                 self._deadline = max(self._deadline, now_ms + self.options.gone_ms)
             elif free and self.is_voter and not self._candidate and request.rank < self.rank:
-                # Only this log can win, and the leader is gone: the other's attempt is the reason to begin.
+                # Only this log can win, and the leader is gone: the other's attempt is a reason to begin.
                 self._deadline = min(self._deadline, now_ms + self._rng.randrange(self.options.gone_ms))
         elif request.kind is RaftRequestKind.VOTE:
             granted = self._vote(request, now_ms)
@@ -346,7 +356,7 @@ class RaftReplica:
         return self._answer(request, now_ms, granted=granted)
 
     def _follows_other(self, request: RaftRequest, now_ms: int) -> bool:
-        """An epoch has one leader: while that one is heard, no other one leads the same epoch."""
+        """Return whether this member hears another leader of the request's epoch: an epoch has one leader."""
         led_by = None if self.follower is None else self.follower.leader
         return led_by not in (None, request.member) and request.epoch == self.epoch and self._hears_leader(now_ms)
 
@@ -358,15 +368,16 @@ class RaftReplica:
         )
 
     def _may_elect(self, request: RaftRequest) -> bool:
-        """Rules 24 and 26: a voter elects nobody whose log ends before its own.
+        """Rules 24 and 26: a voter never elects a member whose log ends before its own.
 
-        Who was removed and added again may not have that record yet: the candidate's members count then. Else a leader
-        that needs this vote, and a group that needs this leader's log, would wait for each other for ever.
+        A member that was removed and added again may not have that record yet; then the candidate's list of members
+        counts. Otherwise a leader that needs this vote, and a group that needs this leader's log, would wait for each
+        other for ever.
         """
         return (self.is_voter or self.me in ids(request.members)) and request.rank >= self.rank
 
     def _goes_first(self, request: RaftRequest, now_ms: int) -> bool:
-        """Of two that notice at the same moment that the leader is gone, one lets the other go first.
+        """Return whether this member goes first, of two that notice at the same moment that the leader is gone.
 
         Otherwise each would vote for itself, and both would wait for the next round.
         """
@@ -377,8 +388,9 @@ class RaftReplica:
         return requests and (self.rank, self.me) > (request.rank, request.member)
 
     def _is_named(self, request: RaftRequest) -> bool:
-        """It knows of no group yet, and is named by the life of its disk among members that are all configured here,
-        as the candidate is: it votes."""
+        """Return whether this new disk votes: it knows of no group, and the candidate's list names this very
+        incarnation, among members that are all configured here, as the candidate is.
+        """
         if self.members or self.me not in ids(request.members) or request.member not in ids(request.members):
             return False
         return {v.id.member for v in request.members} <= set(self._addresses)
@@ -391,7 +403,7 @@ class RaftReplica:
             return False
         if request.epoch > self.epoch:
             may = self._may_elect(request)
-            self._adopt(request.epoch, f"epoch {request.epoch} is being elected", now_ms)
+            self._adopt(request.epoch, f"an election of epoch {request.epoch} is under way", now_ms)
             if not may:
                 return False
         else:
@@ -406,7 +418,7 @@ class RaftReplica:
         return True
 
     def raft_answered(self, answer: RaftResponse, now_ms: int) -> None:
-        """What a member of the list said when it was asked. A member that knows no epoch yet takes any from it."""
+        """Take the answer of a listed member. A member that knows no epoch yet takes any epoch from it."""
         if answer.member.member not in self._numbers or answer.member.member == self.me.member:
             self._refused("poll-answer", "unknown-member", f"{answer.member} is not in the list of members")
             return
@@ -422,7 +434,7 @@ class RaftReplica:
             self._adopt(answer.epoch, f"{answer.member} is in epoch {answer.epoch}", now_ms)
         if answer.leader is not None and answer.leader != self.me and answer.epoch >= self.epoch:
             if self._candidate and answer.epoch == self.epoch and answer.leader != answer.member:
-                return  # Hearsay of this epoch: the leader will say so itself.
+                return  # Second-hand news of this epoch: the leader will announce itself.
             self._follow(answer.epoch, answer.leader, answer.leader_address, now_ms)
             return
         meant = self.epoch + 1 if self._election_step is RaftRequestKind.PRE_VOTE else self.epoch
@@ -477,14 +489,14 @@ class RaftReplica:
             return
         self._candidate, self._election_step = False, None
         self.follower = Follower(self.me, self.epoch, leader, self._log, unclean=False, report=self._report)
-        self.reason = "" if self.is_voter else "a learner: its disk is not a member yet"
+        self.reason = "" if self.is_voter else "learner: its disk is not a member yet"
         self._heard_ms = now_ms
         self._wait_again(now_ms)
 
     # ---- the leader
 
     def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """As `Replica.fetched`; a follower of a higher epoch ends this leadership."""
+        """Take a fetch, as `Replica.fetched` does; a fetch of a higher epoch ends this leadership."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
         if jump := plausible.jump_refusal(self.epoch, fetch.epoch):
@@ -494,18 +506,20 @@ class RaftReplica:
             self.saw_epoch(fetch.epoch, now_ms)
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:
-            return self._refuse(fetch, self.reason or f"this is epoch {self.epoch}, asked in {fetch.epoch}")
+            return self._refuse(
+                fetch, self.reason or f"this is epoch {self.epoch}, the fetch is of epoch {fetch.epoch}"
+            )
         answer = leader.acknowledge(fetch, now_ms)
         if answer is None:
             self._confirm()
         return answer
 
     def epoch_counts(self, fetch: Fetch) -> bool:
-        """Only of a member that votes: another one's fetch says nothing about who leads."""
+        """Take the epoch of a fetch, only if its sender votes: another member's fetch says nothing about leaders."""
         return meant_for(self.me, fetch) and fetch.member in ids(self.members)
 
     def answer_fetch(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
-        """As `Replica.again`."""
+        """Answer a fetch, as `Replica.answer_fetch` does."""
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:
             return self._refuse(fetch, self.reason or "is no longer the leader")
@@ -535,7 +549,7 @@ class RaftReplica:
             self.waiters.reached(self._log.confirmed)
 
     def tick(self, now_ms: int) -> None:
-        """Elections, a leader's check of its majority, deadlines; every `tick_ms`."""
+        """Run elections, a leader's check of its majority, and deadlines; every `tick_ms`."""
         late = now_ms - self._ticked_ms - self.options.tick_ms
         if self._ticked_ms and late >= self.options.late_ms:
             self._deadline += late
@@ -555,7 +569,10 @@ class RaftReplica:
             self._wait_again(now_ms)
             return
         if leader.pause_writes is not None and self._transfer_until and now_ms >= self._transfer_until:
-            leader.pause_writes, self._transfer_until = None, 0  # Nobody was elected: this leader goes on in its epoch.
+            leader.pause_writes, self._transfer_until = (
+                None,
+                0,
+            )  # No one was elected: it goes on in its epoch.
         if leader.pause_writes is None:
             change = leader.wanted_change(now_ms)
             if change is not None:
@@ -565,7 +582,7 @@ class RaftReplica:
         self._confirm()
 
     def change_members(self, members: Members, now_ms: int) -> str:
-        """Rule 27. Answers why not, or nothing."""
+        """Rule 27: change the members. Returns the reason for a refusal, or nothing."""
         if self.leader is None:
             return self.reason or "is not the leader"
         reason = self.leader.change(members, now_ms)
@@ -575,12 +592,12 @@ class RaftReplica:
     # ---- transfer
 
     def pause_writes(self, target: MemberId, epoch: int, version: int) -> str:
-        """Stop appending, to hand the leadership over to `target`. Answers why not, or nothing."""
+        """Pause writes, to hand the leadership over to `target`. Returns the reason for a refusal, or nothing."""
         leader = self.leader
         if leader is None or leader.epoch != epoch:
             return f"is not the leader of epoch {epoch}: {self.reason or f'its epoch is {self.epoch}'}"
         if target == self.me:
-            return f"{target} is the leader already"
+            return f"{target} already is the leader"
         if target not in ids(self.members):
             return f"{target} is not a member that votes"
         return leader.pause_for(target, version)
@@ -589,7 +606,7 @@ class RaftReplica:
         return self.leader is not None and self.leader.handed_over()
 
     def transfer(self, now_ms: int) -> None:
-        """The target has everything: let it be elected. Nobody elected in time: this leader goes on."""
+        """Let the target, which has everything, be elected. If none is elected in time, this leader goes on."""
         if self.leader is not None and self.leader.pause_writes is not None and not self._transfer_until:
             self._transfer_until = now_ms + self.options.election_ms
             request = RaftRequest(RaftRequestKind.TIMEOUT_NOW, self.epoch, self.me, self._my_address, self.rank)
@@ -600,8 +617,8 @@ class RaftReplica:
             self.leader.pause_writes = None
 
     def assign(self, assignment: Assignment, now_ms: int) -> Assigned:
-        """A group in Raft mode elects its leader itself."""
-        return Assigned(False, "mode Raft: the group elects its leader; nobody assigns it")
+        """Refuse an assignment: a group in Raft mode elects its leader itself."""
+        return Assigned(False, "mode Raft: the group elects its leader and takes no assignments")
 
     # ---- the follower
 
@@ -610,7 +627,7 @@ class RaftReplica:
         return None if fetch is None else replace(fetch, address=self._my_address)
 
     def answered(self, answer: FetchAnswer, now_ms: int) -> bool:
-        """Apply what the leader answered; false when it was dropped, or refused."""
+        """Apply the leader's answer; return false when it was dropped or refused."""
         if jump := plausible.jump_refusal(self.epoch, answer.epoch):
             self._refused("fetch-answer", "epoch-jump", jump)
             return False

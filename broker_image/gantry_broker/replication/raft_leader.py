@@ -1,7 +1,7 @@
-"""A leadership in Raft mode: the same table of acknowledgements, another arithmetic of what is confirmed.
+"""A leadership in Raft mode: the same table of acknowledgements, another arithmetic of the confirmed offset.
 
 Confirmed is what a majority of the members has on disk (rule 26), counted only from this epoch's control record on
-(rule 25). Whoever fetches without being a member is a learner: it is served and does not count.
+(rule 25). A follower that is not a member is a learner: the leader serves it, and it does not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gantry_broker.store.errors import StoreFull
 
 
 class RaftLeader(Leader):
-    """One epoch; made after its control record was appended, which ends at `control_end`."""
+    """One epoch. Created after its control record was appended, which ends at `control_end`."""
 
     def __init__(
         self,
@@ -57,40 +57,41 @@ class RaftLeader(Leader):
         return upto
 
     def is_beyond_quorum(self, member: MemberId) -> bool:
-        """Whether enough others for a majority are further than this follower, or as far and before it in number.
+        """Return whether enough others for a majority are further than this follower, or as far with a lower number.
 
-        Who stops falls behind the spare ones with their next acknowledgement, and is then waited for no more.
+        A member that stops falls behind the others with their next acknowledgement; then the leader stops waiting for
+        it.
         """
         voters = ids(self._members())
         if member not in voters or self.pause_writes is not None:
-            return False  # A learner is added when it has all that is confirmed; a target is waited for.
+            return False  # A learner is added when it has all confirmed records; the leader waits for a target.
         mine = (-self._acked(member), member)
         ahead = sum(1 for m in voters if m not in (self.me, member) and (-self._acked(m), m) < mine)
         return ahead >= len(voters) // 2
 
     def waited_for(self) -> frozenset[MemberId]:
-        """Nobody in particular: a majority is enough, and a voter that has gone must not keep the log from expiring."""
+        """Return no particular member: a majority is enough, and a voter that is gone must not hold back retention."""
         return frozenset()
 
     def counted(self) -> frozenset[MemberId]:
-        """Those that vote."""
+        """Return the members that vote."""
         return ids(self._members())
 
     def enough_alive(self, now_ms: int) -> bool:
         return self.hears_majority(now_ms)
 
     def hears_majority(self, now_ms: int) -> bool:
-        """Rule 24: a leader that hears no majority steps down."""
+        """Rule 24: return whether the leader hears no majority and must step down."""
         alive = {m for m, view in self.followers.items() if not self._silent(view, now_ms)} | {self.me}
         return is_majority(alive, self._members())
 
     def review(self, now_ms: int) -> None:
-        """In Raft mode nobody is asked: a change of members is a record in the log (`change`)."""
+        """Return no proposal: in Raft mode a member change is a record in the log (`change`)."""
 
     # ---- members (rule 27)
 
     def change(self, members: Members, now_ms: int) -> str:
-        """Append a change of members. Answers why not, or nothing."""
+        """Append a change of members. Returns the reason for a refusal, or nothing."""
         before = self._members()
         if self._log.confirmed < self.control_end:
             return "no record of this epoch is confirmed yet"
@@ -104,13 +105,13 @@ class RaftLeader(Leader):
         try:
             self._raft_log.append_members(members, now_ms)
         except (StoreFull, OSError) as error:
-            return str(error)  # It is wanted again at the next tick.
+            return str(error)  # The next tick tries it again.
         return ""
 
     def wanted_change(self, now_ms: int) -> Members | None:
-        """The next step towards members whose present disks all vote; None: nothing to do.
+        """Return the next step towards members whose present disks all vote, or None.
 
-        A learner that has caught up is added; a former life of its disk is removed before.
+        Adds a learner that has caught up, after removing a former incarnation of its disk.
         """
         members = self._members()
         for learner in sorted(set(self.followers) - ids(members)):
@@ -119,7 +120,7 @@ class RaftLeader(Leader):
                 continue
             former = [v for v in members if v.id.member == learner.member]
             if former:
-                # A majority of those that are left, not all: another one may have lost its disk as well, or be away.
+                # A majority of the remaining members, not all: another one may have lost its disk as well, or be away.
                 left = tuple(v for v in members if v not in former)
                 alive = [v.id for v in left if v.id == self.me or self._keeps_up(v.id, now_ms)]
                 if is_majority(alive, left) and self._silent(self.followers.get(former[0].id), now_ms):
@@ -136,7 +137,7 @@ class RaftLeader(Leader):
     # ---- transfer
 
     def handed_over(self) -> bool:
-        """The target of a transfer has everything that was appended."""
+        """Return whether the target of a transfer has all records."""
         if self.pause_writes is None:
             return False
         view = self.followers.get(self.pause_writes.target)

@@ -1,12 +1,12 @@
-"""The log port in Raft mode: the store's log, and the changes of members that it holds (rule 27).
+"""The log port in Raft mode: the store's log, and the member changes in it (rule 27).
 
-A change is a control record of its own kind. config/members.json lists the changes of the log, so that nobody has to
-read the whole log at a start. What a start does with it:
+A change is a control record of its own kind. config/members.json lists the changes of the log, so that a start need not
+read the whole log. A start uses it like this:
 
-- The list counts for what is confirmed; what the unconfirmed end of the log holds, the log itself says. So a change
-  that was appended and not listed yet is found, and one that a cut or a power failure took with the end is not.
-- The list is then written anew if it says anything else, and so before each append: other records would take the place
-  of a change that is gone, and the list would bring it back once they are confirmed.
+- The list counts for confirmed offsets. For the unconfirmed end the log itself counts. So a start finds a change that
+  was appended and not listed yet, and drops one that a truncation or a power failure removed with the end.
+- The start rewrites the list if it differs, and so does each append: other records would take the place of a lost
+  change, and the list would bring it back once they are confirmed.
 
 A record whose change cannot be listed is not appended: it would be confirmed, and forgotten at the next start.
 """
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _KIND: Final = "members"
 _MARK: Final = b"GANTRY_MEMBERS"
-"""A property of the record, so that a batch without one is told from its bytes alone."""
+"""A property of the record. A batch without it is recognised from its bytes alone."""
 
 
 class RaftStoreLog(StoreLog):
-    """See `ports.RaftLog`. Raises what the store raises, and StateError for a members.json that is none."""
+    """See `ports.RaftLog`. Raises what the store raises, and StateError for a damaged members.json."""
 
     def __init__(self, store: MessageStore, path: Path, hooks: StoreLogHooks) -> None:
         super().__init__(store, hooks)
         self._path = path
         listed = self._load()
         self._listed: tuple[MemberChange, ...] | None = listed
-        """What members.json says; None: it could not be written, and says the old or the new."""
+        """The content of members.json; None: a write failed, and the file has the old or the new content."""
         certain = max(store.confirmed, store.start)
         self._changes = tuple(c for c in listed if c.end <= certain)
         self._learn(certain)
@@ -56,8 +56,8 @@ class RaftStoreLog(StoreLog):
             self._list()
         except StoreFull as error:
             if not set(self._changes) <= set(listed):
-                raise  # It would be confirmed before it is listed.
-            _log.warning("it is tried again before the next append: %s", error)
+                raise  # It would be confirmed before the list has it.
+            _log.warning("the next append tries it again: %s", error)
 
     @property
     def member_changes(self) -> tuple[MemberChange, ...]:
@@ -86,7 +86,7 @@ class RaftStoreLog(StoreLog):
             ],
             unix_ms,
         )
-        # Whatever lies before was learned when it was appended: a walk through the whole log would stop the loop.
+        # Changes further back were read when they were appended: a walk through the whole log would hold the loop.
         self._learn_or_undo(stored[0].phys_offset, end)
 
     def append_raw(self, at: int, data: bytes) -> None:
@@ -105,10 +105,11 @@ class RaftStoreLog(StoreLog):
         return orjson.dumps({**self._queue_starts(), "members": [_to_json(c) for c in below[-1:]]})
 
     def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
-        queue_starts(state)  # Whatever is impossible in it is found before anything is written.
+        queue_starts(state)  # Impossible values are found before anything is written.
         told = _changes_in(state)
-        # Before the log is reset, since nothing in it says this any more. With what is confirmed now: should it end in
-        # between, a start finds the old log, and of this list it believes what that log has confirmed.
+        # The list is written before the reset, since the log does not hold this change any more. It uses the present
+        # confirmed offset: after a crash in between, a start finds the old log and takes from the list only what that
+        # log has confirmed.
         confirmed = {c for c in self._changes if c.end <= self._store.confirmed}
         self._write(tuple(sorted({*confirmed, *told})))
         super().reset(to, epochs.truncate(leader_epochs, to), state)
@@ -116,7 +117,7 @@ class RaftStoreLog(StoreLog):
         self._list_later()
 
     def _learn_or_undo(self, start: int, end: int) -> None:
-        """List the changes from `start` on, or end the log at `end` again."""
+        """List the changes from `start` on, or truncate the log to `end`."""
         try:
             self._learn(start)
             self._list()
@@ -139,15 +140,16 @@ class RaftStoreLog(StoreLog):
             self._write(self._changes)
 
     def _list_later(self) -> None:
-        """A full disk must not keep a follower from being cut: nothing is appended before the list is right."""
+        """A full disk must not keep a follower from a truncation: nothing is appended before the list is right."""
         try:
             self._list()
         except StoreFull as error:
-            _log.warning("it is tried again before the next append: %s", error)
+            _log.warning("the next append tries it again: %s", error)
 
     def _write(self, changes: tuple[MemberChange, ...]) -> None:
-        """Durable when it returns. Raises StoreFull; OSError, after which nothing is taken any more unless only
-        descriptors were short."""
+        """Write the list; durable on return. Raises StoreFull; OSError, after which the log takes nothing any more
+        unless only descriptors were short.
+        """
         self._listed = None
         try:
             atomic_write(self._path, orjson.dumps([_to_json(c) for c in changes]))
@@ -163,7 +165,7 @@ class RaftStoreLog(StoreLog):
         try:
             listed = orjson.loads(self._path.read_bytes())
             if not isinstance(listed, list):
-                raise TypeError("is no JSON array")
+                raise TypeError("is not a JSON array")
             return tuple(_from_json(c) for c in listed)
         except FileNotFoundError:
             return ()
@@ -172,7 +174,7 @@ class RaftStoreLog(StoreLog):
 
 
 def _changes_in(state: bytes) -> tuple[MemberChange, ...]:
-    """The change of members in a leader's `reset_state`. Raises Implausible."""
+    """Return the member change in a leader's `reset_state`. Raises Implausible."""
     listed = plausible.items("members", reset_fields(state).get("members", []), 1)
     try:
         return tuple(_from_json(c) for c in listed)

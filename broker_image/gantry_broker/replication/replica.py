@@ -1,16 +1,16 @@
 """One member of a group in MasterSlave mode: the state machine that keeps the rules.
 
-The rules in short (docs/replication.md has them whole):
+The rules in short (docs/replication.md has the full text):
 
-- An assignment is written down, then acted upon, and never an older one (14, 15).
-- Whoever stops being master first answers its waiting sends, then does anything else (10).
+- The member writes an assignment to disk before it acts, and never acts on an older one (14, 15).
+- A member that stops being leader answers its waiting sends before anything else (10).
 - A higher epoch seen anywhere ends a leadership at once, but is no assignment (14).
-- A leadership begins with a control record (7) and an empty table of acknowledgements (4); it is begun once: a master
+- A leadership begins with a control record (7) and an empty table of acknowledgements (4). It begins once: a leader
   that restarts waits for a new epoch (21).
-- Only this (member, incarnation) is meant by its name in a cell (16).
+- A name in a leadership record means exactly this (member, incarnation) (16).
 
-Everything goes in as a call with the time; out come answers, calls of the two ports, and the waiters' statuses. One
-`Replica` is one life of a process: what it must know over a restart is in `Durable` and in the log.
+Every input is a call with the time. Outputs are answers, calls of the two ports, and the statuses of waiting sends. One
+`Replica` is one life of a process: what must survive a restart is in `HardState` and in the log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gantry_broker.replication.waiters import Callback, Waiters
 
 
 class Role(Enum):
-    """The value is what `MemberStatus.role` says."""
+    """The value is that of `MemberStatus.role`."""
 
     MASTER = "Master"
     SLAVE = "Slave"
@@ -41,7 +41,7 @@ class Role(Enum):
 
 
 class Assigned(NamedTuple):
-    """What became of an assignment."""
+    """The outcome of an assignment."""
 
     accepted: bool
     reason: str = ""
@@ -63,8 +63,8 @@ class Replica:
     ) -> None:
         """A start of the process. `state.me` has a new incarnation already if the disk proves nothing (rule 16).
 
-        `report` is told, in words, what a human should know: an absurd acknowledgement, a follower that stopped.
-        `refused(entrance, reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).
+        `report` gets texts for a person: an impossible acknowledgement, a follower that stopped. `refused(entrance,
+        reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).
         """
         self.options = options
         self.highest_seen_epoch = max(state.leadership.epoch, last_epoch(log.leader_epochs))
@@ -82,7 +82,7 @@ class Replica:
         self._go_on(now_ms)
 
     def _go_on(self, now_ms: int) -> None:
-        """Rule 21: followers go on following; a master waits for a new epoch, which may be its own again."""
+        """Rule 21: a follower goes on following; a leader waits for a new epoch, which may be its own again."""
         leadership = self._state.leadership
         if leadership.master is None:
             return
@@ -90,11 +90,13 @@ class Replica:
             if leadership.master.member != self.me.member:
                 self._follow()
             else:
-                self.reason = f"this disk is a new incarnation ({self.me}); the cell names {leadership.master}"
+                self.reason = (
+                    f"this disk is a new incarnation ({self.me}); the leadership record names {leadership.master}"
+                )
         else:
             self.reason = f"restarted as the master of epoch {leadership.epoch}: waits for a new epoch"
 
-    # ---- what it is
+    # ---- state
 
     @property
     def me(self) -> MemberId:
@@ -117,7 +119,7 @@ class Replica:
 
     @property
     def writes_paused(self) -> bool:
-        """A hand-over is under way: the master appends nothing (rule 23)."""
+        """A handover is under way: the leader appends nothing (rule 23)."""
         return self.leader is not None and self.leader.pause_writes is not None
 
     @property
@@ -126,15 +128,15 @@ class Replica:
 
     @property
     def readable_end(self) -> int:
-        """Rule 9: the first offset that no reader is shown."""
+        """Rule 9: readers see nothing from this offset on."""
         return self._log.confirmed
 
     @property
     def epoch_confirmed(self) -> bool:
-        """Rule 9: false on a new master until its control record is confirmed.
+        """Rule 9: false on a new leader until its control record is confirmed.
 
-        Until then "nothing above" means "not known yet": a pull beyond the confirmed offset is held and never answered
-        with "offset moved".
+        Until then the leader does not know what is above its confirmed offset. It holds a pull beyond that offset and
+        never answers "offset moved".
         """
         return self.leader is None or self._log.confirmed >= self._control_end
 
@@ -142,16 +144,16 @@ class Replica:
     def proposal(self) -> InSyncSetProposal | None:
         return None if self.leader is None else self.leader.proposal
 
-    # ---- what it is told
+    # ---- assignments
 
     def assign(self, assignment: Assignment, now_ms: int) -> Assigned:
-        """Take an assignment: refused when older than what it holds (rules 14, 15) or when it cannot be meant."""
+        """Take an assignment; refuse it when it is older than the present one (rules 14, 15) or impossible."""
         leadership, held = assignment.leadership, self._state.leadership
         refusal = self._refusal(leadership)
         if refusal:
             return Assigned(False, refusal)
         if assignment == self._held:
-            return Assigned(True, self.reason)  # Told again.
+            return Assigned(True, self.reason)  # A repeated assignment.
         new_epoch = leadership.epoch != held.epoch
         if new_epoch:
             self.stop(f"epoch {leadership.epoch} under {leadership.master}")  # Rule 10: the waiting sends first.
@@ -174,16 +176,17 @@ class Replica:
         held = self._state.leadership
         if leadership.order < held.order:
             return (
-                f"holds epoch {held.epoch} version {held.version}, told {leadership.epoch} version {leadership.version}"
+                f"holds epoch {held.epoch} version {held.version}, "
+                f"received epoch {leadership.epoch} version {leadership.version}"
             )
         if leadership.order == held.order and leadership != held:
-            return f"epoch {leadership.epoch} version {leadership.version} was told before with other content"
+            return f"epoch {leadership.epoch} version {leadership.version} was assigned before with other content"
         if self.highest_seen_epoch and (jump := plausible.jump_refusal(self.highest_seen_epoch, leadership.epoch)):
-            self._refused("assignment", "epoch-jump", jump)  # A member that knows no epoch yet takes any.
-            return f"{jump}; a member that was away for longer begins with an empty disk"
+            self._refused("assignment", "epoch-jump", jump)  # A member that knows no epoch yet takes any epoch.
+            return f"{jump}; a member that was away for longer must begin with an empty disk"
         newest = last_epoch(self._log.leader_epochs)
         if leadership.epoch < newest:
-            return f"its log has epoch {newest}, told {leadership.epoch}: an old registry"
+            return f"its log has epoch {newest}, received epoch {leadership.epoch}: the registry is older than the log"
         if leadership.master is None:
             return f"epoch {leadership.epoch} names no master"
         return ""
@@ -203,7 +206,7 @@ class Replica:
             self._lead(now_ms)
             return Assigned(True)
         if leadership.master.member == self.me.member:
-            # Rule 16: its former life was promoted; this disk cannot be what was meant.
+            # Rule 16: a former incarnation was promoted; it cannot be this disk.
             self.follower = None
             self.reason = (
                 f"epoch {leadership.epoch} names {leadership.master} as master, but this disk is now {self.me}"
@@ -216,12 +219,14 @@ class Replica:
         return master == self.me  # Rule 16.
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
-        """Rule 14: a higher epoch stops a master at once and is no assignment. An impossible one changes nothing."""
+        """Note a higher epoch: it stops a leader at once and is no assignment (rule 14). An impossible one changes
+        nothing.
+        """
         if epoch <= self.highest_seen_epoch or not plausible.possible_successor(self.highest_seen_epoch, epoch):
             return
         self.highest_seen_epoch = epoch
         if self.leader is not None:
-            self.stop(f"saw epoch {epoch}, above its own {self.leadership.epoch}: waits to be told")
+            self.stop(f"saw epoch {epoch}, above its own {self.leadership.epoch}: waits for an assignment")
 
     # ---- roles
 
@@ -229,7 +234,7 @@ class Replica:
         leadership = self._state.leadership
         role_end = self._log.end
         self.follower = None
-        self._log.begin_epoch(leadership.epoch, now_ms)  # Rule 7, also when the master stays the same.
+        self._log.begin_epoch(leadership.epoch, now_ms)  # Rule 7, also when the leader stays the same.
         self._control_end = self._log.end
         self.leader = Leader(
             self.me,
@@ -262,17 +267,17 @@ class Replica:
         self.reason = ""
 
     def stop(self, reason: str) -> None:
-        """End whatever role it has; `reason` says why, in words."""
+        """End the current role; `reason` says why."""
         if self.leader is not None:
             self.leader = None
             self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
         self.follower = None
         self.reason = reason
 
-    # ---- the master
+    # ---- the leader
 
     def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """Take a follower's question as its acknowledgement. None: it counts, and `again` has what it asked for."""
+        """Take a follower's fetch as its acknowledgement. Returns None when it counts; then call `answer_fetch`."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
         if jump := plausible.jump_refusal(self.highest_seen_epoch, fetch.epoch):
@@ -284,7 +289,7 @@ class Replica:
         if leader is None:
             return self._refuse(fetch, self.reason or f"{self.me} is not the master")
         if fetch.epoch != leader.epoch:
-            return self._refuse(fetch, f"this is epoch {leader.epoch}, asked in {fetch.epoch}")  # Rule 1.
+            return self._refuse(fetch, f"this is epoch {leader.epoch}, the fetch is of epoch {fetch.epoch}")  # Rule 1.
         answer = leader.acknowledge(fetch, now_ms)
         if answer is not None:
             return answer
@@ -293,13 +298,16 @@ class Replica:
         return None
 
     def epoch_counts(self, fetch: Fetch) -> bool:
-        """Only of a member of the recorded set: another one's fetch says nothing about who leads."""
+        """Take the epoch of a fetch, only from a member of the recorded set: another member's fetch says nothing
+        about leaders.
+        """
         return meant_for(self.me, fetch) and fetch.member in self.leadership.in_sync
 
     def answer_fetch(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
-        """The answer to a fetch that `fetched` has taken; None while there are no records for it, and it is held.
+        """Return the answer to a fetch that `fetched` has taken; None while there are no records for it, and it is
+        held.
 
-        With `news` it is answered when more is confirmed than the asker knows, with `empty` in any case.
+        With `news` a newer confirmed offset is enough for an answer; with `empty` there always is one.
         """
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:
@@ -313,7 +321,7 @@ class Replica:
         return FetchAnswer(AnswerKind.REFUSED, self.highest_seen_epoch, fetch.position, reason=reason)
 
     def appended(self) -> None:
-        """The master has appended, or its disk has more of the log (SYNC_FLUSH): confirm what this makes possible."""
+        """Confirm what an append, or a flush under SYNC_FLUSH, makes possible."""
         self._confirm()
 
     def add_waiter(self, end: int, deadline_ms: int, callback: Callback) -> None:
@@ -325,9 +333,9 @@ class Replica:
         self._settle()
 
     def tick(self, now_ms: int) -> None:
-        """Deadlines and silent followers; every `tick_ms` while there is a role.
+        """Check deadlines and silent followers; every `tick_ms` while there is a role.
 
-        Time in which this process did not run says nothing about the others: it is not held against them.
+        Time in which this process did not run says nothing about the others and does not count.
         """
         late = now_ms - self._ticked_ms - self.options.tick_ms
         if self.leader is not None and self._ticked_ms and late >= self.options.late_ms:
@@ -354,26 +362,28 @@ class Replica:
         else:
             self.waiters.reached(self.leader.own_end)  # Rule 8: under Async only SEND_OK comes earlier.
 
-    # ---- hand-over (rule 23)
+    # ---- handover (rule 23)
 
     def pause_writes(self, target: MemberId, epoch: int, version: int) -> str:
-        """Stop appending until an assignment above `version`. Answers why not, or nothing.
+        """Pause writes until an assignment above `version`. Returns the reason for a refusal, or nothing.
 
-        `version` is that of the cell on which the operator's swap will be based: a swap on any other must fail.
+        `version` is that of the leadership record on which the operator bases its swap: a swap on any other must fail.
         """
         leader = self.leader
         if leader is None or leader.epoch != epoch:
             return f"is not the master of epoch {epoch}: {self.reason or f'its epoch is {self.leadership.epoch}'}"
         if version != leader.version:
-            return f"holds version {leader.version} of the cell, asked on {version}"
+            return f"holds version {leader.version} of the leadership record, the request is on version {version}"
         if target == self.me:
-            return f"{target} is the master already"
+            return f"{target} already is the master"
         if target not in leader.recorded:
             return f"{target} is not in the in-sync set"
         return leader.pause_for(target, version)
 
     def handed_over(self) -> bool:
-        """Whether the target of the hand-over has everything; once true, only the cell ends the parking."""
+        """Return whether the target of the handover has everything; once true, only a leadership record ends the
+        write pause.
+        """
         leader = self.leader
         if leader is None or leader.pause_writes is None or not leader.handed_over():
             return False
@@ -381,17 +391,17 @@ class Replica:
         return True
 
     def give_up_handover(self) -> None:
-        """The target did not get there in time. After "it has everything" was said, this changes nothing."""
+        """Resume writes when the target was too slow. After `handed_over` has returned true, this changes nothing."""
         if self.leader is not None and self.leader.pause_writes is not None and not self.leader.pause_writes.ready:
             self.leader.pause_writes = None
 
-    # ---- the slave
+    # ---- the follower
 
     def next_fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
         return None if self.follower is None else self.follower.fetch(max_bytes)
 
     def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
-        """Apply what the leader answered; false when it was dropped, or refused."""
+        """Apply the leader's answer; return false when it was dropped or refused."""
         if jump := plausible.jump_refusal(self.highest_seen_epoch, answer.epoch):
             self._refused("fetch-answer", "epoch-jump", jump)
             return False

@@ -1,11 +1,12 @@
 """The asyncio driver of replication: binds a `Replica` to the message store, the clock and the sockets.
 
-It decides nothing by itself: it feeds the core (`replica.py`), carries fetches out and answers in, runs the fsyncs of
-SYNC_FLUSH, and tells the broker what changed. The broker's part of the contract:
+It makes no decisions. It feeds the core (`replica.py`), sends fetches and delivers answers, runs the fsyncs of
+SYNC_FLUSH, and notifies the broker of changes. The broker's part of the contract:
 
-- It appends only while `may_append` is true, tells `appended` once per pass, and adds one waiter per pass.
-- It gives frames with GantryCode.FETCH to `on_fetch`, and ended connections to `on_connection_lost`.
-- It shows readers what the store shows (confirmed records only), and holds a pull above that while `settled` is false.
+- It appends only while `may_append` is true, calls `appended` once per pass, and adds one waiter per pass.
+- It passes frames with GantryCode.FETCH to `on_fetch`, and ended connections to `on_connection_lost`.
+- It shows readers what the store shows (confirmed records only), and holds a pull above that while `epoch_confirmed`
+  is false.
 - `on_role_change` comes after the waiting sends were answered (rule 10).
 """
 
@@ -59,13 +60,16 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 RAFT_HOLD_S: Final = 0.25
-"""A follower must hear its leader well within the time after which it holds an election, and a leader its followers: a
-question that is held counts as heard, so a leader that is cut off steps down later by as much."""
+"""A follower must hear its leader well within the time after which it holds an election, and a leader its followers.
+A held fetch counts as heard, so a leader that is cut off steps down later by this much.
+"""
 RAFT_REQUEST_S: Final = 1.0
 MOVING_S: Final = 1.5
-"""Who parks and hears of a higher epoch waits so long to be told who leads: usually it is the one that it parks for."""
+"""A member that pauses writes and sees a higher epoch waits this long for the new leader's name: usually it is the
+handover's target.
+"""
 ASK_S: Final = 5.0
-"""For what one member asks another besides fetches."""
+"""Seconds for a request to another member besides fetches."""
 
 __all__ = ["ReplicationService", "Role"]
 
@@ -91,10 +95,10 @@ class ReplicationService:
     ) -> None:
         """`epoch_body(epoch)`: body of an epoch's control record.
 
-        `on_store_error` gets what the store refused of a leader's records (a full disk, above all).
-        `on_confirmed` gets what `MessageStore.confirm` returned; `on_role_change` says that `role` or `may_append`
-        changed; `on_change` that anything of `status_fields` did; `on_cut(to)` that the log was cut to or reset at
-        `to`.
+        `on_store_error` gets what the store refused of a leader's records (usually for a full disk). `on_confirmed`
+        gets what `MessageStore.confirm` returned. `on_role_change` reports a change of `role` or `may_append`,
+        `on_change` a change of anything in `status_fields`. `on_truncated(to)` reports that the log was truncated to
+        `to` or reset at `to`.
         """
         self._config = config
         self._group = f"{config.cluster}/{config.group}"
@@ -128,18 +132,18 @@ class ReplicationService:
         self.refusals = Refusals(monotonic)
         """Counts the values from other members that were refused."""
         self._fetchers: dict[int, Connection] = {}
-        """By number: the members whose fetches count here, and over which connection they come."""
+        """By number: the members whose fetches count here, and the connections of these fetches."""
         self.on_damaged_answer: Callable[[int], None] = lambda at: None
-        """Told where in the log the leader's answer held a damaged record."""
+        """Called with the offset of a damaged record in the leader's answer."""
         self.on_unreadable: Callable[[int], None] = lambda at: None
-        """Told from where on a follower could be given nothing."""
+        """Called with the offset from which a follower's records could not be read."""
         self._moving_until = 0.0
         self._moving_to: MemberId | None = None
 
-    # ---- life
+    # ---- life cycle
 
     async def start(self) -> None:
-        """Find out who this member is, and go on where it stopped. Raises identity.StateError, OSError."""
+        """Find out the member's identity, and go on from its last state. Raises identity.StateError, OSError."""
         loop = asyncio.get_running_loop()
         empty = self._store.end == self._store.start == 0
         started = self._file.start(
@@ -200,7 +204,7 @@ class ReplicationService:
     async def stop(self) -> None:
         """Give up the role (the waiting sends are answered first) and end every task. The store stays open.
 
-        From then on no role is taken: an epoch that was begun in the last moment would need another one at once.
+        The member takes no role afterwards: an epoch begun in the last moment would need a successor at once.
         """
         self._stopped = True
         if self._tick is not None:
@@ -218,9 +222,10 @@ class ReplicationService:
             await self._commit.close()
 
     def mark_clean(self) -> None:
-        """The store was closed and is on disk: the next start is proven (rule 16). Call it last.
+        """Mark a clean stop: the store was closed and is on disk, so the next start trusts the log (rule 16). Call it
+        last.
 
-        After a write or flush that failed nothing is said: what was appended since may not be there.
+        After a failed write or flush it marks nothing: recent appends may be missing on disk.
         """
         if self._store.failed is not None:
             return
@@ -229,22 +234,22 @@ class ReplicationService:
         self._file.mark_clean()
 
     def disk_failed(self) -> None:
-        """After a write or flush that failed the kernel may hold no longer what was written: see rule 16."""
+        """Note a failed write or flush: the kernel may have dropped what was written (rule 16)."""
         if not self._store.disk_untrusted:
             return
         try:
             self._file.invalidate_boot_id()
         except OSError as error:
-            log.error("cannot write down that the disk failed: %s", error)
+            log.error("cannot record that the disk failed: %s", error)
 
     @property
     def core(self) -> Replica | RaftReplica:
-        """The state machine; raises RuntimeError before `start`."""
+        """The state machine. Raises RuntimeError before `start`."""
         if self._core is None:
             raise RuntimeError("the replication service was not started")
         return self._core
 
-    # ---- what it is
+    # ---- state
 
     @property
     def me(self) -> MemberId:
@@ -260,47 +265,47 @@ class ReplicationService:
 
     @property
     def broker_id(self) -> int:
-        """RocketMQ's: 0 for the master, else the member's number + 1."""
+        """RocketMQ's broker id: 0 for the master, else the member's number + 1."""
         return 0 if self.role is Role.MASTER else self._config.member + 1
 
     @property
     def writes_paused(self) -> bool:
-        """A hand-over is under way: keep new sends, in their order, until this changes (rule 23)."""
+        """A handover is under way: buffer new sends, in their order, until this changes (rule 23)."""
         return self.core.writes_paused or self._moving
 
     @property
     def _moving(self) -> bool:
-        """The role is on its way to another member, and it is not known yet who got it."""
+        """The role is on its way to another member, and this member does not know yet to which one."""
         if self._moving_until == 0.0 or self.core.leader is not None or self.core.follower is not None:
             return False
         return self._monotonic() < self._moving_until
 
     @property
     def may_append(self) -> bool:
-        """Ask before every append, whatever is appended."""
+        """Whether the broker may append; checked before every append."""
         return self.core.may_append
 
     @property
     def epoch_confirmed(self) -> bool:
-        """Rule 9: while false, a pull above the confirmed offset is held, and never answered "offset moved"."""
+        """Rule 9: while false, the broker holds a pull above the confirmed offset and never answers "offset moved"."""
         return self.core.epoch_confirmed
 
     @property
     def handed_to(self) -> str | None:
-        """After a hand-over: the replication address of the new master.
+        """After a handover: the replication address of the new leader.
 
-        What is parked is forwarded there in its order, then what still arrives; None when there was no hand-over, or
-        once this member has another role.
+        The broker forwards buffered sends there in their order, then those that still arrive. None when there was no
+        handover, or once this member has another role.
         """
         return self._handed_to
 
     @property
     def leader_address(self) -> str | None:
-        """Where the group's master serves fetches, as last told; None for the master itself."""
+        """Where the group's leader serves fetches, as last assigned; None on the leader itself."""
         return None if self.role is Role.MASTER else self.core.state.leader_address
 
     def status_fields(self) -> dict[str, Any]:
-        """The fields of `MemberStatus` that replication knows."""
+        """Return the fields of `MemberStatus` that replication knows."""
         core, now = self.core, self._now()
         leader, follower, leadership = core.leader, core.follower, core.leadership
         proposal = core.proposal
@@ -348,18 +353,18 @@ class ReplicationService:
 
     @property
     def follows(self) -> bool:
-        """It is a slave whose master answers it."""
+        """Whether it is a follower whose leader answers it."""
         return self.core.follower is not None and self._fetching.state == "connected"
 
     def needed_from(self) -> int:
-        """The offset from which on somebody still fetches the log from this member; the end: nobody does."""
+        """The offset from which a follower still fetches this member's log; without such a follower, the log's end."""
         leader = self.core.leader
         return self._store.end if leader is None else leader.needed_from(self._now())
 
-    # ---- what it is told
+    # ---- assignments
 
     async def assign(self, assignment: Assignment) -> AssignmentAnswer:
-        """Take an assignment. It is on disk before it is acted upon (rule 15). Raises OSError when that fails."""
+        """Take an assignment. It is on disk before the member acts (rule 15). Raises OSError when the write fails."""
         if self._stopped:
             held = self.core.leadership
             return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason="it stops")
@@ -389,7 +394,7 @@ class ReplicationService:
         return self._moving_to if self._moving else None
 
     def saw_epoch(self, epoch: int) -> None:
-        """An epoch that a member of the set is in: a higher one stops a master at once (rule 14)."""
+        """Note the epoch of a member of the set: a higher one stops a leader at once (rule 14)."""
         if epoch > self.core.highest_seen_epoch:
             paused_for = self._paused_for()
             self.core.saw_epoch(epoch, self._now())
@@ -397,10 +402,10 @@ class ReplicationService:
                 self._moving_to, self._moving_until = paused_for, self._monotonic() + MOVING_S
             self._changed()
 
-    # ---- the master
+    # ---- the leader
 
     def appended(self, end: int) -> None:
-        """The broker has appended up to `end`; once per pass of the event loop is enough."""
+        """Note that the broker has appended up to `end`; once per pass of the event loop is enough."""
         core = self.core
         core.appended()
         if self._pending_fetches is not None:
@@ -409,11 +414,11 @@ class ReplicationService:
             self._flush_soon()
 
     def add_waiter(self, end: int, callback: Callable[[SendStatus], None], timeout_ms: int) -> None:
-        """`callback(status)` is called once, in the order of the log: SEND_OK as soon as the promise holds."""
+        """Call `callback(status)` once, in log order: SEND_OK as soon as the promise holds."""
         self.core.add_waiter(end, self._now() + timeout_ms, callback)
 
     def on_fetch(self, conn: Connection, frame: Frame) -> None:
-        """A frame with GantryCode.FETCH: answered now, or held until there is something to say."""
+        """Answer a frame with GantryCode.FETCH now, or hold it until there is news."""
         try:
             fetch = wire.parse_fetch(frame)
         except wire.WireError as error:
@@ -435,7 +440,7 @@ class ReplicationService:
         self._changed()
 
     def on_raft_request(self, conn: Connection, frame: Frame) -> None:
-        """A frame with GantryCode.POLL: what members in Raft mode ask each other."""
+        """Answer a frame with GantryCode.POLL: a Raft request of another member."""
         core = self.core
         try:
             request = wire.parse_raft_request(frame)
@@ -464,7 +469,7 @@ class ReplicationService:
             frame = await self._client.request(address, question, RAFT_REQUEST_S)
             answer = wire.parse_raft_response(frame)
         except RemotingError as error:
-            log.debug("poll of %s: %s", address, error)
+            log.debug("Raft request of %s: %s", address, error)
             return
         except wire.WireError as error:
             if error.reason:
@@ -477,12 +482,12 @@ class ReplicationService:
         outbox, core.outbox = core.outbox, []
         for number, request in outbox:
             places = core.addresses_of(number)
-            # Whoever is told to hold an election does so: only the one that is meant.
+            # A request to hold an election counts only at the member that it names.
             for address in places[:1] if request.kind is RaftRequestKind.TIMEOUT_NOW else places:
                 self._spawn(self._raft_request(core, address, request))
 
     def on_connection_lost(self, conn: Connection) -> None:
-        """A connection has ended, of whatever kind."""
+        """Note that a connection of any kind has ended."""
         for member, used in list(self._fetchers.items()):
             if used is conn:
                 del self._fetchers[member]
@@ -490,8 +495,9 @@ class ReplicationService:
             self._pending_fetches.connection_lost(conn)
 
     def peers(self) -> list[Peer]:
-        """The other members that can be asked for something now: of a follower its leader, of a leader its followers,
-        by the connections over which they fetch."""
+        """Return the other members that can be reached now: for a follower its leader, for a leader its followers,
+        over the connections on which they fetch.
+        """
         if self._core is None:
             return []
         address = self.leader_address
@@ -524,11 +530,11 @@ class ReplicationService:
     async def handover(
         self, target: MemberId, epoch: int, version: int | None = None, timeout_ms: int = 2_000
     ) -> HandoverAnswer:
-        """Park new sends and wait until `target` has everything (rule 23).
+        """Pause writes and wait until `target` has everything (rule 23).
 
-        `version`: that of the cell which the swap will expect; None: the version that this master holds. After
-        "ready" the sends stay parked until an assignment above that version: the operator, which sees a member that
-        parks for nobody, writes one.
+        `version` is that of the leadership record that the swap will expect; None: the version that this leader holds.
+        After "ready" the sends stay buffered until an assignment above that version. The operator writes one when it
+        sees a write pause without a handover.
         """
         reason = self.core.pause_writes(target, epoch, self.core.leadership.version if version is None else version)
         if reason:
@@ -555,7 +561,7 @@ class ReplicationService:
         return HandoverAnswer(ready=True, end=self._store.end)
 
     async def _transfer(self, core: RaftReplica, target: MemberId, deadline: float) -> HandoverAnswer:
-        """The target has everything: it is elected now, and this member follows it."""
+        """Let the target, which has everything, be elected; this member then follows it."""
         self._moving_until = self._monotonic() + core.options.election_ms / 1000
         core.transfer(self._now())
         self._changed()
@@ -573,13 +579,15 @@ class ReplicationService:
         return HandoverAnswer(ready=False, end=self._store.end, reason=f"{target} was not elected in time")
 
     async def remove_member(self, number: int) -> str:
-        """Raft mode, on the leader: a member leaves the group (rule 27). Answers why not, or nothing."""
+        """Raft mode, on the leader: remove a member from the group (rule 27). Returns the reason for a refusal, or
+        nothing.
+        """
         core = self.core
         if not isinstance(core, RaftReplica):
-            return "mode MasterSlave: the operator keeps the members"
+            return "mode MasterSlave: the operator sets the members"
         left = tuple(v for v in core.members if v.id.member != number)
         if core.leader is not None and len(left) == len(core.members):
-            return ""  # It has left: the question came twice.
+            return ""  # It has left already: the request came twice.
         reason = core.change_members(left, self._now())
         self.appended(self._store.end)
         self._changed()
@@ -588,13 +596,13 @@ class ReplicationService:
     # ---- the slave (called by the fetch loop)
 
     def next_fetch(self) -> tuple[str, Fetch] | None:
-        """Whom to ask what; None while there is nobody to ask."""
+        """Return the next fetch and its destination; None without a leader."""
         fetch = self.core.next_fetch()
         address = self.core.state.leader_address
         return None if fetch is None or address is None else (address, fetch)
 
     async def answered(self, answer: FetchAnswer) -> bool:
-        """Apply an answer; under SYNC_FLUSH the next question waits for the disk, since it acknowledges (rule 11)."""
+        """Apply an answer. Under SYNC_FLUSH the next fetch waits for the disk, since it acknowledges (rule 11)."""
         try:
             applied = self.core.answered(answer, self._now())
         except StoreFull as error:
@@ -637,10 +645,10 @@ class ReplicationService:
             if self._commit is not None:
                 self._commit.checkpoint_if_behind()
             self._changed()
-            # Last: what it stumbles over must keep nothing else from being done.
+            # This comes last: an exception here must not stop anything else.
             self._store.run_periodic_tasks(self._unix_ms())
         except Exception as error:
-            # A loop that dies of its own exception would never shrink the set again: say so, go on.
+            # A loop that dies of its own exception would never shrink the set again: log it and go on.
             log.exception("tick of replication failed")
             self._report(f"replication: {type(error).__name__}: {error}")
 
@@ -677,13 +685,13 @@ class ReplicationService:
             self._report(f"replication: {task.exception()!r}")
 
     def _changed(self) -> None:
-        """Tell the broker what changed, and set the fetch loop right."""
+        """Notify the broker of changes, and point the fetch loop at the leader."""
         core = self.core
         if isinstance(core, RaftReplica):
             if core.outbox:
                 self._send_out(core)
             if self._monotonic() >= self._moving_until:
-                self._moving_until = 0.0  # Whoever leads later was not handed the role by this member.
+                self._moving_until = 0.0  # A later leader did not get the role from this member.
             if self._moving_until and core.follower is not None:
                 self._handed_to, self._moving_until = core.state.leader_address, 0.0
             elif core.leader is not None:
@@ -706,5 +714,5 @@ class ReplicationService:
                 self._on_role_change()
             self._on_change()
         except BaseException:
-            self._shown = ()  # Somebody does not know it yet: the next tick tells all of them again.
+            self._shown = ()  # A member may not have the news yet: the next tick notifies all of them again.
             raise

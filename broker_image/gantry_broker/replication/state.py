@@ -1,4 +1,4 @@
-"""What a member must remember of its role over a restart: config/replica.json."""
+"""The role that a member must remember over a restart: config/replica.json."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gantry_broker.replication.types import LeadershipRecord, MemberId, member_f
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """Written before it is acted upon (rule 15)."""
+    """Durable before the member acts (rule 15)."""
 
     me: MemberId
     leadership: LeadershipRecord = field(default_factory=LeadershipRecord)
-    """The newest assignment accepted; an older one is refused, also after a restart."""
+    """The newest assignment; older ones are refused, also after a restart."""
     leader_address: str | None = None
     unclean: bool = False
-    """The newest assignment allowed this member to cut below its confirmed offset (rule 3)."""
+    """The newest assignment allowed a truncation below the confirmed offset (rule 3)."""
     vote: MemberId | None = None
-    """Raft mode: whom it voted for in the epoch of `cell` (rule 24)."""
+    """Raft mode: its vote in the epoch of `leadership` (rule 24)."""
     first_members: Members = ()
     """Raft mode: the members of a group whose log does not name them yet."""
 

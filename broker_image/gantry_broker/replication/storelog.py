@@ -1,4 +1,4 @@
-"""The core's log port over the message store, and what happens around it: flushes, and who is told of changes."""
+"""The core's log port over the message store, with flushes and notifications."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONFIRM_S: Final = 0.05
-"""So long the event loop may stand still to file what was confirmed; usually it takes far less."""
+"""Seconds that the event loop may be held to index confirmed records; usually it takes far less."""
 
 MAX_QUEUES: Final = 4_000_000
-"""Queues in the state of a reset."""
+"""Most queues in the state of a reset."""
 MAX_TOPIC: Final = 255
-"""Characters."""
+"""Characters of the longest topic there."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLogHooks:
-    """Who is told of changes, and what the log needs of the broker."""
+    """Callbacks for changes, and what the log needs from the broker."""
 
     epoch_body: Callable[[int], bytes]
-    """Body of an epoch's control record."""
+    """Returns the body of an epoch's control record."""
     on_confirmed: Callable[[Confirmed], None]
     on_truncated: Callable[[int], None]
-    """The log was cut to, or reset at, this offset."""
+    """Reports that the log was truncated to, or reset at, this offset."""
     unix_ms: Callable[[], int]
 
 
 def reset_fields(state: bytes) -> dict[str, Any]:
-    """A leader's `reset_state` as a JSON object. Raises Implausible."""
+    """Return a leader's `reset_state` as a JSON object. Raises Implausible."""
     try:
         data = orjson.loads(state or b"{}")
     except orjson.JSONDecodeError as error:
@@ -53,18 +53,18 @@ def reset_fields(state: bytes) -> dict[str, Any]:
 
 
 def queue_starts(state: bytes) -> dict[tuple[str, int], int]:
-    """The first offset of each queue in a leader's `reset_state`. Raises Implausible."""
+    """Return the first offset of each queue in a leader's `reset_state`. Raises Implausible."""
     starts: dict[tuple[str, int], int] = {}
     for entry in plausible.items("queues", reset_fields(state).get("queues", []), MAX_QUEUES):
         if not isinstance(entry, list) or len(entry) != 3:
-            raise plausible.Implausible(f"queues: {plausible.shown(entry)} is no topic, queue and offset", "malformed")
+            raise plausible.Implausible(f"queues: {plausible.shown(entry)}: write [topic, queue, offset]", "malformed")
         topic = plausible.text("topic", entry[0], MAX_TOPIC, least=1)
         starts[topic, plausible.number("queue", entry[1], 0, 2**31 - 1)] = plausible.offset("offset", entry[2])
     return starts
 
 
 class StoreLog:
-    """See `ports.Log`. Errors of the store pass through as they are."""
+    """See `ports.Log`. Errors of the store pass through unchanged."""
 
     def __init__(self, store: MessageStore, hooks: StoreLogHooks) -> None:
         self._store = store
@@ -94,7 +94,7 @@ class StoreLog:
     def leader_epochs(self) -> LeaderEpochs:
         raw = self._store.epochs
         if raw is not self._raw_leader_epochs:
-            # A leadership that wrote nothing must not be compared with one that did.
+            # A leadership without records must not be compared with one that has some.
             entries = [EpochStart(*e) for e in raw]
             ends = [*(e.start for e in entries[1:]), *([self._store.end] if entries else [])]
             self._leader_epochs = tuple(e for e, end in zip(entries, ends, strict=True) if e.start < end)
@@ -120,7 +120,7 @@ class StoreLog:
         return orjson.dumps(self._queue_starts())
 
     def _queue_starts(self) -> dict[str, Any]:
-        """The first queue offset of every queue: a queue may have no record left that tells it."""
+        """Return the first offset of every queue: a queue may have no record left that shows it."""
         starts = self._store.queue_starts()
         return {"queues": [[topic, queue, at] for (topic, queue), at in starts.items()]}
 
@@ -130,9 +130,9 @@ class StoreLog:
         self._hooks.on_truncated(to)
 
     def confirm(self, offset: int) -> None:
-        """As much of it as takes no time; the next acknowledgement, answer or tick goes on.
+        """Index as much as takes no time; the next acknowledgement, answer or tick goes on.
 
-        An offset within a record, which only a faulty member acknowledges, confirms what lies before that record.
+        An offset within a record, which only a faulty member acknowledges, confirms the records before it.
         """
         if offset <= self._store.confirmed:
             return

@@ -1,7 +1,7 @@
-"""The words of replication: who a member is, what the role registry holds, what a member is told.
+"""The terms of replication: members, leadership records, assignments, proposals.
 
 Pure values, shared by the brokers, the operator and the simulation. The rules that they serve are in
-docs/replication.md; a rule's number is given where code keeps it.
+docs/replication.md; comments in the code name a rule's number.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gantry_broker.store.log.epochs import LeaderEpochs as LeaderEpochs
 
 
 class MemberId(NamedTuple):
-    """A member of a group and one life of its disk (rule 16).
+    """A member of a group and one incarnation of its disk (rule 16).
 
-    `member` is the number that never changes within the group, 0 and up (RocketMQ's brokerId changes with the role,
-    this does not). `incarnation` is new whenever the disk can no longer prove what it held: an empty disk, or with
-    ASYNC_FLUSH a start without a clean stop after another boot of the machine.
+    `member` is a number from 0 up that never changes within the group (RocketMQ's brokerId changes with the role).
+    `incarnation` is new whenever the disk cannot prove what it held: an empty disk, or with ASYNC_FLUSH a start without
+    a clean stop after another boot of the machine.
     """
 
     member: int
@@ -32,7 +32,7 @@ class MemberId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeadershipRecord:
-    """What the role registry holds for one group (rule 13). A swap compares the whole cell."""
+    """The registry's entry for one group (rule 13). A swap compares the whole record."""
 
     epoch: int = 0
     version: int = 0
@@ -40,20 +40,20 @@ class LeadershipRecord:
     in_sync: frozenset[MemberId] = frozenset()
 
     def promoted(self, master: MemberId, in_sync: Iterable[MemberId]) -> LeadershipRecord:
-        """The next epoch under `master`. Whether that is allowed is decided by the caller (rules 16 and 20)."""
+        """Return the next epoch under `master`. The caller decides whether that is allowed (rules 16 and 20)."""
         return LeadershipRecord(self.epoch + 1, self.version + 1, master, frozenset(in_sync))
 
     def with_set(self, in_sync: Iterable[MemberId]) -> LeadershipRecord:
-        """The same leadership with another in-sync set."""
+        """Return the same leadership with another in-sync set."""
         return replace(self, version=self.version + 1, in_sync=frozenset(in_sync))
 
     def touched(self) -> LeadershipRecord:
-        """The same content under a new version: how a refused proposal moves the version (rule 18)."""
+        """Return the same content under a new version: a rejected proposal raises the version (rule 18)."""
         return replace(self, version=self.version + 1)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Assignments are ordered by this (rule 14)."""
+        """The key by which assignments are ordered (rule 14)."""
         return (self.epoch, self.version)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,25 +79,25 @@ class LeadershipRecord:
 
 
 def member_from_json(name: str, data: Any) -> MemberId:
-    """From [number, incarnation]; `name` is the field's. Raises ValueError."""
+    """Return the member from [number, incarnation]; `name` is the field's. Raises ValueError."""
     number, incarnation = plausible.items(name, data, 2)
     return MemberId(plausible.member_number(name, number), plausible.incarnation(name, incarnation))
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the operator tells a member, only after the cell is recorded (rule 13)."""
+    """The operator's assignment to a member, sent only after the leadership record is written (rule 13)."""
 
     leadership: LeadershipRecord
     leader_address: str | None = None
-    """host:port on which the master serves fetches (its own member address, never the group's)."""
+    """host:port on which the leader serves fetches (its own member address, never the group's)."""
     unclean: bool = False
-    """Only then may a follower cut below its own confirmed offset (rule 3)."""
+    """Allows a follower to truncate below its own confirmed offset (rule 3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class InSyncSetProposal:
-    """The in-sync set that a master wants recorded, and the version that it is based on (rule 17)."""
+    """The in-sync set that a leader wants recorded, and the version that it is based on (rule 17)."""
 
     base_version: int
     in_sync: frozenset[MemberId]

@@ -20,17 +20,17 @@ class Waiters:
         return len(self._queue)
 
     def add(self, end: int, deadline_ms: int, callback: Callback) -> None:
-        """`callback` is called once, with the status, by one of the methods below."""
+        """Add a batch. One of the methods below calls `callback` once, with the status."""
         self._queue.append((end, deadline_ms, callback))
 
     def reached(self, offset: int) -> None:
-        """Answers SEND_OK to every batch that lies below `offset`."""
+        """Answer SEND_OK to every batch that lies below `offset`."""
         queue = self._queue
         while queue and queue[0][0] <= offset:
             queue.popleft()[2](SendStatus.SEND_OK)
 
     def expire(self, now_ms: int, flushed: int, sync_flush: bool) -> None:
-        """Answers what is past its deadline with the half of the promise that was not kept."""
+        """Answer each batch past its deadline with the status of the half of the promise that failed."""
         if not any(deadline <= now_ms for _, deadline, _ in self._queue):
             return
         late = [w for w in self._queue if w[1] <= now_ms]
@@ -40,11 +40,11 @@ class Waiters:
             callback(SendStatus.FLUSH_SLAVE_TIMEOUT if on_disk else SendStatus.FLUSH_DISK_TIMEOUT)
 
     def fail(self, status: SendStatus) -> None:
-        """Answers everything that waits with `status`."""
+        """Answer all waiting batches with `status`."""
         late, self._queue = self._queue, deque()
         for _, _, callback in late:
             callback(status)
 
     def next_deadline(self) -> int | None:
-        """When `expire` has something to do, Unix milliseconds of the caller's clock."""
+        """When `expire` has something to do, in Unix milliseconds of the caller's clock."""
         return min((deadline for _, deadline, _ in self._queue), default=None)

@@ -1,7 +1,7 @@
-"""Fetches and their answers as remoting frames (GantryCode.FETCH), and what members in Raft mode ask (POLL).
+"""Fetches and their answers as remoting frames (GantryCode.FETCH), and Raft requests and theirs (POLL).
 
-The numbers travel in the header, the history of an answer as JSON in the header too (a reset is rare), the history of
-a fetch as JSON in its body, and the records of an answer verbatim as its body.
+The numbers travel in the header. The leader epochs of an answer are JSON in the header (a reset is rare), those of a
+fetch JSON in its body. The records of an answer are its body, verbatim.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from gantry_broker.replication.types import EpochStart, LeaderEpochs, MemberId, 
 
 
 class WireError(Exception):
-    """A frame that no correct member sends; the text names the field. `reason` is one of `refusals.REASONS`, empty for
-    an answer that only says that the request was refused."""
+    """A frame that no correct member sends; the text names the field. `reason` is one of `refusals.REASONS`, or
+    empty for an answer that only refuses the request.
+    """
 
     def __init__(self, text: str, reason: str = "malformed") -> None:
         super().__init__(text)
@@ -42,7 +43,7 @@ def _leader_epochs(data: bytes) -> LeaderEpochs:
     """Raises Implausible, ValueError."""
     if len(data) > plausible.MAX_LEADER_EPOCHS_BYTES:
         raise plausible.Implausible(
-            f"history: {len(data)} bytes, at most {plausible.MAX_LEADER_EPOCHS_BYTES} are possible"
+            f"leader epochs: {len(data)} bytes, at most {plausible.MAX_LEADER_EPOCHS_BYTES} are possible"
         )
     return tuple(EpochStart(*pair) for pair in plausible.leader_epochs("leaderEpochs", orjson.loads(data)))
 
@@ -70,7 +71,7 @@ def _offset(ext: dict[str, str], name: str) -> int:
 
 @contextmanager
 def _as_wire_error(what: str) -> Iterator[None]:
-    """Whatever a parser raises becomes a WireError."""
+    """Turn any exception of a parser into a WireError."""
     try:
         yield
     except plausible.Implausible as error:
@@ -123,14 +124,16 @@ def _member_in(ext: dict[str, str], number: str, incarnation: str) -> MemberId:
 
 
 def _check_leader_epochs(leader_epochs: LeaderEpochs, epoch: int, end: int) -> None:
-    """A log has no record of a later epoch than its member's, and none begins after its end. Raises Implausible."""
+    """Refuse leader epochs with a later epoch than their member's, or with one that begins after the log's end.
+    Raises Implausible.
+    """
     if not leader_epochs:
         return
     last = leader_epochs[-1]
     if last.epoch > epoch:
-        raise plausible.Implausible(f"history: its last epoch {last.epoch} is above the sender's epoch {epoch}")
+        raise plausible.Implausible(f"leader epochs: the last one, {last.epoch}, is above the sender's epoch {epoch}")
     if last.start > end:
-        raise plausible.Implausible(f"history: its last epoch begins at {last.start}, after the log's end {end}")
+        raise plausible.Implausible(f"leader epochs: the last one begins at {last.start}, after the log's end {end}")
 
 
 def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
@@ -151,7 +154,7 @@ def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
 
 
 def parse_answer(frame: Frame) -> FetchAnswer:
-    """Raises WireError, also for an answer that says that the request was not understood."""
+    """Raises WireError, also for an answer that rejects the request as invalid."""
     if frame.code != ResponseCode.SUCCESS:
         raise WireError(f"answer {frame.code}: {frame.remark}", "")
     ext = frame.ext
@@ -182,8 +185,9 @@ def parse_answer(frame: Frame) -> FetchAnswer:
 
 
 def raft_request_frame(request: RaftRequest, group: str, group_address: str) -> Frame:
-    """`group`: "cluster/group" of the asker, for an address may belong to a member of another group by now. So may a
-    name: two namespaces can have clusters of one name, and only `group_address` tells those apart."""
+    """`group` is the sender's "cluster/group": its address may belong to a member of another group by now. Two
+    namespaces can have clusters of one name; `group_address` distinguishes them.
+    """
     body = {
         "kind": request.kind.value,
         "epoch": request.epoch,
@@ -197,7 +201,7 @@ def raft_request_frame(request: RaftRequest, group: str, group_address: str) -> 
 
 
 def not_of_group(frame: Frame, group: str, group_address: str) -> str:
-    """Why a poll is not for a member of this group; empty: it is. Older members do not say their address."""
+    """Return why a Raft request is not for a member of this group; empty: it is. Older members send no address."""
     asked, address = frame.ext.get("group"), frame.ext.get("groupAddress", group_address)
     if (asked, address) == (group, group_address):
         return ""
@@ -205,10 +209,12 @@ def not_of_group(frame: Frame, group: str, group_address: str) -> str:
 
 
 def not_its_own(sender: Identity | None, member: int) -> str:
-    """Why a request in the name of a member is refused, by who proved to be at the other end; empty: it is not."""
+    """Return why a request in the name of a member is refused, given the member that proved itself; empty: it is
+    not.
+    """
     if sender is not None and sender.member == member:
         return ""
-    return f"the request is in the name of member {member}, but {sender or 'nobody'} is connected"
+    return f"the request is in the name of member {member}, but the peer is {sender or 'not authenticated'}"
 
 
 def parse_raft_request(frame: Frame) -> RaftRequest:
@@ -239,7 +245,7 @@ def _poll_body(frame: Frame) -> dict[str, Any]:
         raise plausible.Implausible(f"{len(frame.body)} bytes, at most {plausible.MAX_POLL_BYTES} are possible")
     data = orjson.loads(frame.body)
     if not isinstance(data, dict):
-        raise plausible.Implausible(f"{plausible.shown(data)}: is no JSON object", "malformed")
+        raise plausible.Implausible(f"{plausible.shown(data)}: is not a JSON object", "malformed")
     return data
 
 
@@ -259,10 +265,10 @@ def raft_response_frame(request: Frame, answer: RaftResponse) -> Frame:
 
 
 def parse_raft_response(frame: Frame) -> RaftResponse:
-    """Raises WireError, also for an answer that says that the request was not understood."""
+    """Raises WireError, also for an answer that rejects the request as invalid."""
     if frame.code != ResponseCode.SUCCESS:
         raise WireError(f"answer {frame.code}: {frame.remark}", "")
-    with _as_wire_error("answer to a poll"):
+    with _as_wire_error("answer to a Raft request"):
         data = _poll_body(frame)
         leader = data["leader"]
         return RaftResponse(
