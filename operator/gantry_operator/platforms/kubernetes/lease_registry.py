@@ -18,7 +18,7 @@ from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import LEASE, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.registry import Entry, RegistryUnavailable
 
-LEADERSHIP = f"{GROUP}/cell"
+LEADERSHIP = f"{GROUP}/leadership"
 """The annotation with the leadership record as JSON. The Lease's fields repeat it for users: holder and transitions."""
 
 
