@@ -103,7 +103,7 @@ class Cluster:
 
     async def add(self, group: str, **settings: object) -> OneBroker:
         """Starts a broker group and waits for its registration."""
-        broker = self.brokers[group] = OneBroker(self._directory, self.name_server, group, **settings)
+        broker = self.brokers[group] = OneBroker(self._directory, self._name_server, group, **settings)
         await broker.start()
         await until(lambda: self.registered(group), f"group {group} registers")
         return broker
