@@ -456,7 +456,7 @@ async def test_very_many_held_pulls_of_one_queue_hold_nobody_up(broker: Broker) 
     peer = await fill(broker, 0, "")
     end = int((await peer.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0})).ext["offset"])
     held = [await Peer.connect(broker.port) for _ in range(8)]
-    ext = pull_ext(queueOffset=end, sysFlag=6, suspendTimeoutMillis=10_000, subscription="no", expressionType="TAG")
+    ext = pull_ext(queueOffset=end, sysFlag=6, suspendTimeoutMillis=30_000, subscription="no", expressionType="TAG")
     for one in held:
         one.writer.write(b"".join(encode_frame(one.request(RequestCode.PULL_MESSAGE, ext)) for _ in range(2_500)))
         await one.writer.drain()

@@ -307,14 +307,17 @@ class CommitLog:
         return data[:end] if end < have else data
 
     def begins_record(self, offset: int) -> bool:
-        """Whether `offset` is the end, or a record or filler begins there, as far as its size and magic show."""
+        """Whether `offset` is the end, or a record or filler begins there, as far as its size and magic show.
+
+        An offset that the disk cannot read counts as a boundary: only a faulty member names another one.
+        """
         if not self.start <= offset < self.end:
             return offset == self.end
         count = min(FILLER_MIN, self.end - offset, self.room(offset))
         try:
             return size_of_first(self.read(offset, count)) > 0
         except OSError:
-            return False
+            return True
 
     def read_some(self, offset: int, count: int) -> bytes:
         """At most `count` bytes, fewer when the disk cannot read the later ones. Raises as `read`."""
