@@ -3,7 +3,7 @@
 # make lint    style and types only
 # make nightly what has no time in .ci/run, for a whole night: docs/testing.md
 # make bench   most figures of docs/figures.md
-# make lock    the lock files anew, after a change of dependencies (needs uv)
+# make lock    write the lock files again, after a change of dependencies (needs uv)
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -24,6 +24,7 @@ REAL_PROCESSES = ("chaos", "client", "delivery", "integration", "interop", "loca
 
 LINT = {
     "style": [[BIN / "ruff", "check", "."], [BIN / "ruff", "format", "--check", "."]],
+    "words": [[BIN / "codespell", "-q", "3"]],
     "types": [[BIN / "mypy"]],
     "lock files": [[sys.executable, "requirements/lock.py", "--check"]],
     "CRD": [[sys.executable, "-m", "gantry_operator.api.crd", "--check"]],

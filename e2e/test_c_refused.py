@@ -91,7 +91,7 @@ def test_what_only_the_operator_sees_becomes_a_condition(namespace: str, rigid: 
 
 
 def test_what_the_chart_does_not_allow_is_refused_and_changes_nothing(demo: Cluster) -> None:
-    """Whoever may create a BrokerCluster cannot make any pod by it: neither by an image nor by Spark's settings."""
+    """The author of a BrokerCluster cannot create arbitrary pods, neither by an image nor by Spark's settings."""
     before = demo.uids()
     account = {"spark.kubernetes.authenticate.driver.serviceAccountName": "default"}
     wrong = {"image": "evil.example/broker:1", "analytics": {"sparkConf": account}}

@@ -70,7 +70,7 @@ def test_the_operator_dies_while_clusters_are_made(namespace: str, moments: rand
         status = cluster.wait_running()
         took.append(round(time.monotonic() - begun, 1))
         assert status["readyMembers"] == "3/3"
-        assert {m["epoch"] for m in status["members"]} == {1}, "founded once, whoever did it"
+        assert {m["epoch"] for m in status["members"]} == {1}, "one bootstrap, by one of the operators"
         result = Load(cluster, f"made{i}", 2).result()
         assert result["errors"] == 0, result
         kubectl("-n", namespace, "delete", "bc", f"made{i}")

@@ -128,7 +128,7 @@ def growing() -> Iterator[str]:
 
 
 def test_volumes_grow_where_their_class_allows_it(namespace: str, growing: str) -> None:
-    """The claims ask for more, the set is made anew around its pods, and nobody is restarted for it."""
+    """The claims request more, the set is created again around its pods, and no pod restarts."""
     apply(namespace, with_storage("grown", "1Gi", growing))
     cluster = Cluster(namespace, "grown")
     cluster.wait_running()

@@ -1,4 +1,4 @@
-"""A group that elects its leader by itself: the Service follows whoever leads, and nothing is lost."""
+"""A group that elects its leader by itself: the Service follows the leader, and nothing is lost."""
 
 from __future__ import annotations
 

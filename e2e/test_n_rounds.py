@@ -21,7 +21,7 @@ ROUNDS = int(os.environ.get("E2E_ROUNDS", "0"))
 REFUSED_GAP_MS = 5_000
 SILENT_GAP_MS = 7_000
 RESTARTS = 1
-"""A container that died more often waits for the kubelet before it starts again, so its pod is made anew instead."""
+"""A container that died more often waits for the kubelet before it starts again, so its pod is replaced instead."""
 
 Strike = Callable[[Cluster, Host, int], None]
 """Does it to the master once, and returns when somebody else leads or has led since."""

@@ -83,7 +83,7 @@ async def send_until(producer: Producer, topic: str, end: float, pause: float, r
 
 
 async def read_patiently(name_servers: str, topic: str) -> Found:
-    """As `read_all`, begun again while no master answers: what is wrong then is for whoever looks at the gaps."""
+    """As `read_all`, started again while no master answers; the gaps of the load show such failures."""
     deadline = time.monotonic() + READ_PATIENCE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""After a write or a flush has failed a process ends, and the next one opens the store anew."""
+"""A process ends after a failed write or flush, and the next one opens the store again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that were parked, and what is stored of them when this member is master again."""
+"""Buffered writes, and which of them are stored when this member is master again."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
 async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was on its way when those whose time is over were looked for, and this member parks again when it is back."""
+    """A write is under way during the check for expired ones, and this member pauses writes again when it returns."""
     monkeypatch.setattr(forward, "FORWARD_S", 0.2)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
     replication: Any = SimpleNamespace(writes_paused=False, handed_to="127.0.0.1:1", leader_address=None)

@@ -124,7 +124,7 @@ async def test_a_producer_that_does_not_wait_is_answered_once_its_message_is_sto
     assert [int((await made.answer(f.opaque, 1)).ext["queueOffset"]) for f in content] == [2, 3]
     assert not [f for f in made.wire.frames if f.opaque == waiting.opaque], "the other one's promise is not kept yet"
     pulled = await made.ask(11, made.pull_ext())
-    assert pulled.code != 0, "nothing is shown before it is confirmed, whoever waits"
+    assert pulled.code != 0, "no reader sees a record before it is confirmed"
     await made.close()
 
 

@@ -590,9 +590,9 @@ def test_repaired_damage_is_counted_again(spark: SparkSession, tmp_path: Path) -
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
     for path, data in whole.items():
         writer.write(int(path.name), data[: end - int(path.name)])
-    mended = run(spark, job).report
-    assert (mended["totals"]["records"], mended["damage"]["ranges"]) == (210, 0)
-    assert without_run(mended) == report_without_state(spark, root)
+    repaired = run(spark, job).report
+    assert (repaired["totals"]["records"], repaired["damage"]["ranges"]) == (210, 0)
+    assert without_run(repaired) == report_without_state(spark, root)
     assert run(spark, job).report["scan"]["scannedBytes"] < 4096
 
 

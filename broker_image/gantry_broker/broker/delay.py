@@ -178,7 +178,7 @@ class Delays:
             if not got.data:
                 self._stale.discard(queue_id)
                 if got.damaged >= 0:
-                    self._levels[queue_id] = now + RETRY_MS  # It may have been mended by then.
+                    self._levels[queue_id] = now + RETRY_MS  # It may have been repaired by then.
                 return
             puts: list[Put] = []
             for record in decode_records(got.data):

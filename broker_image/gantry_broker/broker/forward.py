@@ -234,7 +234,7 @@ class Forwarder:
     async def _ask(self, target: str, request: Frame, timeout_s: float) -> Frame:
         """The answer. Raises RemotingError.
 
-        Whoever is asked may be master no more, and this member be it: then it answers at once what it still can, or
+        The asked member may have lost the role to this member: then it answers at once what it still can, or
         has died, and the writes of everybody else must not wait for that.
         """
         asked = asyncio.ensure_future(self._client.request(target, request, timeout_s))

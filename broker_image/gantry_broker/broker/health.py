@@ -46,7 +46,7 @@ class MemberHealth:
     ) -> None:
         self.disk_full = False
         self.must_end = asyncio.Event()
-        """The disk failed. Only a process that opens the store anew can go on with what it holds."""
+        """The disk failed. Only a new process that opens the store again can continue."""
         self.stopping = False
         self._config = config
         self._settings = store.config.settings

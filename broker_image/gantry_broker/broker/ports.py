@@ -39,9 +39,9 @@ QUIET_S: Final = 0.02
 ROUTE_S: Final = 1.0
 """Where a Service routes instead of a port that moves: it follows its label in 0.25 to 0.65 s (measured)."""
 STRAGGLER_ROUNDS: Final = 4
-"""So often, each ROUTE_S, everybody who asks counts as one that came by the old route. Whoever has a write forwarded is
-let go however late: on a busy node a Service may follow its label after many seconds, and a connection made by then
-would lead here for ever, its writes to the new master and its reads to this one."""
+"""For so many rounds of ROUTE_S, every asking client counts as one of the old route. A client with a forwarded write
+is cut off however late: on a busy node a Service may follow its label after many seconds. A connection of that time
+would stay here, with its writes sent on to the new master and its reads answered by this member."""
 FORCE_S: Final = 3.0
 """How long forwarding may hold up the end of the clients' connections."""
 

@@ -54,10 +54,10 @@ MAX_WAITING: Final = 1_000_000
 MARK_EACH: Final = 1_000
 """After so many decisions it is noted which halves they and those before them are about."""
 HOLDS_UP: Final = 10_000
-"""A half message that waits for so many others is written anew though nobody can be asked: a new master reads all that
-come after the oldest one."""
+"""A half message that holds up so many others is written again although no producer can be asked: a new master reads
+all half messages after the oldest one."""
 DAMAGED_S: Final = 1.0
-"""After a damaged record, which may be mended by then, or a want of descriptors."""
+"""After a damaged record, which may be repaired by then, or a lack of descriptors."""
 
 
 class Undecided:
@@ -283,7 +283,7 @@ class Transactions:
     def _ask(self, offset: int, now: int) -> None:
         """Asks the producer about one half message, or gives it up after `transactionCheckMax` times.
 
-        The half message is written anew with its count of checks, so that the count survives a failover; what the
+        The half message is written again with its count of checks, so that the count survives a failover; what the
         producer is asked about is the new one.
         """
         item = self._waiting[offset]

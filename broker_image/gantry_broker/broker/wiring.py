@@ -126,7 +126,7 @@ def wire(
         on_truncated=replay.was_truncated,
         on_store_error=lambda error: health.store_failed(error),
     )
-    log_repair = LogRepair(store, replication.peers, replay.mended)
+    log_repair = LogRepair(store, replication.peers, replay.repaired)
     replication.on_damaged_answer = log_repair.given_damaged
     replication.on_unreadable = log_repair.suspect
     store.on_damage = log_repair.suspect

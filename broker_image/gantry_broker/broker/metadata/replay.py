@@ -80,11 +80,11 @@ class Replay:
         self.rebuild()
         self._tables_changed()
 
-    def mended(self, at: int) -> None:
+    def repaired(self, at: int) -> None:
         """Adds a control record that could not be read before. Raises what `rebuild` and `lead` do."""
         if not self.incomplete:
             return
-        log.warning("the tables are rebuilt with the control record that was mended")
+        log.warning("the tables are rebuilt with the repaired control record")
         meta, leading = self._meta, self._meta.leading
         offsets = meta.take_dirty(time.time_ns() // 1_000_000)
         self.rebuild()

@@ -28,7 +28,7 @@ OFFSETS: Final = "consumerOffset.json"
 DELAY: Final = "delayOffset.json"
 OWN: Final = "gantryTables.json"
 NOT_ALL: Final = -2
-"""In place of the epoch, when the tables are to be built anew from the log."""
+"""In place of the epoch, when the tables must be rebuilt from the log."""
 
 
 class Snapshot(NamedTuple):

@@ -7,7 +7,7 @@ replace a newer one: the log's order decides. All changes are absolute ("this of
 of the log again from any point before its end gives the same tables.
 
 Control records expire with their segment. The master therefore writes all tables into the log once per segment
-(`all_changes`), and a follower whose log starts anew learns them from there.
+(`all_changes`), and a follower that starts an empty log learns them from there.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Metadata:
         self.applied = applied
 
     def clear(self) -> None:
-        """Forgets everything, because the log was cut below the snapshot; the records are applied anew."""
+        """Forgets everything, because the log was truncated below the snapshot; the records are applied again."""
         self.confirmed = self.working = self._base.copy()
         self.applied = 0
         self.changed = True

@@ -374,7 +374,7 @@ class PullService:
         else:
             remark = GetStatus(got.status).name
             if got.damaged >= 0:
-                remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits to be mended"
+                remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits for repair"
             made.conn.send(Frame.response_to(made.frame, code, remark, ext))
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
