@@ -69,7 +69,7 @@ def test_pods_keep_the_restricted_standard(demo: Cluster) -> None:
 def test_explain_and_helm_test(operator: None) -> None:
     explained = kubectl("explain", "bc.spec.failover")
     assert "detectionTimeout" in explained
-    assert "How long a master may be silent" in explained
+    assert "Allowed silence of a master" in explained
     assert "Succeeded" in run("helm", "test", "gantry", "-n", SYSTEM, "--timeout", "2m", timeout=150)
 
 

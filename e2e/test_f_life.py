@@ -76,7 +76,7 @@ def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure)
     # Group b, of one member, is away while that restarts: what is sent then goes to group a.
     assert result["lost"] == result["errors"] == 0
     said = [e["message"] for e in demo.events() if e["reason"] == "ReplacingMember"]
-    assert any("is a slave, and everyone is in sync" in m for m in said)
+    assert any("is a slave, and all members are in sync" in m for m in said)
 
 
 def test_paused_by_annotation(demo: Cluster) -> None:

@@ -273,7 +273,7 @@ def test_on_schedule_never_two_and_a_killed_driver_is_tried_again(cluster: Clust
         change(cluster, schedule="* * * * *")
         name = until("the schedule starts a run", lambda: next(iter({*at_work(cluster)} - before), None), 90)
         ask(cluster)
-        until("the request is answered", lambda: event(cluster, f"{name} is at work on it already"), 30)
+        until("the request is answered", lambda: event(cluster, f"{name} is running already"), 30)
         change(cluster, suspend=True)
         first = until("a driver", lambda: driver(cluster), 60)
         until("it reads", lambda: "reading" in log(cluster, first), 120)
