@@ -15,7 +15,7 @@ import httpx
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.models import AssignmentModel, MemberStatus
-from gantry_broker.replication.types import Assignment, Cell
+from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.settings import BrokerSettings
 
 from tests.support.free_ports import free_port
@@ -56,11 +56,11 @@ class LiveCluster:
             path.write_text(config.model_dump_json())
             self.processes.append(self._start("gantry_broker.broker", path))
         members = [until(lambda u=u: self.status(u), f"{u} answers").member.value() for u in self.urls]
-        cell = Cell().promoted(members[0], members)
+        leadership = LeadershipRecord().promoted(members[0], members)
         for url in self.urls:
-            told = AssignmentModel.of(Assignment(cell, self.configs[0].replication_address))
+            assignment = AssignmentModel.of(Assignment(leadership, self.configs[0].replication_address))
             answer = httpx.put(
-                f"{url}/v1/assignment", content=told.model_dump_json(),
+                f"{url}/v1/assignment", content=assignment.model_dump_json(),
                 headers={"Content-Type": "application/json", **self.headers},
             )  # fmt: skip
             assert answer.json()["accepted"], answer.text
