@@ -126,7 +126,7 @@ def test_priority_above_all_pods_is_refused() -> None:
 
 
 def test_all_problems_are_named_at_once() -> None:
-    said = refusal({"image": "evil", "analytics": {"image": "evil", "sparkConf": {"spark.jars": "http://x/a.jar"}}})
+    said = refusal({"image": "evil", "analytics": {"image": "evil", "sparkConf": {"spark.jars": "local:///a.jar"}}})
     assert [line.split(" ")[0].rstrip(":") for line in said.splitlines()] == [
         "spec.image", "spec.analytics.image", "spec.analytics.sparkConf.spark.jars",
     ]  # fmt: skip
