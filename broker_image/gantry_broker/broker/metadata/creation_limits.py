@@ -1,7 +1,8 @@
 """How many topics, groups and clients there may be, and how fast topics and groups come into being on demand. Pure.
 
 Each of them costs memory on every member, a record of the log, and a line of each registration at a NameServer.
-RocketMQ has no such limits. The totals that an operator may need to raise are settings (`maxTopics`, `maxSubscriptionGroups`).
+RocketMQ has no such limits. The totals that an operator may need to raise are settings (`maxTopics`,
+`maxSubscriptionGroups`).
 """
 
 from __future__ import annotations
