@@ -11,6 +11,7 @@ from pydantic import Field
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import Duration, Model, Rule, VolumeSize, immutable, parse_duration
 from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.api.security import Security
 
 RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
 """Ends of other objects' names: a group with such a name would collide with them."""
@@ -230,6 +231,10 @@ class BrokerClusterSpec(Model):
     placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
+    security: Security = Field(
+        default_factory=lambda: Security(),
+        description="Who may use the cluster, and how connections are protected.",
+    )
     metricsNeedToken: bool = Field(
         False,
         description="Whether the brokers' /metrics, which names topics and groups, requires the admin token, like all "
