@@ -7,7 +7,9 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from gantry_broker.access.table import MAX_ALL_RULES, MAX_USERS
 
 from gantry_operator.access import changes
 from gantry_operator.access.keys import KeyPlan, expires_at, next_keys, valid_keys
@@ -15,8 +17,6 @@ from gantry_operator.access.state import MAX_VERSION, AccessState, Keys
 from gantry_operator.access.wish import ACCESS_KEY, ADMIN, ADMIN_NAME, SECRET_KEY, Wish
 from gantry_operator.api import Authentication, Security
 
-MAX_USERS = 4096
-"""Users of one cluster, those of mqadmin included."""
 NEW_KEY_BYTES = 24
 
 
@@ -83,10 +83,9 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
     for wish in sorted(seen.wishes, key=lambda w: _precedence(w, state)):
         first = owners.setdefault(wish.access_key, wish.name)
         known = state.users.get(wish.name)
-        if first != wish.name or len(users) >= MAX_USERS:
-            results[wish.name] = UserResult(
-                False, *(_taken(seen.cluster, wish, first) if first != wish.name else _too_many()), wish.secret
-            )
+        refusal = _refusal(seen.cluster, wish, first, users)
+        if refusal is not None:
+            results[wish.name] = UserResult(False, refusal.reason, refusal.message, wish.secret)
             continue
         plan = next_keys(known, wish, _key_in(seen.secrets, wish), now, new_key)
         if plan.keys is None:
@@ -133,14 +132,25 @@ def _precedence(wish: Wish, state: AccessState) -> tuple[bool, bool, str, str]:
     return wish.name != ADMIN_NAME, not had, wish.created, wish.name
 
 
-def _taken(cluster: str, wish: Wish, first: str) -> tuple[str, str]:
-    if first == ADMIN_NAME:
-        return "AccessKeyTaken", f"accessKey {ADMIN} is the super user's of {cluster}: write another accessKey"
-    return "AccessKeyTaken", f"accessKey {wish.access_key} belongs to BrokerUser {first}: write another accessKey"
+class _Refusal(NamedTuple):
+    reason: str
+    message: str
 
 
-def _too_many() -> tuple[str, str]:
-    return "TooManyUsers", f"the cluster has {MAX_USERS} users: delete another one first"
+def _refusal(cluster: str, wish: Wish, first: str, users: Sequence[Mapping[str, Any]]) -> _Refusal | None:
+    """Why the user is left out of the table. `first`: the owner of its AccessKey; `users`: those in the table."""
+    if first != wish.name and first == ADMIN_NAME:
+        return _Refusal(
+            "AccessKeyTaken", f"accessKey {ADMIN} is the super user's of {cluster}: write another accessKey"
+        )
+    if first != wish.name:
+        said = f"accessKey {wish.access_key} belongs to BrokerUser {first}: write another accessKey"
+        return _Refusal("AccessKeyTaken", said)
+    if len(users) >= MAX_USERS:
+        return _Refusal("TooManyUsers", f"the cluster has {MAX_USERS} users: delete another one first")
+    if sum(len(u["rules"]) for u in users) + len(wish.rules) > MAX_ALL_RULES:
+        return _Refusal("TooManyRules", f"all users together have more than {MAX_ALL_RULES} rules: delete some first")
+    return None
 
 
 def _key_in(secrets: Mapping[str, Mapping[str, str]], wish: Wish) -> str | None:

@@ -35,7 +35,10 @@ Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List", "Any
 
 
 class AccessRule(Model):
-    """One permission or prohibition. A Deny outweighs every Allow. What no rule allows is refused."""
+    """One permission or prohibition. Of the rules that match, the most exact one decides: a literal name before a
+    prefix, a longer prefix before a shorter one, a prefix before every name; between equals Deny. What no rule allows
+    is refused.
+    """
 
     type: Literal["Topic", "Group", "Cluster", "Any"] = Field(
         description="Kind of the resource: topics, consumer groups, the cluster itself, or all of them."

@@ -33,6 +33,10 @@ class Target(Protocol):
         """NameServer addresses that this process can reach, while the context is open."""
         ...
 
+    def users(self) -> AbstractAsyncContextManager[Any]:
+        """The cluster's users, as `cli.users.LocalUsers` and `platforms.kubernetes.target_users.TargetUsers`."""
+        ...
+
 
 class LocalTarget:
     """A cluster of this machine."""
@@ -63,6 +67,13 @@ class LocalTarget:
 
         yield name_server_addresses(self.folder)
 
+    @asynccontextmanager
+    async def users(self) -> AsyncIterator[Any]:
+        from gantry_operator.cli.users import LocalUsers
+        from gantry_operator.platforms.local.supervisor import load_saved
+
+        yield LocalUsers(self.folder, load_saved(self.folder).name)
+
 
 class KubernetesTarget:
     """A cluster on Kubernetes. Every call opens its own connection to the API: a command makes one or two."""
@@ -82,7 +93,7 @@ class KubernetesTarget:
         try:
             async with target.KubeTarget(*self._wanted) as opened:
                 yield opened
-        except target.TargetError as error:
+        except (target.TargetError, target.UserError) as error:
             raise CliError(str(error)) from None
         except (target.ApiError, target.ApiUnavailable) as error:
             raise api_server(error) from None
@@ -101,6 +112,11 @@ class KubernetesTarget:
     async def name_servers(self) -> AsyncIterator[str]:
         async with self._open() as target:
             yield await target.name_servers()
+
+    @asynccontextmanager
+    async def users(self) -> AsyncIterator[Any]:
+        async with self._open() as target:
+            yield target.users
 
 
 def find_target(directory: Path | None, name: str | None, context: str | None, namespace: str | None) -> Target:

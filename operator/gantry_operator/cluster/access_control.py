@@ -129,6 +129,11 @@ class AccessControl:
         self._wake.set()
 
     @property
+    def busy(self) -> bool:
+        """A change was not looked at yet."""
+        return self._dirty
+
+    @property
     def version(self) -> int:
         """Of the present table; 0: there is none yet."""
         return 0 if self._decision is None else self._decision.state.version

@@ -58,6 +58,8 @@ class ObservedState:
     analytics: AnalyticsStatus | None = None
     authentication: Authentication = "Enabled"
     """As it holds, with the platform's default."""
+    loopback: bool = False
+    """Only programs of one machine reach the cluster."""
 
 
 def status_of(
@@ -80,7 +82,7 @@ def status_of(
         _condition(old, "Available", *available, now, generation),
         _condition(old, "Progressing", *progressing, now, generation),
         _condition(old, "Degraded", *degraded, now, generation),
-        _condition(old, "Secured", *_secured(observed.authentication), now, generation),
+        _condition(old, "Secured", *_secured(observed.authentication, observed.loopback), now, generation),
     ]
     return BrokerClusterStatus(
         observedGeneration=generation,
@@ -176,7 +178,9 @@ def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, st
     return "False", "Reconciled", "the cluster matches the spec"
 
 
-def _secured(authentication: Authentication) -> tuple[Answer, str, str]:
+def _secured(authentication: Authentication, loopback: bool) -> tuple[Answer, str, str]:
+    if authentication == "Disabled" and loopback:
+        return "False", "AuthenticationDisabled", "every program on this machine may do everything"
     if authentication == "Disabled":
         said = "whoever reaches a port may do everything: write spec.security.authentication: Permissive, then Enabled"
         return "False", "AuthenticationDisabled", said

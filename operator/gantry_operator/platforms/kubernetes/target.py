@@ -30,6 +30,7 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     new_switchover_request,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.target_users import TargetUsers
 
 SWITCHOVER_S = 45.0
 """Seconds. An operator may need 35 s: to learn the leader, for the request, and for a handover under way."""
@@ -184,6 +185,11 @@ class KubeTarget:
             except ManifestError as error:
                 raise TargetError(f"the spec is refused, and the status names no running groups: {error}") from None
         return self._forwarded
+
+    @property
+    def users(self) -> TargetUsers:
+        """The users of the cluster."""
+        return TargetUsers(self.api, self.namespace, self.name)
 
     async def token(self) -> str:
         """The admin token of the members' HTTP interface. Raises TargetError if it cannot be read."""

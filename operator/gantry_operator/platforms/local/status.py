@@ -23,9 +23,10 @@ from gantry_operator.platforms.local.control import ControlError, ask, superviso
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
-from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.ports import Ports, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.supervisor import load_saved
+from gantry_operator.platforms.local.users import authentication
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole
 
@@ -109,6 +110,8 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         progress=[doing["rolling"]] if doing["rolling"] else [],
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
+        authentication=authentication(cluster),
+        loopback=on_loopback(),
     )
     status = status_of(cluster, _before(folder), seen, utc(), 1)
     for row in status.members:
