@@ -7,15 +7,27 @@ import importlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gantry_operator.cli.errors import CliError, Exit, api_server
 from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
+if TYPE_CHECKING:
+    from gantry_broker.client import Credentials
+
 T = TypeVar("T")
 
 SWITCHOVER_S = 20.0
+
+
+class Clients(NamedTuple):
+    """For Producer, Consumer, Admin and the like."""
+
+    name_servers: str
+    """Addresses that this process can reach."""
+    credentials: Credentials | None
+    """Of the cluster's super user; None: they are not there, or this user may not read them."""
 
 
 class Target(Protocol):
@@ -29,8 +41,8 @@ class Target(Protocol):
         """Hand over. Returns a sentence about the result. Raises CliError."""
         ...
 
-    def name_servers(self) -> AbstractAsyncContextManager[str]:
-        """NameServer addresses that this process can reach, while the context is open."""
+    def clients(self) -> AbstractAsyncContextManager[Clients]:
+        """What clients of this process need, while the context is open."""
         ...
 
     def users(self) -> AbstractAsyncContextManager[Any]:
@@ -62,14 +74,15 @@ class LocalTarget:
         return str(answer["done"])
 
     @asynccontextmanager
-    async def name_servers(self) -> AsyncIterator[str]:
+    async def clients(self) -> AsyncIterator[Clients]:
         from gantry_operator.platforms.local.status import name_server_addresses
+        from gantry_operator.platforms.local.users import super_user
 
-        yield name_server_addresses(self.folder)
+        yield Clients(name_server_addresses(self.folder), super_user(self.folder))
 
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:
-        from gantry_operator.cli.users import LocalUsers
+        from gantry_operator.cli.local_users import LocalUsers
         from gantry_operator.platforms.local.supervisor import load_saved
 
         yield LocalUsers(self.folder, load_saved(self.folder).name)
@@ -109,9 +122,9 @@ class KubernetesTarget:
             return str(await target.switchover(group, to))
 
     @asynccontextmanager
-    async def name_servers(self) -> AsyncIterator[str]:
+    async def clients(self) -> AsyncIterator[Clients]:
         async with self._open() as target:
-            yield await target.name_servers()
+            yield Clients(await target.name_servers(), await target.super_user())
 
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:

@@ -144,7 +144,7 @@ def _keep_users(folder: ClusterFolder, users: Sequence[BrokerUser]) -> None:
     """Add or change the users of the manifest. Others stay, as with `kubectl apply`. Raises CliError."""
     if not users:
         return
-    from gantry_operator.cli.users import keep_local
+    from gantry_operator.cli.local_users import keep_local
 
     keep_local(folder, users)
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
+from gantry_broker.client.credentials import Credentials
+from gantry_broker.protocol.frame import Frame
 
-from gantry_operator.access import AccessState, Decision, Observed, UserResult, decide
+from gantry_operator.access import ADMIN, AccessState, Decision, Observed, UserResult, decide
 from gantry_operator.cluster.member_client import JSON, SEND_TIMEOUT_S
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
@@ -137,6 +139,17 @@ class AccessControl:
     def version(self) -> int:
         """Of the present table; 0: there is none yet."""
         return 0 if self._decision is None else self._decision.state.version
+
+    def sign(self, frame: Frame) -> None:
+        """Sign a request as the super user; before the first table not at all.
+
+        With the oldest valid key: every member that answers knows that one, also while a new one is on its way.
+        """
+        if self._decision is None:
+            return
+        admin = next((u for u in self._decision.table["users"] if u["name"] == ADMIN), None)
+        if admin is not None:
+            Credentials(ADMIN, admin["keys"][-1]).sign(frame)
 
     async def run(self) -> None:
         """Never returns."""

@@ -2,9 +2,16 @@
 
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
 from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan
-from gantry_operator.plan.process_config import BrokerAddresses, broker_config, name_server_config
+from gantry_operator.plan.process_config import (
+    LIVE_FIELDS,
+    BrokerAddresses,
+    broker_config,
+    name_server_config,
+    restarts,
+)
 
 __all__ = [
+    "LIVE_FIELDS",
     "BrokerAddresses",
     "GroupPlan",
     "MemberPlan",
@@ -19,4 +26,5 @@ __all__ = [
     "next_step",
     "plan",
     "replacement_order",
+    "restarts",
 ]

@@ -11,6 +11,9 @@ from gantry_broker.config import BrokerConfig, Listener, NameServerConfig
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan.plan import MemberPlan, NameServerPlan
 
+LIVE_FIELDS = frozenset({"authentication"})
+"""Fields whose change needs no restart: they count until an access table comes, and the table has each change."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddresses:
@@ -43,10 +46,11 @@ def name_server_config(
     data_dir: Path | None = None,
     listeners: Mapping[str, int] | None = None,
     http_hosts: Sequence[str] = (),
+    loopback: bool = False,
 ) -> NameServerConfig:
     """The config of one NameServer. `listeners`: port by name of each further listener.
 
-    `http_hosts`: host names under which others call its HTTP interface.
+    `http_hosts`: host names under which others call its HTTP interface. `loopback`: see `Security.mode`.
     """
     return NameServerConfig(
         name=server.name,
@@ -59,6 +63,7 @@ def name_server_config(
         cluster=cluster.name,
         registration_port=registration_port,
         token_file=token_file,
+        authentication=cluster.spec.security.mode(loopback=loopback),
     )
 
 
@@ -74,10 +79,12 @@ def broker_config(
     token_file: Path,
     memory_limit_bytes: int | None = None,
     raft_members: Mapping[int, str] | None = None,
+    loopback: bool = False,
 ) -> BrokerConfig:
     """The config of one broker. `name_servers`: addresses for clients, `registration_addresses`: addresses for brokers.
 
-    `raft_members`: in mode Raft the replication address of every member of the group, by number.
+    `raft_members`: in mode Raft the replication address of every member of the group, by number. `loopback`: see
+    `Security.mode`.
     """
     spec = cluster.spec
     return BrokerConfig(
@@ -102,9 +109,15 @@ def broker_config(
         registration_addresses=list(registration_addresses),
         token_file=token_file,
         metrics_need_token=spec.metricsNeedToken,
+        authentication=spec.security.mode(loopback=loopback),
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,
         flush=spec.flush,
         memory_limit_bytes=memory_limit_bytes,
         settings=spec.broker,
     )
+
+
+def restarts(config: BrokerConfig | NameServerConfig) -> str:
+    """The part of a config that takes effect at a start only."""
+    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS))

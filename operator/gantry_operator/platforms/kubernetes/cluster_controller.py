@@ -72,7 +72,6 @@ class Shared:
     api: KubeApi
     settings: OperatorSettings
     caches: dict[str, InformerCache]
-    remoting: RemotingClient
     clock: StallCompensatedClock
     identity: str
     unlisted: Callable[[], Sequence[str]] = tuple
@@ -131,7 +130,8 @@ class ClusterController:
         self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
         replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
         self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
-        self._availability = Availability(shared.remoting, self._report.wake)
+        self._remoting = RemotingClient(sign=self._access.sign)
+        self._availability = Availability(self._remoting, self._report.wake)
 
     # ---- life cycle
 
@@ -153,6 +153,7 @@ class ClusterController:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._groups.close()
         await self._availability.close()
+        await self._remoting.close()
         await self._users.close()
         await self._events.close()
         metrics.AVAILABLE.remove(self.namespace, self.name)

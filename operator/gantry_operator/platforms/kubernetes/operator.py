@@ -21,7 +21,6 @@ from typing import Any
 
 import kopf
 import uvloop
-from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
@@ -67,10 +66,7 @@ class Operator:
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
             heard = self._listener(name, JOB_LABEL)
             self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
-        self._remoting = RemotingClient()
-        self.shared = Shared(
-            api, settings, self.caches, self._remoting, StallCompensatedClock(), identity, self._unlisted
-        )
+        self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity, self._unlisted)
 
     def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
         def heard(event: str, obj: Object) -> None:
@@ -111,7 +107,6 @@ class Operator:
                     task.cancel()
         finally:
             await asyncio.gather(*(k.stop() for k in self.clusters.values()), return_exceptions=True)
-            await self._remoting.close()
 
     async def _kopf(self) -> None:
         registry = kopf.OperatorRegistry()

@@ -7,9 +7,13 @@ Clients outside use the addresses of `spec.external`. Without it, ports are forw
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
+from gantry_broker.client import Credentials
+
+from gantry_operator.access import ADMIN
 from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import access, names
@@ -30,7 +34,9 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     new_switchover_request,
     parse_switchover,
 )
-from gantry_operator.platforms.kubernetes.target_users import TargetUsers
+from gantry_operator.platforms.kubernetes.target_users import TargetUsers, UserError
+
+log = logging.getLogger(__name__)
 
 SWITCHOVER_S = 45.0
 """Seconds. An operator may need 35 s: to learn the leader, for the request, and for a handover under way."""
@@ -190,6 +196,15 @@ class KubeTarget:
     def users(self) -> TargetUsers:
         """The users of the cluster."""
         return TargetUsers(self.api, self.namespace, self.name)
+
+    async def super_user(self) -> Credentials | None:
+        """The keys of the cluster's super user; None: they are not made yet, or may not be read from here."""
+        try:
+            access, key = await self.users.key(ADMIN)
+        except (ApiError, UserError) as error:
+            log.debug("the super user's Secret: %s", error)
+            return None
+        return Credentials(access, key)
 
     async def token(self) -> str:
         """The admin token of the members' HTTP interface. Raises TargetError if it cannot be read."""

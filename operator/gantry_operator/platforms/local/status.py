@@ -26,7 +26,7 @@ from gantry_operator.platforms.local.leaving_members import leaving_members, wit
 from gantry_operator.platforms.local.ports import Ports, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.supervisor import load_saved
-from gantry_operator.platforms.local.users import authentication
+from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole
 
@@ -69,7 +69,11 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             problems.append(str(error))
     doing = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
-    async with make_client(folder.token.read) as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
+    key = super_user(folder)
+    async with (
+        make_client(folder.token.read) as client,
+        RemotingClient(connect_timeout=ANSWER_S, sign=None if key is None else key.sign) as remoting,
+    ):
         asked = await asyncio.gather(*(_ask(client, m, ports) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(

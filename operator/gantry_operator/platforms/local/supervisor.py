@@ -76,7 +76,7 @@ class Supervisor:
         self.controllers = self._groups.controllers
         self._users = LocalAccessStore(folder, cluster, self.events.add)
         self._access = AccessControl(self._users, self._groups.watches, self._client)
-        self._remoting = RemotingClient()
+        self._remoting = RemotingClient(sign=self._access.sign)
         self._tasks: set[asyncio.Task[None]] = set()
         replacement = ProcessReplacement(
             lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gantry_broker.client.credentials import Credentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gantry_operator.access import AccessState, Observed, UserResult, admin_wish, secret_name, wish_of
+from gantry_operator.access import ADMIN, AccessState, Observed, UserResult, admin_wish, secret_name, wish_of
 from gantry_operator.access.wish import ADMIN_NAME, SECRET_KEY
 from gantry_operator.api import Authentication, BrokerCluster, BrokerUser
 from gantry_operator.cluster.access_control import StoreUnavailable
@@ -158,7 +159,7 @@ class LocalAccessStore:
         self.shown = shown
 
     def note(self, kind: str, reason: str, message: str, user: str) -> None:
-        self._event(kind, reason, message, f"user {user or 'admin'}")
+        self._event(kind, reason, message, f"user {user or ADMIN}")
 
 
 def _mark(path: Path) -> tuple[str, int, int]:
@@ -180,6 +181,14 @@ def described(users: Users, answer: Mapping[str, Any] | None) -> list[dict[str, 
     return out
 
 
+def super_user(folder: ClusterFolder) -> Credentials | None:
+    """The keys of the super user; None: they are not made yet."""
+    cluster = (read_json(folder.manifest) or {}).get("metadata", {}).get("name", "")
+    found = read_secret(key_file(folder, secret_name(cluster, ADMIN_NAME)))
+    key = found.get(SECRET_KEY)
+    return Credentials(ADMIN, key) if key else None
+
+
 def user_status(result: UserResult, in_force: bool) -> dict[str, Any]:
     """The part of a user's status that the supervisor knows."""
     good = result.accepted and result.reason == "Accepted"
@@ -199,7 +208,7 @@ def user_status(result: UserResult, in_force: bool) -> dict[str, Any]:
 
 def secret_of(folder: ClusterFolder, cluster: str, user: str) -> tuple[str, str]:
     """The Secret of a user and the key in it. Raises KeyError for a user that does not exist, and like `load_users`."""
-    if user == "admin":
+    if user == ADMIN:
         return secret_name(cluster, ADMIN_NAME), SECRET_KEY
     found = load_users(folder).users[user]
     if found.spec.secret is not None:
