@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gantry_operator.api.base import Duration, Model, Rule, Strict, parse_duration
+from gantry_operator.api.base import ACCESS_KEY, SOURCE, Duration, Model, Rule, Strict, parse_duration
 from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
 from gantry_operator.api.security import MAX_RATE
 
@@ -21,13 +21,10 @@ ROTATE = f"{GROUP}/rotate"
 
 MAX_USER_NAME = 63
 _NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
 
 MIN_SECRET_KEY, MAX_SECRET_KEY = 8, 256
 """Characters of a secret key."""
 
-_OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
-SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
 Source = Annotated[str, Field(pattern=SOURCE, max_length=64)]
 """An address, or a network as address/bits."""
 

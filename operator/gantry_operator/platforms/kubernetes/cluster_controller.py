@@ -19,7 +19,7 @@ from typing import Any
 from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
@@ -91,6 +91,14 @@ def readable_failover(wanted: object) -> dict[str, Any]:
         Failover.model_validate(timeout)
         failover |= timeout
     return failover
+
+
+def readable_security(wanted: object) -> Security | None:
+    """`spec.security` in a refused spec; None: it cannot be read, and the members keep their access table."""
+    try:
+        return Security.model_validate(wanted or {})
+    except ValidationError:
+        return None
 
 
 def not_listed(kinds: Sequence[str]) -> str:
@@ -300,6 +308,11 @@ class ClusterController:
             cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
             self._take(cluster)
+            security = readable_security((self._obj.get("spec") or {}).get("security"))
+            if security is not None:
+                cluster.spec.security = security
+                self._users.cluster = cluster
+                self._access.wake()
             kept = await self._objects.keep_secret(cluster, found)
             if kept or self._objects.token is not None:
                 self._pods.admin_token = self._objects.token

@@ -260,6 +260,24 @@ class KubernetesAccessStore:
         self._shown.pop(uid, None)
 
 
+def stray_status(obj: Object) -> dict[str, Any] | None:
+    """The status of a BrokerUser whose cluster does not exist; None: it has that status."""
+    meta, spec = obj["metadata"], obj.get("spec") or {}
+    before: dict[str, Any] = obj.get("status") or {}
+    cluster = spec.get("cluster", "")
+    message = f"there is no BrokerCluster {cluster} in namespace {meta.get('namespace')}: create it, or write another"
+    condition = UserCondition(
+        type="Ready", status="False", reason="ClusterNotFound", message=message, lastTransitionTime=utc(),
+        observedGeneration=meta.get("generation"),
+    )  # fmt: skip
+    new = BrokerUserStatus(
+        observedGeneration=meta.get("generation"),
+        accessKey=str(spec.get("accessKey") or meta["name"]),
+        conditions=[condition],
+    ).to_object()
+    return None if _same(before, new) else merge_patch(before, new)
+
+
 def _ready(result: UserResult, in_force: bool) -> tuple[str, str, str]:
     if not result.accepted:
         return "False", result.reason, result.message
