@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.access.table import AccessTable
-from gantry_operator.access import AccessState, Observed, admin_wish, decide, wish_of
+from gantry_operator.access import AccessState, Observed, decide, wanted_admin, wanted_user
 from gantry_operator.api import (
     BrokerUser,
     ManifestError,
@@ -90,8 +90,8 @@ def test_every_valid_user_fits_into_the_members_table() -> None:
     security = Security(
         topicQuotas=[{"topic": f"{'t' * 120}{i}", "bytesPerSecond": 2**40} for i in range(256)]  # type: ignore[list-item]
     )
-    wishes = [admin_wish("demo"), wish_of(parse_user(user(**spec)))]
-    decision = decide(AccessState(), Observed("demo", "Enabled", security, wishes, {}), 0.0)
+    wanted = [wanted_admin("demo"), wanted_user(parse_user(user(**spec)))]
+    decision = decide(AccessState(), Observed("demo", "Enabled", security, wanted, {}), 0.0)
     assert decision.results["orders"].accepted
     assert len(AccessTable.model_validate(decision.table).users) == 2
 

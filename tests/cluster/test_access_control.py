@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gantry_operator.access import AccessState, Observed, UserResult, admin_wish, wish_of
+from gantry_operator.access import AccessState, Observed, UserResult, wanted_admin, wanted_user
 from gantry_operator.api import BrokerUser, Security
 from gantry_operator.cluster import access_control as module
 from gantry_operator.cluster.access_control import AccessControl, StoreUnavailable
@@ -77,8 +77,8 @@ class Store:
         self.story = story
 
     def observe(self) -> Observed:
-        wishes = [admin_wish("demo"), *map(wish_of, self.users.values())]
-        return Observed("demo", "Enabled", Security(), wishes, dict(self.secrets))
+        wanted = [wanted_admin("demo"), *map(wanted_user, self.users.values())]
+        return Observed("demo", "Enabled", Security(), wanted, dict(self.secrets))
 
     async def load(self) -> AccessState:
         return self.state

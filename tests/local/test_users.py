@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.client import ClientError, Credentials, Producer
-from gantry_operator.access.wish import SECRET_KEY
+from gantry_operator.access.wanted import SECRET_KEY
 from gantry_operator.api import BrokerUser
 
 from tests.local.cluster import Cluster, Load, kill, take_down

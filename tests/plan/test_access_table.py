@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.access.table import MAX_ALL_RULES, AccessTable
-from gantry_operator.access import AccessState, Decision, Observed, admin_wish, decide, wish_of
+from gantry_operator.access import AccessState, Decision, Observed, decide, wanted_admin, wanted_user
 from gantry_operator.api import BrokerUser, Security
 
 RULE = {"type": "Topic", "name": "o-", "pattern": "Prefix", "actions": ["Pub"]}
@@ -21,7 +21,7 @@ def user(name: str, created: str = "", **spec: Any) -> BrokerUser:
 
 def seen(*users: BrokerUser, **more: Any) -> Observed:
     known: dict[str, Any] = {"mode": "Enabled", "security": Security(), "secrets": {}} | more
-    return Observed("demo", wishes=[admin_wish("demo"), *map(wish_of, users)], **known)
+    return Observed("demo", wanted=[wanted_admin("demo"), *map(wanted_user, users)], **known)
 
 
 def decided(state: AccessState, observed: Observed, now: float = 0.0) -> Decision:

@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from gantry_operator.access import Keys, Wish, next_keys, valid_keys
+from gantry_operator.access import Keys, WantedUser, next_keys, valid_keys
 from gantry_operator.access.keys import usable
 
-OWN = Wish("orders", "orders", "demo-user-orders", overlap_s=100.0)
+OWN = WantedUser("orders", "orders", "demo-user-orders", overlap_s=100.0)
 NAMED = replace(OWN, secret="orders-key", own_secret=False)
 
 
@@ -68,12 +68,12 @@ def test_a_second_rotation_waits_for_the_overlap() -> None:
     assert next_keys(known, again, "second-key", 100.0, new_key).changed
 
 
-@pytest.mark.parametrize("wish", [OWN, NAMED])
-def test_a_secret_that_its_owner_changed_is_adopted(wish: Wish) -> None:
+@pytest.mark.parametrize("wanted", [OWN, NAMED])
+def test_a_secret_that_its_owner_changed_is_adopted(wanted: WantedUser) -> None:
     known = Keys(current="first-key", access_key="orders")
-    plan = next_keys(known, wish, "from-the-owner", 50.0, new_key)
+    plan = next_keys(known, wanted, "from-the-owner", 50.0, new_key)
     assert plan.keys is not None
-    assert valid_keys(plan.keys, wish.overlap_s, 51.0) == ["from-the-owner", "first-key"]
+    assert valid_keys(plan.keys, wanted.overlap_s, 51.0) == ["from-the-owner", "first-key"]
     assert not plan.write
     assert plan.changed
 
@@ -105,33 +105,33 @@ def test_whatever_happens_clients_keep_a_valid_key(seed: int) -> None:
     dice = random.Random(seed)
     numbers = iter(range(10_000))
     now, known, secret, request = 0.0, None, None, ""
-    wish = OWN if dice.random() < 0.5 else NAMED
+    wanted = OWN if dice.random() < 0.5 else NAMED
     read: dict[str, float] = {}
     """Keys that clients read, with the time of the last read."""
-    if not wish.own_secret:
+    if not wanted.own_secret:
         secret = "owners-key-0"
     for step in range(60):
         now += dice.choice([0.0, 1.0, 30.0, 99.0, 100.0, 250.0])
         event = dice.random()
         if event < 0.25:
             request = f"request {step}"
-        elif event < 0.4 and not wish.own_secret and (known is None or now >= known.changed_at + wish.overlap_s):
+        elif event < 0.4 and not wanted.own_secret and (known is None or now >= known.changed_at + wanted.overlap_s):
             secret = f"owners-key-{next(numbers)}"
-        elif event < 0.45 and wish.own_secret:
+        elif event < 0.45 and wanted.own_secret:
             secret = None
-        plan = next_keys(known, replace(wish, rotate=request), secret, now, lambda: f"made-key-{next(numbers)}")
+        plan = next_keys(known, replace(wanted, rotate=request), secret, now, lambda: f"made-key-{next(numbers)}")
         if dice.random() < 0.1:
             continue  # The process ended before it kept the state.
         assert plan.keys is not None
         known = plan.keys
-        valid = valid_keys(known, wish.overlap_s, now)
+        valid = valid_keys(known, wanted.overlap_s, now)
         assert 1 <= len(valid) == len(set(valid)) <= 2
         if secret is not None:
             assert secret in valid or plan.write, "a key in the Secret is valid, or the Secret is written next"
         for key, at in read.items():
-            assert key in valid or now - at >= wish.overlap_s, f"{key} was read at {at} and is refused at {now}"
+            assert key in valid or now - at >= wanted.overlap_s, f"{key} was read at {at} and is refused at {now}"
         if plan.write and dice.random() < 0.8:
-            assert wish.own_secret
+            assert wanted.own_secret
             secret = known.current
         if secret is not None and secret == known.current:
             read[secret] = now

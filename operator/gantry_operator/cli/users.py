@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gantry_operator.access import ADMIN
-from gantry_operator.access.wish import ACCESS_KEY, SECRET_KEY
+from gantry_operator.access.wanted import ACCESS_KEY, SECRET_KEY
 from gantry_operator.api import BrokerUser
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.cli.errors import CliError, Exit

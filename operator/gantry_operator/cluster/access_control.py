@@ -215,12 +215,12 @@ class AccessControl:
         for kind, reason, message, user in decision.notes:
             self._store.note(kind, reason, message, user)
         by_key = {u["name"]: u for u in decision.table["users"]}
-        wished = {w.name for w in seen.wishes}
-        self._since = {name: since for name, since in self._since.items() if name in wished}
-        for wish in seen.wishes:
-            part = (by_key.get(wish.access_key), decision.table["mode"])
-            if self._since.get(wish.name, (None, 0))[0] != part:
-                self._since[wish.name] = (part, decision.state.version)
+        names = {w.name for w in seen.wanted}
+        self._since = {name: since for name, since in self._since.items() if name in names}
+        for wanted in seen.wanted:
+            part = (by_key.get(wanted.access_key), decision.table["mode"])
+            if self._since.get(wanted.name, (None, 0))[0] != part:
+                self._since[wanted.name] = (part, decision.state.version)
         self._decision = decision
         self._body = orjson.dumps(decision.table)
 

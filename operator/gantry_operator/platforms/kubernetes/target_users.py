@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gantry_operator.access import ADMIN, secret_name
-from gantry_operator.access.wish import ACCESS_KEY, ADMIN_NAME, SECRET_KEY
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN_NAME, SECRET_KEY
 from gantry_operator.api import BrokerUser
 from gantry_operator.api.user import ROTATE
 from gantry_operator.platforms.kubernetes import names

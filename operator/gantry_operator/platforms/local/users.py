@@ -17,8 +17,8 @@ from typing import Any
 from gantry_broker.client.credentials import Credentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gantry_operator.access import ADMIN, AccessState, Observed, UserResult, admin_wish, secret_name, wish_of
-from gantry_operator.access.wish import ADMIN_NAME, SECRET_KEY
+from gantry_operator.access import ADMIN, AccessState, Observed, UserResult, secret_name, wanted_admin, wanted_user
+from gantry_operator.access.wanted import ADMIN_NAME, SECRET_KEY
 from gantry_operator.api import Authentication, BrokerCluster, BrokerUser
 from gantry_operator.cluster.access_control import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
@@ -120,11 +120,11 @@ class LocalAccessStore:
             users = load_users(self._folder)
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"{self._folder.users} cannot be read: {error}") from error
-        wishes = [admin_wish(self.cluster.name, users.rotateAdmin), *map(wish_of, users.users.values())]
-        secrets = {w.secret: read_secret(key_file(self._folder, w.secret)) for w in wishes}
+        wanted = [wanted_admin(self.cluster.name, users.rotateAdmin), *map(wanted_user, users.users.values())]
+        secrets = {w.secret: read_secret(key_file(self._folder, w.secret)) for w in wanted}
         security = self.cluster.spec.security
         found = {name: content for name, content in secrets.items() if content}
-        return Observed(self.cluster.name, authentication(self.cluster), security, wishes, found)
+        return Observed(self.cluster.name, authentication(self.cluster), security, wanted, found)
 
     async def load(self) -> AccessState:
         try:
