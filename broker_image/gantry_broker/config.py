@@ -32,6 +32,9 @@ class Listener(_Config):
     port: int = Field(ge=0, le=65535)
 
 
+Authentication = Literal["Enabled", "Permissive", "Disabled"]
+
+
 class NameServerConfig(_Config):
     """One NameServer process."""
 
@@ -51,6 +54,7 @@ class NameServerConfig(_Config):
     token_file: Path | None = Field(
         None, description="Holds the cluster's token, by which brokers prove themselves; None: on loopback only."
     )
+    authentication: Authentication = Field("Disabled", description="Counts until an access table has come.")
 
     @model_validator(mode="after")
     def _protected(self) -> Self:
@@ -107,6 +111,9 @@ class BrokerConfig(_Config):
         "(None: on loopback only, and nothing is proved there).",
     )
     metrics_need_token: bool = Field(False, description="Whether /metrics needs the token, too.")
+    authentication: Authentication = Field(
+        "Disabled", description="Whether clients sign their requests; counts until an access table has come."
+    )
 
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import ReceivedMessage, check_group, check_topic
 from gantry_broker.client.pulling import Puller
-from gantry_broker.client.session import Session
+from gantry_broker.client.session import Session, session_of
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,
@@ -82,9 +83,18 @@ class Admin:
         await admin.create_topic("Orders", queues=8)
     """
 
-    def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = ADMIN_SECONDS) -> None:
-        """`timeout`: seconds for each request. All calls raise RemotingError, BrokerError or BodyError."""
-        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        *,
+        timeout: float = ADMIN_SECONDS,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`timeout`: seconds for each request; `credentials`: with which they are signed.
+
+        All calls raise RemotingError, BrokerError or BodyError.
+        """
+        self.session = session_of(name_servers, credentials)
         self.timeout = timeout
 
     async def __aenter__(self) -> Self:

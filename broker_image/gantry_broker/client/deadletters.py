@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from gantry_broker.client.admin import Admin
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import NoRoute
 from gantry_broker.client.message import ReceivedMessage, SendResult, check_group, check_topic
 from gantry_broker.client.producer import Producer
@@ -86,9 +87,15 @@ class DeadLetters:
                 await dead.send_again("billing", letter)
     """
 
-    def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        *,
+        timeout: float = 10.0,
+        credentials: Credentials | None = None,
+    ) -> None:
         """`timeout`: seconds for all attempts to send one letter."""
-        self._producer = Producer(name_servers, timeout=timeout)
+        self._producer = Producer(name_servers, timeout=timeout, credentials=credentials)
         self._admin = Admin(self._producer.session)
 
     async def __aenter__(self) -> Self:

@@ -23,7 +23,9 @@ _KNOWN = {
     "cluster",
     "registration_port",
     "token_file",
+    "authentication",
 }
+_AUTHENTICATION = ("Enabled", "Permissive", "Disabled")
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class NameServerSettings:
     cluster: str = ""
     registration_port: int | None = None
     token_file: Path | None = None
+    authentication: str = "Disabled"
 
     @classmethod
     def load(cls, path: Path) -> NameServerSettings:
@@ -72,6 +75,11 @@ class NameServerSettings:
                 refuse_open_port("registration_port", host, Path(token_file) if token_file else None)
             except ValueError as error:
                 raise BodyError(str(error)) from None
+        authentication = fields.text("authentication", "Disabled")
+        if authentication not in _AUTHENTICATION:
+            raise BodyError(
+                f"the field authentication is {authentication[:40]!r}; one of {', '.join(_AUTHENTICATION)} is expected"
+            )
         return cls(
             fields.text("name"),
             host,
@@ -83,6 +91,7 @@ class NameServerSettings:
             cluster,
             None if registration < 0 else _port(fields, "registration_port"),
             Path(token_file) if token_file else None,
+            authentication,
         )
 
 
