@@ -182,7 +182,10 @@ def _secured(authentication: Authentication, loopback: bool) -> tuple[Answer, st
     if authentication == "Disabled" and loopback:
         return "False", "AuthenticationDisabled", "every program on this machine may do everything"
     if authentication == "Disabled":
-        said = "every client that reaches a port may do everything: write spec.security.authentication: Permissive, then Enabled"
+        said = (
+            "every client that reaches a port may do everything: write spec.security.authentication: Permissive, then "
+            "Enabled"
+        )
         return "False", "AuthenticationDisabled", said
     if authentication == "Permissive":
         said = (
