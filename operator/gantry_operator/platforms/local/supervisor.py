@@ -43,7 +43,7 @@ from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
-from gantry_operator.platforms.local.users import LocalAccessStore, user_status
+from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
 
@@ -209,6 +209,8 @@ class Supervisor:
             in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+        if authentication(self.cluster) != "Disabled":
+            lines.append("  users          gantry user create | list; the super user's key: gantry user key admin")
         lines.append(
             "\n  gantry status | gantry produce TOPIC --count 10 | gantry consume TOPIC --group G | gantry down\n"
         )
