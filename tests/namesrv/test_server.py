@@ -181,7 +181,7 @@ async def test_a_slave_is_told_its_master_and_orders(ask: Asker) -> None:
     await ask.register()
     await ask(100, namespace="ORDER_TOPIC_CONFIG", key="T", value="a:4")
     answer = await ask.register(brokerId=1, brokerAddr="h:3")
-    assert answer.ext == {"masterAddr": "h:1", "haServerAddr": "h:2"}
+    assert answer.ext == {"masterAddr": "h:1", "haServerAddr": "h:2", "gantryAccess": "0"}
     assert fastjson.loads(answer.body) == {"table": {"T": "a:4"}}
     assert fastjson.loads((await ask(105, topic="T")).body)["orderTopicConf"] == "a:4"
 
