@@ -287,9 +287,6 @@ class MessageStore:
         """
         self._truncator.reset(to, epochs, queue_starts or {})
 
-    def prepare_master(self) -> None:
-        """Does nothing: each append keeps up everything that `put` needs, so a promotion waits for nothing."""
-
     def queue_starts(self) -> dict[tuple[str, int], int]:
         """The first queue offset of every queue that is still in the log: a follower needs them for `reset`."""
         return {queue.key: queue.first_at(self.log.start) for queue in self.queues.loaded()}

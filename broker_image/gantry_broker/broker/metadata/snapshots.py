@@ -76,7 +76,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
                 "timer": tables.timer,
                 "timerDone": {bucket: sorted(done) for bucket, done in tables.timer_done.items()},
                 "settings": tables.settings,
-                "hidden": tables.deletion_watermarks,
+                "deletionWatermarks": tables.deletion_watermarks,
                 "ends": tables.ends,
             },
             option=orjson.OPT_NON_STR_KEYS,
@@ -118,12 +118,12 @@ def load(directory: Path) -> Snapshot | None:
 
     def read_own(value: Any) -> None:
         fields = Fields(value, OWN)
-        # Without `hidden` these tables miss deletions that the log has.
-        own[:] = fields.number("applied", 0), fields.number("epoch", -1) if "hidden" in value else NOT_ALL
+        # Without `deletionWatermarks` these tables miss deletions that the log has.
+        own[:] = fields.number("applied", 0), fields.number("epoch", -1) if "deletionWatermarks" in value else NOT_ALL
         tables.timer = _numbers(fields, "timer")
         tables.timer_done = {int(k): {int(o) for o in v} for k, v in fields.map("timerDone").items()}
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
-        tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("hidden").items()}
+        tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("deletionWatermarks").items()}
         tables.ends = _by_queue(fields, "ends")
 
     found = _load(directory, OWN, read_own) or found
