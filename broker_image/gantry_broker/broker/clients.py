@@ -171,7 +171,7 @@ class ClientTable:
             more += sum(weight(data) for data in subscriptions) - (0 if entry is None else entry.weight)
         if more > 0 and self.weight + more > self.limit:
             raise TooManyClients(
-                f"this broker has {self.weight} members and subscriptions of groups, {more} more are asked for, "
+                f"this broker has {self.weight} members and subscriptions of groups, {more} more are requested, "
                 f"the limit is {self.limit}"
             )
 
