@@ -88,7 +88,7 @@ class Delays:
         self._meta = meta
         self._changes = changes
         self._role = role
-        self._fitness = health
+        self._health = health
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
@@ -160,7 +160,7 @@ class Delays:
             work()
         except (StoreError, NotWritable) as error:
             if isinstance(error, StoreError):
-                self._fitness.store_failed(error)
+                self._health.store_failed(error)
         except Exception:
             log.exception("delivering delayed messages failed")
         else:

@@ -43,7 +43,7 @@ class MetadataChanges:
         self._store_host = store_host
         self._writer = writer
         self._role = role
-        self._fitness = health
+        self._health = health
         self._registrar = registrar
         self._tables_changed = events.tables_changed
         self._clock = clock
@@ -100,7 +100,7 @@ class MetadataChanges:
             self._writer.append([self._record(c) for c in changes])
         except StoreError as error:
             self._meta.put_back(changes)
-            self._fitness.store_failed(error)
+            self._health.store_failed(error)
             return False
         self._writer.appended(None)
         return self._meta.has_dirty
@@ -127,7 +127,7 @@ class MetadataChanges:
             self._writer.append([self._record(c) for c in self.all_tables()])
         except (NotWritable, StoreError) as error:
             if isinstance(error, StoreError):
-                self._fitness.store_failed(error)
+                self._health.store_failed(error)
             return
         self._tables_in_segment = segment
         self._writer.appended(None)

@@ -51,7 +51,7 @@ class OnDemandCreation:
         self._meta = meta
         self._changes = changes
         self._role = role
-        self._fitness = health
+        self._health = health
         self._slices = slices
         self._clock = clock
         self._rate = CreationRate()
@@ -170,4 +170,4 @@ class OnDemandCreation:
         try:
             self._changes.append(change)
         except StoreError as error:
-            self._fitness.store_failed(error)
+            self._health.store_failed(error)
