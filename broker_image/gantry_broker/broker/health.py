@@ -120,7 +120,7 @@ class MemberHealth:
             self.must_end.set()  # With flush: Sync no follower can get records that are not on disk.
             return
         self._loop.call_later(HAND_OVER_S, self.must_end.set)
-        self._role_changed.subscribe(lambda master: None if master else self._end_soon())
+        self._role_changed.subscribe(lambda leads: None if leads else self._end_soon())
 
     def _end_soon(self) -> None:
         self._loop.call_later(DRAIN_S, self.must_end.set)

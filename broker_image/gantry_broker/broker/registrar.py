@@ -84,7 +84,7 @@ class Registrar:
             self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
         self._events.tables_changed.subscribe(self.soon)
-        self._events.role_changed.subscribe(lambda master: self.soon())
+        self._events.role_changed.subscribe(lambda leads: self.soon())
 
     def soon(self) -> None:
         """Registers soon: clients' routes have changed."""
@@ -144,8 +144,8 @@ class Registrar:
                     await wanted.wait()
 
     def _registration(self) -> tuple[RegisterBrokerHeader, bytes]:
-        config, master = self._config, self._role.leading
-        role = "group" if master else "member"
+        config, leads = self._config, self._role.leading
+        role = "group" if leads else "member"
         body = self.body()
         return (
             RegisterBrokerHeader(

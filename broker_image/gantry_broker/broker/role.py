@@ -68,19 +68,19 @@ class RoleState:
 
         Raises as `Replay.lead`. The role is not taken then, and replication calls again.
         """
-        master = self._replication.role is Role.MASTER
+        leads = self._replication.role is Role.MASTER
         epoch = self._replication.epoch
-        if master and epoch != self._epoch:
+        if leads and epoch != self._epoch:
             self._replay.lead()
             self._locks.clear()
             self._epoch, self.leading = epoch, True
             log.info("master of %s in epoch %d", self._config.group, epoch)
-        elif not master and self.leading:
+        elif not leads and self.leading:
             self.leading = False
             self._epoch = -1
             self._replay.follow()
             reason = self._replication.core.reason or "follows"
             log.info("no longer master of %s: %s", self._config.group, reason)
         self._events.tables_changed()
-        self._events.role_changed(master)
+        self._events.role_changed(leads)
         self._events.status_changed()

@@ -292,7 +292,7 @@ class MessageStore:
         return {queue.key: queue.first_at(self.log.start) for queue in self.queues.loaded()}
 
     # Overrides: deletions and queue offsets from control records, in memory only. The broker, which keeps the tables of
-    # these records, sets all overrides after each start, and again after a truncation of some of the records. A master
+    # these records, sets all overrides after each start, and again after a truncation of some of the records. A leader
     # also sets those of unconfirmed records, before its first append.
 
     def drop_topic(self, topic: str, below: int) -> None:
