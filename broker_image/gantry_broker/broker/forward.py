@@ -165,7 +165,7 @@ class Forwarder:
     # ---- forwarding
 
     async def _forward_all(self) -> None:
-        """Forwards until the queue is empty, or this member does not forward any more."""
+        """Forwards until the queue is empty, or this member stops forwarding."""
         role, replication = self._role, self._replication
         while (
             self._queue and not role.may_append and not replication.writes_paused and replication.handed_to is not None

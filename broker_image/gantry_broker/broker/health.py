@@ -28,9 +28,10 @@ HAND_OVER_S: Final = 5.0
 DRAIN_S: Final = 2.0
 """Seconds that it then forwards before its process ends."""
 ALONE_S: Final = 10.0
-"""Two waits in seconds, each long enough for every other member to try once. A leader without an answering NameServer
-stays promotable for this long. A slave counts as answered only this long after a NameServer answers again. So where no
-member has a NameServer, no member is better, and the role stays.
+"""Seconds after which a lack of NameServers counts. A leader without an answering NameServer stays promotable for a
+registration period and this long: every other member has tried once by then. A slave that had none for this long
+becomes promotable only this long after a NameServer answers again. So if no member has a NameServer, none is better
+than the others, and the role stays.
 """
 
 

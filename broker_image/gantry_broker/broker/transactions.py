@@ -295,7 +295,7 @@ class Transactions:
         try:
             half = self._store.record(item.phys)
         except OffsetGone:
-            self._waiting.pop(offset, None)  # Retention has removed it: no one can commit it any more.
+            self._waiting.pop(offset, None)  # Retention has removed it: a commit is impossible.
             return
         except (BadRecords, OSError):
             self._store.on_damage(item.phys)

@@ -77,7 +77,7 @@ class Entry:
     version: DataVersion
     seen_ms: int
     left_ms: int | None = None
-    """When its owner left and the grace began."""
+    """The time at which its owner left and the grace began."""
 
     def address_for(self, listener: str) -> str | None:
         """The address for clients of a listener; None: they cannot reach this broker."""

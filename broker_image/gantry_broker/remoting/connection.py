@@ -435,7 +435,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def unfinished_since(self) -> float | None:
-        """When (by the owner's clock) the present incomplete frame began; None: there is none."""
+        """The time (by the owner's clock) at which the present incomplete frame began; None: there is none."""
         return self._frame_since if self._decoder.unfinished else None
 
     @property

@@ -145,7 +145,7 @@ class RaftReplica:
 
     @property
     def leadership(self) -> LeadershipRecord:
-        """What a registry would hold: the epoch, the number of member changes, the leader, the members."""
+        """The record that a registry would hold: the epoch, the number of member changes, the leader, the members."""
         leader = self.me if self.leader is not None else self.follower.leader if self.follower is not None else None
         return LeadershipRecord(self.epoch, len(self._log.member_changes), leader, ids(self.members))
 

@@ -114,7 +114,7 @@ class ReplicationService:
         self._raft = config.mode == "Raft"
         self._log = StoreLog(store, hooks)
         self._raft_log = RaftStoreLog(store, config.data_dir / "config" / "members.json", hooks) if self._raft else None
-        # Rule 26: in Raft mode acknowledgements count bytes on disk, whatever the flush mode.
+        # Rule 26: in Raft mode acknowledgements count bytes on disk, in each flush mode.
         self._sync_flush = config.flush == "Sync" or self._raft
         self._fetching = FetchLoop(client, self)
         self._commit: GroupCommit | None = None
@@ -301,7 +301,7 @@ class ReplicationService:
 
     @property
     def leader_address(self) -> str | None:
-        """Where the group's leader serves fetches, as last assigned; None on the leader itself."""
+        """The address at which the group's leader serves fetches, as last assigned; None on the leader itself."""
         return None if self.role is Role.MASTER else self.core.state.leader_address
 
     def status_fields(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Replay:
         if found is not None:
             meta.load(found.tables, found.applied)
         applied = meta.applied
-        # Of another epoch: the log was truncated below the tables and has grown again since.
+        # The tables are of another epoch: the log was truncated below them and has grown again since.
         other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epochs, applied))
         if applied > store.end or 0 < applied < store.start or (applied > 0 and other):
             log.warning(
