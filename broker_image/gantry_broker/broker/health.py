@@ -67,7 +67,7 @@ class MemberHealth:
 
     @property
     def not_promotable(self) -> str:
-        """The reason for which a promotable member should lead instead; empty: none."""
+        """The reason for which another member should lead; empty: none."""
         if self.stopping:
             return "it stops"
         if self.disk_full:

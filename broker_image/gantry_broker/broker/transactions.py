@@ -206,8 +206,8 @@ class Transactions:
             self._decided.add(offset)
 
     def _note_progress(self) -> None:
-        """Moves both progresses: behind the halves below the first undecided one, and behind the decisions on such
-        halves.
+        """Moves the progress of half messages to the first undecided one, and that of decisions past those on earlier
+        half messages.
         """
         meta = self._meta
         if not self._role.leading:

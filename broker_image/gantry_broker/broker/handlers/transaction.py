@@ -100,7 +100,7 @@ def _end(broker: BrokerContext, conn: Connection, frame: Frame, header: EndTrans
 
 
 def resume_check(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
-    """Makes a half message that was given up after its last check wait again, with all checks before it."""
+    """Restores a half message that was given up after its last check. Its checks are counted from 0 again."""
     header = ResumeCheckHeader.parse(frame)
     expected = f"the offset id of a message in {TRANS_CHECK_MAX_TIME_TOPIC}"
     try:

@@ -210,7 +210,7 @@ class PullService:
         got, code = self._read(made)
         if code == ResponseCode.PULL_NOT_FOUND:
             return False
-        at_end = got.next_offset >= got.max_offset  # at the end, or beyond the records that one read examines
+        at_end = got.next_offset >= got.max_offset  # False: more messages came than one read examines
         if code == ResponseCode.PULL_RETRY_IMMEDIATELY and got.status == GetStatus.NO_MATCHED_MESSAGE and at_end:
             made.offset = got.next_offset
             return False
