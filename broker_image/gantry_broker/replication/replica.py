@@ -215,8 +215,8 @@ class Replica:
         self._follow()
         return Assigned(True)
 
-    def _is_me(self, member: MemberId) -> bool:
-        return member == self.me  # Rule 16.
+    def _is_me(self, master: MemberId) -> bool:
+        return master == self.me  # Rule 16.
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
         """Note a higher epoch: it stops a leader at once and is no assignment (rule 14). An impossible one changes
