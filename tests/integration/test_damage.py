@@ -27,7 +27,9 @@ def spoil(member: Member) -> None:
 
 
 async def repaired(member: Member) -> bool:
-    return bool(re.search(r"^gantry_log_repaired_total{.*} 1$", (await member.http.get("/metrics")).text, re.MULTILINE))
+    return bool(
+        re.search(r"^gantry_log_repaired_total{.*} 1\.0$", (await member.http.get("/metrics")).text, re.MULTILINE)
+    )
 
 
 async def test_what_the_disk_of_a_slave_lost_comes_back_before_it_leads(make_group: Any) -> None:

@@ -29,7 +29,7 @@ async def given_out(member: Member, topic: str) -> int:
     """Messages that a member gave to consumers, from its metrics."""
     page = (await member.http.get("/metrics")).text
     rows = [r for r in page.splitlines() if r.startswith("gantry_messages_out_total{") and f'topic="{topic}"' in r]
-    return sum(int(r.rsplit(" ", 1)[1]) for r in rows)
+    return sum(int(float(r.rsplit(" ", 1)[1])) for r in rows)
 
 
 def bytes_read(member: Member) -> int:
@@ -134,7 +134,9 @@ async def test_many_topics_groups_and_connections_in_little_memory(
     status = await group.members[0].status()
     assert status.connections >= connections
     page = (await group.members[0].http.get("/metrics")).text
-    resident = next(int(r.split()[1]) for r in page.splitlines() if r.startswith("process_resident_memory_bytes "))
+    resident = next(
+        int(float(r.split()[1])) for r in page.splitlines() if r.startswith("process_resident_memory_bytes ")
+    )
     for _, writer in streams:
         writer.close()
     print(f"{resident >> 20} MiB with {topics} topics, {groups} groups and {status.connections} connections")

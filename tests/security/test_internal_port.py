@@ -73,7 +73,7 @@ class Target:
         """How many handshakes failed there for that reason."""
         lines = self.get(member, "/metrics").text.splitlines()
         mine = [x for x in lines if x.startswith("gantry_member_handshakes_failed_total") and f'"{reason}"' in x]
-        return sum(int(line.rpartition(" ")[2]) for line in mine)
+        return sum(int(float(line.rpartition(" ")[2])) for line in mine)
 
     def settled(self, reason: str) -> int:
         """As `failed` on the master, once two pages made one after the other agree."""

@@ -137,6 +137,8 @@ class ReplicationService:
         """Called with the offset of a damaged record in the leader's answer."""
         self.on_unreadable: Callable[[int], None] = lambda at: None
         """Called with the offset from which a follower's records could not be read."""
+        self.on_flushed: Callable[[float], None] = lambda seconds: None
+        """Called with the duration of each fsync of the log, seconds."""
         self._moving_until = 0.0
         self._moving_to: MemberId | None = None
 
@@ -156,6 +158,7 @@ class ReplicationService:
         self._log_trusted = started.log_trusted
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
+        self._commit.took = self.on_flushed
         self._pending_fetches = PendingFetches(
             self._answer_to,
             self._held,

@@ -369,7 +369,7 @@ class PullService:
         ):
             ext["nextBeginOffset"] = str(made.offset)
         if code == ResponseCode.SUCCESS:
-            self._count_gets(header.topic, header.consumerGroup, got.count, len(got.data))
+            self._count_gets(header.topic, header.consumerGroup, header.queueId, got.count, len(got.data), next_offset)
             made.conn.send(Frame.response_to(made.frame, code, "FOUND", ext, got.data))
         else:
             remark = GetStatus(got.status).name

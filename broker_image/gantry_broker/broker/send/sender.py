@@ -8,6 +8,7 @@ topic, a delay, a transaction, a bad field) leave the fast loop for a slower fun
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
@@ -44,11 +45,12 @@ if TYPE_CHECKING:
 
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.latencies import Latencies
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.role import RoleState
-    from gantry_broker.broker.stats import MessageCounts
+    from gantry_broker.broker.stats import MessageCounts, Stats
     from gantry_broker.config import BrokerConfig
     from gantry_broker.protocol.bodies import TopicConfig
     from gantry_broker.remoting.connection import Connection
@@ -99,6 +101,8 @@ class Sender:
         writer: LogWriter,
         health: MemberHealth,
         counts: MessageCounts,
+        stats: Stats,
+        latencies: Latencies,
         slices: TimeSlices,
         events: Events,
     ) -> None:
@@ -115,6 +119,9 @@ class Sender:
         self._store_failed = health.store_failed
         self._store_took = health.store_took
         self._count_puts = counts.puts
+        self._count_refused = stats.refuse
+        self._count = stats.add
+        self._latencies = latencies
         self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
         """Checked topics with their number of queues; cleared at each change of topics."""
@@ -192,8 +199,10 @@ class Sender:
                 later.append(frame)
                 continue
             except Exception as error:
+                answer = failure_answer(frame, error)
+                self._count_refused(answer.code)
                 if not frame.flag & FLAG_ONEWAY:
-                    refused.append(encode_frame(failure_answer(frame, error)))
+                    refused.append(encode_frame(answer))
                 continue
             puts += made
             asked.append((frame, queue_id, len(made), transaction_id, waits))
@@ -204,15 +213,18 @@ class Sender:
         return later
 
     def _store_puts(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int) -> None:
+        begun = time.perf_counter()
         try:
             stored = self._store.put(puts, now_ms)
         except StoreError as error:
             code, remark = store_refusal(error)
+            self._count_refused(code, len(asked))
             conn.write(
                 b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
             )
             self._store_failed(error)
             return
+        self._latencies.append.observe(time.perf_counter() - begun, len(puts))
         self._store_took()
         self._count_puts(puts, stored)
         pending, content = self._pending(asked, stored)
@@ -226,6 +238,9 @@ class Sender:
         def on_status(status: SendStatus) -> None:
             code = STATUS_CODE[status]
             conn.write(send_answers(code, host, pending))
+            self._latencies.send.observe(time.perf_counter() - begun, len(pending))
+            if code != ResponseCode.SUCCESS:
+                self._count_refused(code, len(pending))
 
         self._appended(on_status)
 
@@ -277,6 +292,7 @@ class Sender:
         reconsume = header.reconsumeTimes or 0
         if name.startswith(RETRY_PREFIX) and self._exhausted(header, name.removeprefix(RETRY_PREFIX), reconsume):
             dead = self._creation.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
+            self._count("DLQ_PUT_NUMS", f"{name}@{name.removeprefix(RETRY_PREFIX)}", 1)
             name, queue_id, level = dead.name, 0, 0
         props[Prop.CLUSTER] = self._cluster
         text = header.properties or ""
