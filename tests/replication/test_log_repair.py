@@ -90,7 +90,7 @@ async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tm
         )
         _spoil(group.nodes[0], part=part)
         assert empty.store.end == 0
-        await group.tell()
+        await group.send_assignments()
         await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything", PATIENCE_S)
         assert group.nodes[0].log_repair.repaired == 1
         assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1

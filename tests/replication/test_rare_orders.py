@@ -41,7 +41,7 @@ async def _one_is_away(group: Group) -> tuple[Node, Node]:
     await until(lambda: _same(one, other), "both have it", PATIENCE_S)
     await other.stop()
     group.leadership = group.leadership.with_set(group.ids(0))
-    await group.tell((0,))
+    await group.send_assignments((0,))
     return one, other
 
 
@@ -56,7 +56,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
     other.store.remove_before(1 << 20)
     await other.stop()
     group.leadership = group.leadership.with_set(group.ids(0))
-    await group.tell((0,))
+    await group.send_assignments((0,))
     return one, other
 
 
@@ -66,7 +66,7 @@ async def _the_other_leads(group: Group) -> None:
     await old.stop()
     await new.start()
     group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
-    await group.tell((1,))
+    await group.send_assignments((1,))
     await new.put(b"the leader's")
     await old.start()
 
@@ -143,7 +143,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
             shutil.copytree(away.root, image)
 
         steps = Steps(monkeypatch, away, step, happens)
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await until(lambda: _same(leader, away), "the member has everything", PATIENCE_S)
         assert steps.left <= 0
         monkeypatch.undo()
@@ -152,7 +152,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
             shutil.rmtree(away.root)
             shutil.copytree(image, away.root)
             await away.start()
-            await group.tell((1,))
+            await group.send_assignments((1,))
             await until(lambda: _same(leader, away), "the member has everything after its crash", PATIENCE_S)
 
 
@@ -208,7 +208,7 @@ async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path
         await old.stop()
         await new.start()
         group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await new.put(b"the leader's")
         new.refuse_fetches = True
         await old.start()
@@ -293,7 +293,7 @@ async def test_what_a_disk_cannot_read_is_mended_like_what_it_changed(
     async with Group(tmp_path, 3) as group:
         leader, empty = await _leader_with(bad_sector, group)
         leader.log_repair.start()
-        await group.tell((2,))
+        await group.send_assignments((2,))
         await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
         assert not bad_sector
         assert leader.log_repair.repaired == 1
@@ -335,7 +335,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
         for number in range(2):
             old.put(b"%d" % number)
         await _the_other_leads(group)
-        await group.tell((0,))
+        await group.send_assignments((0,))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert old.store.log.read(0, old.store.end) == new.store.log.read(0, new.store.end)
         assert _shown(old) == _shown(new)
@@ -383,7 +383,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
     async with Group(tmp_path, 2) as group:
         old, new = await _one_is_away(group)
         group.leadership = group.leadership.promoted(old.service.me, group.ids(0) if unclean else group.ids(0, 1))
-        await group.tell((0,))
+        await group.send_assignments((0,))
         for number in range(3):
             old.put(b"only here %d" % number)
         await asyncio.sleep(0.1)
@@ -391,7 +391,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
         await old.stop()
         await new.start()
         group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
-        await group.tell((1,))
+        await group.send_assignments((1,))
         for number in range(5):
             await new.put(b"the leader's, and longer: %d" % number)
         await old.start()
@@ -402,7 +402,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
             await old.stop(clean=False)
             await old.start()
             group.leadership = group.leadership.with_set(group.ids(1))
-            await group.tell((1,))
+            await group.send_assignments((1,))
             await old.service.assign(Assignment(group.leadership, new.address, unclean))
             await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert shorts.happened or (not unclean and step in ("queues", "index"))
@@ -437,7 +437,7 @@ async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for
     async with Group(tmp_path, 3) as group:
         leader, empty = await _leader_with(bad_sector, group)
         if found_by == "a follower":
-            await group.tell((2,))
+            await group.send_assignments((2,))
             await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
         elif found_by == "the index":
             index = leader.store.index
@@ -492,7 +492,7 @@ async def test_who_cannot_be_given_anything_does_not_ask_all_the_time(tmp_path: 
         middle = [r.phys_offset for r in leader.store.walk(0) if r.topic == "T"][15]
         _spoil_head(leader, middle)
         await away.start()
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await until(lambda: away.store.end == middle, "it has what comes before", PATIENCE_S)
         asked, real = 0, leader.service.on_fetch
 
