@@ -29,7 +29,7 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
         replication,
         client,
         lambda conn, frames: stored.extend(f.body for f in frames),
-        DEFAULT_BUDGET.parked_bytes,
+        DEFAULT_BUDGET.buffered_bytes,
     )
     patient, gone, late = (type(bench.wire)(port) for port in (1, 2, 3))
 
@@ -65,7 +65,7 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
         replication,
         client,
         lambda conn, frames: stored.extend(f.body for f in frames),
-        DEFAULT_BUDGET.parked_bytes,
+        DEFAULT_BUDGET.buffered_bytes,
     )
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a"), Frame(RequestCode.SEND_MESSAGE, body=b"b")])  # type: ignore[arg-type]
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, body=b"nobody waits")])  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
 
     client: Any = SimpleNamespace(request=request)
     role: Any = SimpleNamespace(may_append=False)
-    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
+    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.buffered_bytes)
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a")])  # type: ignore[arg-type]
     await asyncio.sleep(0.1)
     replication.writes_paused = True
@@ -121,7 +121,7 @@ async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies
 
     client: Any = SimpleNamespace(request=request)
     role: Any = SimpleNamespace(may_append=False)
-    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
+    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.buffered_bytes)
     ext = {"i": "key\x01value\x02" * properties}
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, ext=ext, body=bytes(size)) for size in bodies])  # type: ignore[arg-type]
     replication.writes_paused = False

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gantry_broker.store.types import Put, Stored
 
 MAX_KEYS = 20_000
-"""Keys that are counted; beyond it new ones are not, so that memory is bounded."""
+"""The most keys that are counted, so that memory is bounded. Further keys are ignored."""
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 _SHAPE = ((MINUTE, 10_000), (HOUR, 600_000), (DAY, 3_600_000))
@@ -57,7 +57,7 @@ class Stats:
         counter.times += times
 
     def sample(self, now_ms: int) -> None:
-        """Called every ten seconds or so."""
+        """Takes a sample of each counter; call it about every ten seconds."""
         self._now_ms = now_ms
         for counter in self._counters.values():
             counter.sample(now_ms)
@@ -67,12 +67,12 @@ class Stats:
         return 0 if counter is None else counter.value
 
     def tps(self, name: str, key: str, now_ms: int) -> float:
-        """Per second, over the last minute."""
+        """Returns the rate per second over the last minute."""
         counter = self._counters.get((name, key))
         return 0.0 if counter is None else float(counter.window(0, now_ms)["tps"])
 
     def report(self, name: str, key: str, now_ms: int) -> dict[str, Any] | None:
-        """The body of VIEW_BROKER_STATS_DATA; None: nothing was ever counted."""
+        """Returns the body of VIEW_BROKER_STATS_DATA; None: there is no count."""
         counter = self._counters.get((name, key))
         if counter is None:
             return None
@@ -83,11 +83,11 @@ class Stats:
         }
 
     def rows(self, name: str) -> dict[str, int]:
-        """Key to running sum, for the metrics."""
+        """Returns key to running sum, for the metrics."""
         return {key: counter.value for (kind, key), counter in self._counters.items() if kind == name}
 
     def forget(self, names: set[str]) -> None:
-        """Topics or groups were deleted."""
+        """Drops the counters of deleted topics or groups."""
         for entry in [e for e in self._counters if e[1] in names or not names.isdisjoint(e[1].split("@"))]:
             del self._counters[entry]
 

@@ -200,8 +200,8 @@ def wire(
         shared=shared,
         http_port=lambda: http.port,
     )
-    processor = RequestProcessor(context, HANDLERS, sender, budget.parked_bytes)
-    forwarder = Forwarder(role, replication, client, processor.process, budget.parked_bytes)
+    processor = RequestProcessor(context, HANDLERS, sender, budget.buffered_bytes)
+    forwarder = Forwarder(role, replication, client, processor.process, budget.buffered_bytes)
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
     dispatcher = Dispatcher(processor, forwarder, role, clients, notifier)
 

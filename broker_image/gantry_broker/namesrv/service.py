@@ -88,7 +88,7 @@ class NameService:
         self._one_at_a_time = asyncio.Lock()
         self._working: dict[Connection, asyncio.Task[None]] = {}
         self._waiting_bytes = 0
-        self._most_waiting = self.shared.budget.parked_bytes
+        self._most_waiting = self.shared.budget.buffered_bytes
         self._early: EarlyQuestions[tuple[Connection, Frame]] = EarlyQuestions(steady_ms())
 
     # Handler

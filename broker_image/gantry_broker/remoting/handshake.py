@@ -10,7 +10,7 @@ A MAC is HMAC-SHA256 over version, side, both identities and both nonces, with a
 token. The token itself never travels. The client proves itself first, so a stranger learns no MAC. Steps are remoting
 frames of GantryCode.HANDSHAKE; one is sent only after the answer to the one before.
 
-It says who is at the other end when the connection begins. It does not protect what is sent afterwards.
+It proves the identity of both ends when the connection begins. It does not protect later bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The hot path: all sends of one read become one batch of the log, one waiter and one write.
 
-Nothing here is made per message that can be made per batch: no task, no future, no encoder. What is unusual (an
-unknown topic, a delay, a transaction, a bad field) leaves the fast loop for a slower function. Statuses and remarks
-are those of 4.9.7 (`SendMessageProcessor`).
+A batch is built once: the fast loop makes no task, future or encoder for each message. Unusual messages (an unknown
+topic, a delay, a transaction, a bad field) leave the fast loop for a slower function. Statuses and remarks are those of
+4.9.7 (`SendMessageProcessor`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
 _WAIT: Final = "\x02WAIT\x01true\x02"
 
 MOST_ZEROS: Final = LOST - 1
-"""In a row, of a message's properties: a zero of their length may come before them."""
+"""The most zero bytes in a row in a message's properties. One more may come before them, from their length."""
 
 STATUS_CODE: Final = {
     SendStatus.SEND_OK: int(ResponseCode.SUCCESS),
@@ -73,16 +73,18 @@ STATUS_CODE: Final = {
 }
 
 Asked = tuple[Frame, int, int, str | None, bool]
-"""A send that is stored: its frame, the queue that is answered, its messages, a transaction id, and whether its
-producer waits for the promise. With the property WAIT=false it does not: SEND_OK once the master has it (4.9.7 too)."""
+"""A stored send: its frame, the queue in the answer, the number of its messages, a transaction id, and whether its
+producer waits for confirmation. With the property WAIT=false it gets SEND_OK once the leader has the message (4.9.7
+too).
+"""
 
 
 class _InTurn(Exception):
-    """The send would make a topic, and this pass of the event loop has done enough costly work."""
+    """The send would create a topic, and this pass of the event loop has done enough costly work."""
 
 
 class Sender:
-    """Takes sends while this member may append; the caller has asked `RoleState.may_append` before."""
+    """Takes sends while this member may append; the caller checks `RoleState.may_append` before."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Sender:
         slices: TimeSlices,
         events: Events,
     ) -> None:
-        """`store_host`: as message ids begin, packed; `delay_levels`: milliseconds of each level."""
+        """`store_host`: the packed address at the begin of message ids; `delay_levels`: milliseconds of each level."""
         self._settings = store.config.settings
         self._cluster = config.cluster
         self._store = store
@@ -115,14 +117,15 @@ class Sender:
         self._count_puts = counts.puts
         self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
-        """Topics that were checked, with their number of queues; emptied whenever topics change."""
+        """Checked topics with their number of queues; cleared at each change of topics."""
         self._suffix = f"{Prop.CLUSTER}\x01{config.cluster}"
         events.tables_changed.subscribe(self._sendable.clear)
 
     def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> list[Frame]:
-        """Stores valid sends and answers the others at once; returns those to take again in a later pass of the loop.
+        """Stores valid sends and answers the others at once. Returns the frames to take again in a later pass of the
+        loop.
 
-        Never raises for what a client sent.
+        No frame of a client makes it raise.
         """
         puts: list[Put] = []
         asked: list[Asked] = []
@@ -227,7 +230,7 @@ class Sender:
         self._appended(on_status)
 
     def _pending(self, asked: list[Asked], stored: list[Stored]) -> tuple[list[Pending], list[Pending]]:
-        """Answers that wait for the promise, and those whose producer is content with a stored message."""
+        """Returns the answers that wait for confirmation, and those that wait for the leader's copy alone."""
         pending: list[Pending] = []
         content: list[Pending] = []
         host = self._store_host_hex
@@ -242,10 +245,10 @@ class Sender:
         return pending, content
 
     def _slow_path(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None, bool]:
-        """(records, queue in the answer, transaction id, whether the answer waits for the promise).
+        """Returns (records, queue in the answer, transaction id, whether the answer waits for confirmation).
 
-        Raises RequestRejected, BadField, MessageIllegal, RecordError. Everything is checked before a topic is made on
-        demand: a refused send changes nothing.
+        Raises RequestRejected, BadField, MessageIllegal, RecordError. All checks come before the creation of a topic: a
+        refused send changes nothing.
         """
         header = SendHeader.parse(frame)
         check_sizes(frame, header, self._settings.maxMessageSize)
@@ -302,7 +305,7 @@ class Sender:
         return [put], queue_id, None, waits
 
     def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
-        """A retry that its client sends itself (orderly consumption) and that was tried often enough."""
+        """Returns whether a retry that its client sends itself (orderly consumption) exceeds the allowed retries."""
         known = self._meta.working.groups.get(group)
         limit = known.retry_max_times if known is not None else 16
         if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
@@ -310,7 +313,7 @@ class Sender:
         return reconsume > 0 and reconsume > limit
 
     def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
-        """(topic, whether it exists): one that does not is not made yet. Raises RequestRejected."""
+        """Returns (topic, whether it exists). Does not create the topic. Raises RequestRejected."""
         name = header.topic
         if not self._settings.brokerPermission & _WRITE:
             raise RequestRejected(
@@ -332,7 +335,7 @@ class Sender:
         return topic, known is not None
 
     def _remember(self, topic: TopicConfig, known: bool) -> None:
-        """Makes a topic that was not there, and lets the fast path know what the topic allows."""
+        """Creates a missing topic, and adds the topic to those of the fast path."""
         if not known:
             self._creation.make_topic(topic)
         if not topic.name.startswith(RETRY_PREFIX):
@@ -374,7 +377,7 @@ class Sender:
 
 
 def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
-    """Raises RequestRejected for a message that is too large, or with properties that are not safe in the log."""
+    """Raises RequestRejected for a message that is too large, or whose properties are not safe in the log."""
     if len(frame.body) > limit:
         raise RequestRejected(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -399,7 +402,7 @@ def _too_many_zeros() -> RequestRejected:
 
 
 def _without_wait(text: str) -> str:
-    """Properties as 4.9.7 stores them: WAIT is about the answer, and every Java client sends it."""
+    """Returns properties as 4.9.7 stores them, without WAIT: it concerns the answer, and every Java client sends it."""
     if _WAIT in text:
         return text.replace(_WAIT, "\x02")
     return "\x02".join([piece for piece in text.split("\x02") if not piece.startswith("WAIT\x01")])
