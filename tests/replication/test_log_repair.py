@@ -69,7 +69,9 @@ async def test_a_read_shows_no_damage_and_has_it_mended(damaged: tuple[Group, No
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
-async def test_the_walk_finds_what_nobody_reads(damaged: tuple[Group, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_scrub_finds_damage_that_no_reader_meets(
+    damaged: tuple[Group, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     group, node = damaged
     monkeypatch.setattr(log_repair, "FIRST_S", 0.0)
     node.log_repair.start()

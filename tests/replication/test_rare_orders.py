@@ -124,7 +124,7 @@ class Steps:
 @pytest.mark.parametrize("step", range(1, 7))
 @pytest.mark.parametrize("crash", [True, False], ids=["crash", "error"])
 @pytest.mark.parametrize("away_so", [_one_is_away, _one_is_away_without_its_beginning], ids=["whole", "shortened"])
-async def test_a_full_copy_that_was_interrupted_is_begun_anew(
+async def test_an_interrupted_full_copy_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, crash: bool, away_so: Any
 ) -> None:
     async with Group(tmp_path, 2, settings=SMALL) as group:
@@ -190,7 +190,7 @@ async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.Mon
             await other.stop()
 
 
-async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:
+async def test_a_member_that_gives_up_its_whole_log_takes_a_full_copy(tmp_path: Path) -> None:
     """Its own retention has removed the offset where its log diverges from the leader's."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = await _one_has_nothing_in_common(group)
@@ -287,9 +287,7 @@ async def _leader_with(bad_sector: dict[str, Any], group: Group) -> tuple[Node, 
     return leader, empty
 
 
-async def test_what_a_disk_cannot_read_is_mended_like_what_it_changed(
-    tmp_path: Path, bad_sector: dict[str, Any]
-) -> None:
+async def test_unreadable_bytes_are_repaired_like_changed_ones(tmp_path: Path, bad_sector: dict[str, Any]) -> None:
     async with Group(tmp_path, 3) as group:
         leader, empty = await _leader_with(bad_sector, group)
         leader.log_repair.start()
@@ -483,7 +481,7 @@ def _spoil_head(node: Node, at: int) -> None:
         file.write(b"\xff" * 8)
 
 
-async def test_who_cannot_be_given_anything_does_not_ask_all_the_time(tmp_path: Path) -> None:
+async def test_a_follower_without_room_does_not_fetch_without_pause(tmp_path: Path) -> None:
     """Each question is a connection, and a line in the leader's log."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         leader, away = await _one_is_away(group)

@@ -63,7 +63,7 @@ async def test_async_replication_answers_at_once_and_confirms_later(tmp_path: Pa
         await until(lambda: master.store.confirmed == master.store.end, "confirmed")
 
 
-async def test_rule_12_an_acknowledgement_within_a_record_confirms_what_lies_before(tmp_path: Path) -> None:
+async def test_rule_12_an_acknowledgement_within_a_record_confirms_the_records_before(tmp_path: Path) -> None:
     async with Group(tmp_path, 2) as group:
         await group.promote(0, (0, 1))
         master = group.nodes[0]
@@ -99,7 +99,7 @@ async def test_rule_10_a_demoted_master_answers_its_waiting_sends_first(tmp_path
         assert b"lost" not in group.nodes[1].bodies()
 
 
-async def test_an_old_master_cuts_what_nobody_else_has_and_follows(tmp_path: Path) -> None:
+async def test_an_old_master_truncates_records_that_only_it_has_and_follows(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
@@ -232,7 +232,7 @@ async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
         assert node.store.last_epoch == 1
 
 
-async def test_rule_23_a_hand_over_parks_and_the_target_gets_everything(tmp_path: Path) -> None:
+async def test_rule_23_a_handover_pauses_writes_and_the_target_gets_everything(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
@@ -251,7 +251,7 @@ async def test_rule_23_a_hand_over_parks_and_the_target_gets_everything(tmp_path
         assert new.bodies() == [b"%d" % n for n in range(20)] + [b"after"]
 
 
-async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadership_record(tmp_path: Path) -> None:
+async def test_rule_23_a_newer_leadership_record_ends_a_cancelled_handover(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
@@ -266,7 +266,7 @@ async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadersh
 
 
 @pytest.mark.parametrize("successor", [1, 2], ids=["the target", "another member"])
-async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_it_parks(
+async def test_rule_23_a_leader_that_sees_the_new_epoch_before_its_assignment_keeps_paused_writes(
     tmp_path: Path, successor: int
 ) -> None:
     """A NameServer may be first to say so: it answers with the epoch in which the new master has registered."""
@@ -283,7 +283,7 @@ async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_i
         assert old.service.handed_to == (new.address if successor == 1 else None)
 
 
-async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads(
+async def test_rule_23_paused_writes_have_a_time_limit_without_a_new_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MOVING_S", 0.2)
@@ -299,7 +299,7 @@ async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads
         assert old.service.handed_to is None
 
 
-async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is_ready(tmp_path: Path) -> None:
+async def test_rule_23_a_second_handover_does_not_replace_a_ready_one(tmp_path: Path) -> None:
     """The operator may still swap: after a resume this leader would append records that the new one never gets."""
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
@@ -311,7 +311,7 @@ async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is
         assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
 
 
-async def test_rule_23_a_hand_over_on_another_version_is_refused(tmp_path: Path) -> None:
+async def test_rule_23_a_handover_on_another_version_is_refused(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         answer = await group.nodes[0].service.handover(group.nodes[1].service.me, 1, group.leadership.version + 1)
@@ -337,7 +337,7 @@ async def test_rule_21_a_master_that_restarts_waits_for_a_new_epoch(tmp_path: Pa
         assert await node.put(b"b") is SendStatus.SEND_OK
 
 
-async def test_status_tells_what_an_operator_decides_by(tmp_path: Path) -> None:
+async def test_status_has_the_fields_for_an_operators_decisions(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
