@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from kube import Cluster, kubectl, until
 
-
 MEMBERS = ("demo-a-0", "demo-a-1", "demo-a-2")
 
 
