@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from kube import Cluster, Figure, get, kubectl, until
+from kube import Cluster, Figure, Load, get, kubectl, until
 
 DELETED = [
     ("service", "demo-a-master"), ("service", "demo-a"), ("service", "demo-namesrv-0"), ("configmap", "demo-a"),
@@ -48,3 +48,16 @@ def test_a_role_label_is_corrected(demo: Cluster) -> None:
     master = demo.master_name()
     kubectl("-n", demo.namespace, "label", "pod", master, "gantry.dev/role-")
     until("the label is back", lambda: demo.master_name() == master, 10, 0.1)
+
+
+def test_name_servers_come_later_than_brokers(demo: Cluster) -> None:
+    """Nobody waits for an order: brokers that run find NameServers that begin, and clients go on meanwhile."""
+    load = Load(demo, "nameless")
+    before = demo.uids()
+    servers = "gantry.dev/cluster=demo,app.kubernetes.io/component=namesrv"
+    kubectl("-n", demo.namespace, "delete", "pods", "-l", servers, "--grace-period=0", "--force")
+    demo.wait_running()
+    fresh = Load(demo, "fresh", 3).result()
+    result = load.stop()
+    assert result["errors"] == fresh["errors"] == 0, (result, fresh)
+    assert demo.uids() == before

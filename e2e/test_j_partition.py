@@ -46,16 +46,3 @@ def test_the_masters_pod_and_volume_are_deleted_together(demo: Cluster, figure: 
     member = next(m for m in demo.status()["members"] if m["name"] == old)
     assert member["inSync"]
     assert result["maxGapMs"] < SILENT_MS, result
-
-
-def test_name_servers_come_later_than_brokers(demo: Cluster) -> None:
-    """No process waits for an order: running brokers find new NameServers, and clients continue meanwhile."""
-    load = Load(demo, "nameless")
-    before = demo.uids()
-    servers = "gantry.dev/cluster=demo,app.kubernetes.io/component=namesrv"
-    kubectl("-n", demo.namespace, "delete", "pods", "-l", servers, "--grace-period=0", "--force")
-    demo.wait_running()
-    fresh = Load(demo, "fresh", 3).result()
-    result = load.stop()
-    assert result["errors"] == fresh["errors"] == 0, (result, fresh)
-    assert demo.uids() == before

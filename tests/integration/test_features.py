@@ -214,7 +214,9 @@ async def test_delays_and_half_messages_survive_a_failover(make_group: Callable[
     async def unknown(message: Message, transaction_id: str) -> TransactionState:
         return TransactionState.UNKNOWN
 
-    async with TransactionProducer(group.name_server, "tx", check) as producer:
+    transactions = TransactionProducer(group.name_server, "tx", check)
+    transactions.session._heartbeat_s = 1.0  # The new master knows whom to ask by the next heartbeat.
+    async with transactions as producer:
         sent = time.time()
         await producer.send(Message("Both", b"early"))
         await producer.send(Message("Both", b"delayed", delay_level=1))
