@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.broker.conftest import Bench
 
 
-async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
+async def test_writes_of_closed_or_late_connections_are_not_stored(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have sent again, or were told that it failed: it would be there twice."""
@@ -51,9 +51,7 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
     assert not gone.frames
 
 
-async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_buffered_writes_are_answered_at_their_time_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "FORWARD_S", 0.05)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
     replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
@@ -78,7 +76,7 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
     await made.close()
 
 
-async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
+async def test_writes_that_return_from_forwarding_are_answered_in_time_too(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write is under way during the check for expired ones, and this member pauses writes again when it returns."""
