@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MAX_SERIES: Final = 2_000
 """Series of one family, those with the highest values. Others are missing; `gantry_metrics_omitted_series` counts
 them."""
+MAX_HISTOGRAMS: Final = 200
+"""Topics with a histogram, those with the most messages; each has nine series."""
 _MESSAGE_TYPES: Final = {TRANS_HALF_TOPIC: "transaction", SCHEDULE_TOPIC: "delay", TIMER_TOPIC: "delay"}
 _SYSTEM_GROUPS: Final = ("CID_RMQ_SYS_", "CID_SYS_", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "FILTERSRV_CONSUMER")
 _V4_0_0: Final = 213
@@ -210,7 +212,7 @@ def _messages(broker: BrokerContext, me: dict[str, str], omitted: Family) -> lis
         return family
 
     sizes = Family("rocketmq_message_size", "histogram", "Stored bytes of the messages that producers sent.")
-    for topic, _ in _most({topic: h.count for topic, h in stats.sizes.items()}, sizes.name, omitted):
+    for topic, _ in _most({topic: h.count for topic, h in stats.sizes.items()}, sizes.name, omitted, MAX_HISTOGRAMS):
         sizes.histograms.append((topic_labels(topic), stats.sizes[topic]))
     return [
         per_topic("rocketmq_messages_in_total", "Messages stored for producers.", "TOPIC_PUT_NUMS"),
