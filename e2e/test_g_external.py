@@ -39,7 +39,7 @@ def external(cluster: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def address(outside: Cluster, any_host: Host) -> str:
-    """Where clients outside of the cluster find it, seen from here."""
+    """Its address for clients outside of the cluster, as this machine sees it."""
     found = external(outside)
     name, port = found.split(";")[0].rsplit(":", 1)
     try:
@@ -142,7 +142,7 @@ def test_the_java_client_outside(address: str, version: str, tmp_path: Path) -> 
     check_sent_and_read(on_the_host(sends(servers, topic)), on_the_host(reads(servers, topic)))
 
 
-# ---- load balancers: examples/load-balancer.yaml. Where nobody makes them, their addresses are written by the test.
+# ---- load balancers: examples/load-balancer.yaml. Without a provider, the test writes their addresses.
 
 
 def test_load_balancers_are_waited_for_and_then_given_out(namespace: str) -> None:
@@ -160,9 +160,9 @@ def test_load_balancers_are_waited_for_and_then_given_out(namespace: str) -> Non
         assert service["metadata"]["annotations"]["service.beta.kubernetes.io/aws-load-balancer-type"] == "nlb"
     pending = [s for s in services if not s.get("status", {}).get("loadBalancer", {}).get("ingress")]
     if pending:
-        waits = until("it says what it waits for", lambda: cluster.condition("Progressing")["message"], 30)
+        waits = until("it names the missing addresses", lambda: cluster.condition("Progressing")["message"], 30)
         assert "public" in str(waits)
-        assert not cluster.pods(), "brokers begin once they can be told their addresses"
+        assert not cluster.pods(), "brokers start once their addresses are known"
     for number, service in enumerate(pending):
         status = {"status": {"loadBalancer": {"ingress": [{"ip": f"192.0.2.{number + 1}"}]}}}
         kubectl("-n", namespace, "patch", "service", service["metadata"]["name"], "--subresource=status",

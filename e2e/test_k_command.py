@@ -1,4 +1,4 @@
-"""`gantry` against Kubernetes, by context and namespace or as a plug-in of kubectl: what a person types and sees."""
+"""`gantry` against Kubernetes, by context and namespace or as a plug-in of kubectl: its input and output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_topics_are_made_and_listed(where: list[str]) -> None:
     assert "Orders" in gantry("topic", "list", *where)
 
 
-def test_messages_go_in_and_come_out(where: list[str]) -> None:
+def test_messages_are_produced_and_consumed(where: list[str]) -> None:
     told = json.loads(gantry("produce", "Orders", "-", *where, "-o", "json", stdin="one\ntwo\nthree\n"))
     assert told["acknowledged"] == 3, told
     lines = gantry("consume", "Orders", "--group", "reader", "--count", "3", "--timeout", "20", *where)

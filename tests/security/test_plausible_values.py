@@ -95,7 +95,7 @@ async def refusals(member: Member) -> dict[str, int]:
     for line in text.splitlines():
         if line.startswith("gantry_refused_values_total{"):
             labels = dict(part.split("=") for part in line[line.index("{") + 1 : line.index("}")].split(","))
-            found[f"{labels['entrance']}/{labels['reason']}".replace('"', "")] = int(line.rpartition(" ")[2])
+            found[f"{labels['entrance']}/{labels['reason']}".replace('"', "")] = int(float(line.rpartition(" ")[2]))
     return found
 
 
