@@ -1,4 +1,4 @@
-"""The gate: what it remembers never differs from a decision made anew, through changes of the table."""
+"""The gate: what it remembers never differs from a fresh decision, through changes of the table."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_no_request_passes_without_a_rule(code: int) -> None:
         assert found in ({""} if nothing_named else {"permission", "malformed"})
 
 
-def test_remembered_decisions_are_those_made_anew() -> None:
+def test_remembered_decisions_are_those_of_a_fresh_gate() -> None:
     for seed in range(400):
         rng = random.Random(seed)
         made = Gate("demo", "Enabled", Records())
@@ -211,9 +211,9 @@ def test_remembered_decisions_are_those_made_anew() -> None:
                         signed(SEND, user, "old-key!", b=topic),
                     ]
                 )
-                anew = Gate("demo", "Enabled", Records())
-                anew.set_policy(policy(users))
-                wanted = reason(anew, frame, Caller(caller.address))
+                fresh = Gate("demo", "Enabled", Records())
+                fresh.set_policy(policy(users))
+                wanted = reason(fresh, frame, Caller(caller.address))
                 assert reason(made, frame, caller) == wanted, (seed, version, users, frame.code, user, topic)
 
 
