@@ -29,9 +29,15 @@ CLUSTER_LABEL = f"{GROUP}/cluster"
 GROUP_LABEL = f"{GROUP}/group"
 ROLE_LABEL = f"{GROUP}/role"
 COMPONENT_LABEL = "app.kubernetes.io/component"
+NAME_LABEL = "app.kubernetes.io/name"
+OPERATOR_NAME = "gantry-operator"
+"""`NAME_LABEL` of the operator's pods; the chart sets it."""
 CONFIG_HASH = f"{GROUP}/config-hash"
 MONITORING_LABEL = f"{GROUP}/monitoring"
 """Label of a namespace or a pod with access to the brokers' HTTP ports (metrics)."""
+
+REPORT_LABEL = f"{GROUP}/analytics"
+"""Label on the pods and Jobs of a report. Its value is the cluster's name."""
 
 ROLE_MASTER = "master"
 ROLE_SLAVE = "slave"
@@ -62,6 +68,11 @@ def admin_secret(cluster: str) -> str:
 
 
 def service_account(cluster: str) -> str:
+    return f"{cluster}-broker"
+
+
+def open_policy(cluster: str) -> str:
+    """The NetworkPolicy of all pods: ports for clients, and HTTP. No group can have the name `broker`."""
     return f"{cluster}-broker"
 
 

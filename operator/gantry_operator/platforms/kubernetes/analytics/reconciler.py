@@ -26,7 +26,7 @@ JOBS = "Job of a report"
 PODS = "Pod of a report"
 """Names of the caches for runs. Their objects carry `manifests.JOB_LABEL`."""
 
-DROPPED = ("CronJob", "ConfigMap", "Role", "RoleBinding")
+DROPPED = ("CronJob", "ConfigMap", "NetworkPolicy", "Role", "RoleBinding")
 """Kinds that are deleted together with `spec.analytics`. The volume with the reports stays as long as the cluster."""
 
 
