@@ -49,10 +49,14 @@ class Rule:
         return out
 
 
-class Model(BaseModel):
-    """A part of the spec. Unknown fields are refused. `rules` are checked once the fields are valid."""
+class Strict(BaseModel):
+    """A part of the spec. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Model(Strict):
+    """A part of the spec with rules, which are checked once the fields are valid."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     transitions: ClassVar[tuple[dict[str, str], ...]] = ()
