@@ -31,6 +31,7 @@ from gantry_broker.client.transactions import TransactionProducer, TransactionSt
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.compression import Compression
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.remoting.tls import TlsOptions
 
 __all__ = [
     "Admin",
@@ -57,6 +58,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "TlsOptions",
     "TransactionProducer",
     "TransactionState",
     "averagely",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -58,6 +59,7 @@ from gantry_broker.protocol.headers import (
 )
 from gantry_broker.protocol.message import decode_record, decode_records, parse_message_id
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 ADMIN_SECONDS: Final = 5.0
 MAX_LONG: Final = 2**63 - 1
@@ -82,9 +84,18 @@ class Admin:
         await admin.create_topic("Orders", queues=8)
     """
 
-    def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = ADMIN_SECONDS) -> None:
-        """`timeout`: seconds for each request. All calls raise RemotingError, BrokerError or BodyError."""
-        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        *,
+        timeout: float = ADMIN_SECONDS,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+    ) -> None:
+        """`timeout`: seconds for each request. `tls`: see `Session`; a given session has its own.
+
+        All calls raise RemotingError, BrokerError or BodyError.
+        """
+        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers, tls=tls)
         self.timeout = timeout
 
     async def __aenter__(self) -> Self:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Final, Self
@@ -24,6 +25,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import RouteHeader, UnregisterClientHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 if TYPE_CHECKING:
     from gantry_broker.client.requests import Reply
@@ -73,10 +75,12 @@ class Session:
         client_id: str | None = None,
         route_poll_s: float = ROUTE_POLL_SECONDS,
         heartbeat_s: float = HEARTBEAT_SECONDS,
+        tls: TlsOptions | ssl.SSLContext | None = None,
     ) -> None:
+        """`tls`: all connections to NameServers and brokers have TLS. Raises TlsError when its files cannot be used."""
         self.name_servers = parse_name_servers(name_servers)
         self.client_id = client_id or f"{local_address()}@{os.getpid()}#{time.time_ns() ^ id(self)}"
-        self.remoting = RemotingClient(on_disconnect=self._disconnected)
+        self.remoting = RemotingClient(on_disconnect=self._disconnected, tls=tls)
         self.producer_groups: set[str] = set()
         self.checks: dict[str, Check] = {}
         """Producer group to the function that checks its transactions."""

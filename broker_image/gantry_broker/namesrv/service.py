@@ -42,6 +42,7 @@ from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
+from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class NameService:
         self._next_source = 0
         self.shared = Shared(remoting_budget(memory_limit(None), descriptors.budget().remoting))
         """The shared state of all listeners' connections."""
+        self.tls: PortsTls | None = None
         self.loop_watch = LoopWatch()
         self.slices = TimeSlices()
         self.slices.on_ran = self.loop_watch.holds.ran
@@ -496,7 +498,9 @@ def metrics(service: NameService) -> str:
                 for reason, count in sorted(service.guard.refused.items())
             ),
         ]
-    return "\n".join(lines) + "\n" + text_of(*refused_values(service.refusals, {}))
+    tls = [] if service.tls is None else service.tls.families({})
+    families = [refused_values(service.refusals, {}), *tls]
+    return "\n".join(lines) + "\n" + "".join(text_of(*family) for family in families)
 
 
 def health(service: NameService) -> bytes:
