@@ -67,6 +67,7 @@ def needed() -> dict[str, set[str]]:
     out["events"] |= {"create", "patch"}
     out["brokerclusters"] |= {"get", "list", "watch", "patch"}
     out["brokerclusters/status"] |= {"patch"}
+    out["brokerusers/status"] |= {"patch"}
     out["brokerclusters/finalizers"] |= {"update"}
     return dict(out)
 

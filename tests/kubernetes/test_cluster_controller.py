@@ -274,10 +274,10 @@ class Led(MasterSlaveController):
 
 def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
     """Member 1 leads and reports it."""
-    made = Led(group, groups.registry, groups.pods, groups._http, lambda: groups._settings, groups._clock)
+    made = Led(group, groups.registry, groups.pods, groups.http, lambda: groups._settings, groups._clock)
     leads = MemberId(1, "x")
     made.entry = Entry(LeadershipRecord(2, 1, leads, frozenset({leads})))
-    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups._http, made.wake, time.monotonic)
+    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups.http, made.wake, time.monotonic)
     watch.report = Report(leads, "Master", 2, 1, 2, in_sync=frozenset({leads}))
     made._announced = 2
     return made

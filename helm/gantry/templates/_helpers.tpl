@@ -28,8 +28,11 @@ on its label, but Kubernetes grants lists and watches by kind only.
   resources: [brokerclusters]
   verbs: [get, list, watch, patch]
 - apiGroups: [gantry.dev]
-  resources: [brokerclusters/status]
+  resources: [brokerclusters/status, brokerusers/status]
   verbs: [patch]
+- apiGroups: [gantry.dev]
+  resources: [brokerusers]
+  verbs: [list, watch]
 # Owner references that block deletion ask for this where the API server enforces it.
 - apiGroups: [gantry.dev]
   resources: [brokerclusters/finalizers]

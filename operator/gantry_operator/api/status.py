@@ -18,7 +18,7 @@ class _Status(BaseModel):
 class Condition(_Status):
     """One aspect of the state, as in every Kubernetes object."""
 
-    type: Literal["Available", "Progressing", "Degraded"] = Field(description="The aspect.")
+    type: Literal["Available", "Progressing", "Degraded", "Secured"] = Field(description="The aspect.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
     message: str = Field("", description="The state and the remedy, in words for users.")
@@ -106,7 +106,7 @@ class BrokerClusterStatus(_Status):
     conditions: list[Condition] = Field(
         default_factory=list,
         description="Available: a client can send and read. Progressing: a change is in progress. Degraded: "
-        "it works, but with less redundancy than the spec requires.",
+        "it works, but with less redundancy than the spec requires. Secured: clients must authenticate.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     readyMembers: str = Field("", description="Ready members of all members: 3/3.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +25,11 @@ ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
 
 MIN_SECRET_KEY, MAX_SECRET_KEY = 8, 256
 """Characters of a secret key."""
+
+_OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
+SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
+Source = Annotated[str, Field(pattern=SOURCE, max_length=64)]
+"""An address, or a network as address/bits."""
 
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List", "Any"]
 
@@ -49,7 +54,7 @@ class AccessRule(Model):
         "Any: all of them.",
     )
     decision: Literal["Allow", "Deny"] = Field("Allow", description="Whether the actions are allowed or refused.")
-    sources: list[str] = Field(
+    sources: list[Source] = Field(
         default_factory=list,
         max_length=64,
         description="Networks from which the rule holds, such as 10.0.0.0/8. Empty: from everywhere.",

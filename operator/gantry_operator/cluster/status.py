@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import Authentication, BrokerCluster
 from gantry_operator.api.status import (
     Addresses,
     AnalyticsStatus,
@@ -21,6 +21,7 @@ from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.base import Change
 
 Answer = Literal["True", "False", "Unknown"]
+Aspect = Literal["Available", "Progressing", "Degraded", "Secured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class ObservedState:
     addresses: Addresses = field(default_factory=Addresses)
     last_failover: LastFailover | None = None
     analytics: AnalyticsStatus | None = None
+    authentication: Authentication = "Enabled"
+    """As it holds, with the platform's default."""
 
 
 def status_of(
@@ -77,6 +80,7 @@ def status_of(
         _condition(old, "Available", *available, now, generation),
         _condition(old, "Progressing", *progressing, now, generation),
         _condition(old, "Degraded", *degraded, now, generation),
+        _condition(old, "Secured", *_secured(observed.authentication), now, generation),
     ]
     return BrokerClusterStatus(
         observedGeneration=generation,
@@ -172,6 +176,19 @@ def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, st
     return "False", "Reconciled", "the cluster matches the spec"
 
 
+def _secured(authentication: Authentication) -> tuple[Answer, str, str]:
+    if authentication == "Disabled":
+        said = "whoever reaches a port may do everything: write spec.security.authentication: Permissive, then Enabled"
+        return "False", "AuthenticationDisabled", said
+    if authentication == "Permissive":
+        said = (
+            "requests without a signature are allowed: write spec.security.authentication: Enabled once "
+            "gantry_access_anonymous_total stays the same"
+        )
+        return "False", "AuthenticationPermissive", said
+    return "True", "AuthenticationEnabled", "every request of a client needs a signature"
+
+
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:
     if paused:
         return "Paused"
@@ -189,7 +206,7 @@ def _masters(cluster: BrokerCluster | None, rows: Sequence[MemberRow]) -> str:
 
 
 def _condition(
-    old: BrokerClusterStatus, kind: Literal["Available", "Progressing", "Degraded"], status: Answer, reason: str,
+    old: BrokerClusterStatus, kind: Aspect, status: Answer, reason: str,
     message: str, now: str, generation: int,
 ) -> Condition:  # fmt: skip
     before = next((c for c in old.conditions if c.type == kind), None)

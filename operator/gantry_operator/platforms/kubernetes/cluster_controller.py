@@ -23,6 +23,7 @@ from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
+from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.rolling_change import RollingChange
@@ -49,6 +50,7 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     led_since,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,8 @@ class ClusterController:
         self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
         self._groups = KubernetesGroupControllers(api, caches, key, self._events, shared.clock, self._report.wake)
         self._pods = self._groups.pods
+        self._users = KubernetesAccessStore(api, caches, (*key, self.uid), self._events, shared.identity)
+        self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
         replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
         self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
         self._availability = Availability(shared.remoting, self._report.wake)
@@ -136,6 +140,7 @@ class ClusterController:
             ("reconcile", self._reconcile_forever),
             ("status", self._report.run),
             ("roll", self._rolling.run),
+            ("access", self._access.run),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
         self._dirty.set()
@@ -148,6 +153,7 @@ class ClusterController:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._groups.close()
         await self._availability.close()
+        await self._users.close()
         await self._events.close()
         metrics.AVAILABLE.remove(self.namespace, self.name)
 
@@ -160,7 +166,12 @@ class ClusterController:
 
     def heard(self, event: str, kind: str, obj: Object) -> None:
         """A watch event about an object of this cluster."""
-        if kind == "Lease":
+        if kind in ("BrokerUser", "Secret"):
+            self._access.wake()
+        if kind == "BrokerUser":
+            if event == "DELETED":
+                self._users.forget(obj["metadata"]["uid"])
+        elif kind == "Lease":
             self._groups.registry.heard(event, obj)
         else:
             self._dirty.set()
@@ -231,6 +242,8 @@ class ClusterController:
             self._result = found
             self._start_switchover_request()
             return False
+        self._users.cluster = cluster
+        self._access.wake()
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before any request that the API server may refuse.
@@ -461,6 +474,7 @@ class ClusterController:
         if self._warming_up() or hidden:
             return None
         problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
+        problems += [f"users: {self._access.problem}"] if self._access.problem else []
         seen = ObservedState(
             members=observed_members(self._running(), self._groups.controllers, self._pods),
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"]),
@@ -471,6 +485,7 @@ class ClusterController:
             addresses=self._addresses(),
             last_failover=self._groups.last,
             analytics=self._reports.status(self._cluster),
+            authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
 

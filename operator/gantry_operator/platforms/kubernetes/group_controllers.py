@@ -107,7 +107,7 @@ class KubernetesGroupControllers(GroupControllers):
     async def close(self) -> None:
         await super().close()
         await self.pods.close()
-        await self._http.aclose()
+        await self.http.aclose()
 
     def record(self, event: Event) -> None:
         about = f"group {event.group}: " if event.group else ""

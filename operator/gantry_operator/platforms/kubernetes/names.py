@@ -67,6 +67,11 @@ def admin_secret(cluster: str) -> str:
     return f"{cluster}-admin"
 
 
+def access_secret(cluster: str) -> str:
+    """The Secret with the persistent part of the access table."""
+    return f"{cluster}-access"
+
+
 def service_account(cluster: str) -> str:
     return f"{cluster}-broker"
 

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME = "gantry-operator"
 CACHED = (
-    "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role",
-    "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
+    "BrokerUser", "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod",
+    "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
 )  # fmt: skip
 FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
 LISTED_S = 2.0
@@ -58,7 +58,12 @@ class Operator:
         self.caches = {
             k: InformerCache(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
             for k in CACHED
+            if k != "BrokerUser"
         }
+        # Their users make them, so they need no label.
+        self.caches["BrokerUser"] = InformerCache(
+            api, KINDS["BrokerUser"], settings.watch_namespaces, "", self._user_changed
+        )
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
             heard = self._listener(name, JOB_LABEL)
             self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
@@ -76,6 +81,12 @@ class Operator:
                 controller.heard(event, kind, obj)
 
         return heard
+
+    def _user_changed(self, event: str, obj: Object) -> None:
+        cluster = str((obj.get("spec") or {}).get("cluster", ""))
+        controller = self.clusters.get((obj["metadata"].get("namespace", ""), cluster))
+        if controller is not None:
+            controller.heard(event, "BrokerUser", obj)
 
     def followed(self) -> dict[str, InformerCache]:
         """Without an image for reports the chart grants no rights for them, so their kinds are not watched."""
