@@ -12,12 +12,14 @@ from gantry_operator.certificates.keeper import (
     expiry_of,
     next_look,
     renew,
+    renewal_of,
     trusted,
 )
-from gantry_operator.certificates.schedule import RENEW_AUTHORITY, RENEW_CERTIFICATES
+from gantry_operator.certificates.schedule import EXPIRING, RENEW_AUTHORITY, RENEW_CERTIFICATES
 from gantry_operator.certificates.x509 import KeyPair, Names, UnusableCertificate
 
 __all__ = [
+    "EXPIRING",
     "RENEW_AUTHORITY",
     "RENEW_CERTIFICATES",
     "Asked",
@@ -30,5 +32,6 @@ __all__ = [
     "expiry_of",
     "next_look",
     "renew",
+    "renewal_of",
     "trusted",
 ]

@@ -155,6 +155,11 @@ def expiry_of(pem: bytes) -> datetime:
     return x509.read_certificate(pem).not_after
 
 
+def renewal_of(pair: KeyPair) -> datetime:
+    """The time at which it is made again. Raises UnusableCertificate."""
+    return schedule.renewal_time(x509.read(pair))
+
+
 def _usable(authority: Authority | None) -> Authority | None:
     """The authority without parts that cannot be read."""
     if authority is None or _facts(authority.current) is None:

@@ -217,6 +217,6 @@ def read_certificate(pem: bytes) -> Facts:
         made=certificate.not_valid_before_utc + BACKDATED,
         not_after=certificate.not_valid_after_utc,
         names=frozenset(names),
-        key_id=x509.SubjectKeyIdentifier.from_public_key(certificate.public_key()).digest.hex(),  # type: ignore[arg-type]
+        key_id=x509.SubjectKeyIdentifier.from_public_key(certificate.public_key()).digest.hex(),
         signer=signer,
     )

@@ -45,6 +45,11 @@ class Availability:
         self._on_news = on_news
         self._groups: dict[str, _Group] = {}
 
+    def use(self, client: RemotingClient) -> RemotingClient:
+        """Check by this client from the next check on. Returns the former one, which the caller closes."""
+        former, self._client = self._client, client
+        return former
+
     def watch(
         self, group: str, epoch: int, waits: str, answering: object, name_servers: Sequence[str], registered: str,
         reached: str,

@@ -2,9 +2,20 @@
 
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
 from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan
-from gantry_operator.plan.process_config import BrokerAddresses, broker_config, name_server_config
+from gantry_operator.plan.process_config import (
+    AUTHORITIES,
+    CERTIFICATE,
+    KEY,
+    BrokerAddresses,
+    TlsFolders,
+    broker_config,
+    name_server_config,
+)
 
 __all__ = [
+    "AUTHORITIES",
+    "CERTIFICATE",
+    "KEY",
     "BrokerAddresses",
     "GroupPlan",
     "MemberPlan",
@@ -13,6 +24,7 @@ __all__ = [
     "Plan",
     "Step",
     "StepKind",
+    "TlsFolders",
     "broker_config",
     "member_name",
     "name_server_config",
