@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gantry_broker.protocol import plausible
 from gantry_broker.remoting.members import refuse_open_port
-from gantry_broker.remoting.tls import refuse_unverifiable
+from gantry_broker.remoting.tls_settings import refuse_unverifiable
 from gantry_broker.settings import BrokerSettings
 
 

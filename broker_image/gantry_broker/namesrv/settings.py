@@ -12,7 +12,7 @@ from typing import Literal, cast
 
 from gantry_broker.protocol.bodies import BodyError, Fields, parse
 from gantry_broker.remoting.members import refuse_open_port
-from gantry_broker.remoting.tls import ClientCertificates, refuse_unverifiable
+from gantry_broker.remoting.tls_settings import ClientCertificates, refuse_unverifiable
 
 _KNOWN = {
     "name",

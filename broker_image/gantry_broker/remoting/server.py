@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gantry_broker.descriptors import MAX_REMOTING_BACKLOG
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
@@ -13,7 +13,9 @@ from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard
-from gantry_broker.remoting.tls_gate import TlsGate
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.tls_gate import TlsGate
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
+
+from gantry_broker.remoting.tls_settings import ClientCertificates
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +25,6 @@ CHECK_S: Final = 1.0
 MAX_FILE: Final = 1 << 20
 """Bytes of the largest file with certificates or a key."""
 
-ClientCertificates = Literal["None", "Optional", "Required"]
-"""Whether a listening port asks clients for a certificate."""
 _VERIFY: Final = {"None": ssl.CERT_NONE, "Optional": ssl.CERT_OPTIONAL, "Required": ssl.CERT_REQUIRED}
 _Stamp = tuple[tuple[int, int, int], ...]
 """Device-independent mark of the files' present content: inode, size and time of change for each."""
@@ -49,14 +49,6 @@ class TlsOptions:
     key_file: Path | str | None = None
     verify: bool = True
     server_name: str | None = None
-
-
-def refuse_unverifiable(clients: ClientCertificates, ca_file: Path | None) -> None:
-    """Raise ValueError when client certificates are asked for and nothing could verify them."""
-    if clients != "None" and ca_file is None:
-        raise ValueError(
-            f"client_certificates is {clients}, but client_ca_file is not set: name the file with the CAs of clients"
-        )
 
 
 def client_context(options: TlsOptions) -> ssl.SSLContext:

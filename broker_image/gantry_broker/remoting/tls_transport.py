@@ -190,7 +190,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             protocol.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
         if ended:
             if self._error is None:
-                self._protocol.eof_received()
+                protocol.eof_received()
             self.close()
 
     def _flush(self) -> None:
