@@ -45,7 +45,8 @@ async def test_a_client_outside_goes_through_the_api_server(demo: Cluster) -> No
     """As `gantry produce --context ...` does, without any Service of its own."""
     async with KubeTarget(namespace=demo.namespace) as target:
         assert target.name == "demo"
-        async with Producer(await target.name_servers()) as producer:
+        credentials = await target.super_user()
+        async with Producer(await target.name_servers(), credentials=credentials) as producer:
             results = [await producer.send("Outside", f"message {i}".encode(), timeout=20) for i in range(20)]
         assert {r.status.name for r in results} == {"SEND_OK"}
         assert len(await target.members_http()) == 3

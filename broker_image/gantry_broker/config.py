@@ -58,6 +58,9 @@ class InternalTlsConfig(_Config):
     ca_file: Path = Field(description="The CAs whose certificates members must show.")
 
 
+Authentication = Literal["Enabled", "Permissive", "Disabled"]
+
+
 class NameServerConfig(_Config):
     """One NameServer process."""
 
@@ -81,6 +84,7 @@ class NameServerConfig(_Config):
     internal_tls: InternalTlsConfig | None = Field(
         None, description="TLS of the registration port and of HTTP; None: plaintext."
     )
+    authentication: Authentication = Field("Disabled", description="Counts until an access table has come.")
 
     @model_validator(mode="after")
     def _protected(self) -> Self:
@@ -141,6 +145,9 @@ class BrokerConfig(_Config):
         None, description="TLS of the replication port, of HTTP and of registrations; None: plaintext."
     )
     metrics_need_token: bool = Field(False, description="Whether /metrics needs the token, too.")
+    authentication: Authentication = Field(
+        "Disabled", description="Whether clients sign their requests; counts until an access table has come."
+    )
 
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.api.status import Condition
@@ -60,20 +59,17 @@ async def kept(
     shown["metadata"]["annotations"] = annotations or {}
     obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
     obj["metadata"]["generation"] = 1
-    async with RemotingClient() as remoting:
-        shared = Shared(
-            api, OperatorSettings("broker", "", "ops", ()), caches, remoting, StallCompensatedClock(), "op-0"
-        )
-        shared.unlisted = lambda: unlisted
-        controller = ClusterController(shared, obj)
-        controller.start()
-        try:
-            yield controller
-        finally:
-            await controller.stop()
-            for task in following:
-                task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+    shared = Shared(api, OperatorSettings("broker", "", "ops", ()), caches, StallCompensatedClock(), "op-0")
+    shared.unlisted = lambda: unlisted
+    controller = ClusterController(shared, obj)
+    controller.start()
+    try:
+        yield controller
+    finally:
+        await controller.stop()
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
 
 
 def annotated(fake: FakeApi) -> dict[str, str]:

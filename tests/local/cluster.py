@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
+from gantry_broker.client import ClientError, Consumer, Credentials, FromWhere, Producer, ReceivedMessage, SendStatus
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 from gantry_operator.api import BrokerCluster
@@ -191,8 +191,10 @@ class Load:
 
     @classmethod
     @asynccontextmanager
-    async def on(cls, cluster: Cluster, topic: str, tag: str, senders: int = 4) -> AsyncIterator[Load]:
-        async with Producer(cluster.name_servers, "load", tls=cluster.tls) as producer:
+    async def on(
+        cls, cluster: Cluster, topic: str, tag: str, senders: int = 4, credentials: Credentials | None = None
+    ) -> AsyncIterator[Load]:
+        async with Producer(cluster.name_servers, "load", credentials=credentials, tls=cluster.tls) as producer:
             load = cls(producer, topic, tag)
             tasks = [asyncio.create_task(load.send()) for _ in range(senders)]
             try:

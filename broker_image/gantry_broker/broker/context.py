@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.access_control import AccessControl
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.group_notifier import GroupNotifier
@@ -64,6 +65,7 @@ class BrokerContext:
     creation: OnDemandCreation
     live_settings: LiveSettings
 
+    access: AccessControl
     clients: ClientTable
     notifier: GroupNotifier
     locks: QueueLocks

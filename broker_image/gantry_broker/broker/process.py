@@ -83,6 +83,7 @@ class BrokerProcess:
     async def start(self) -> None:
         """Raises OSError when a port is taken, and the errors of replication's state."""
         parts, broker = self.parts, self.broker
+        broker.access.load()
         parts.replay.start(self.config.data_dir / "config")
         await broker.replication.start()
         self.port = await parts.ports.start()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gantry_broker import descriptors
+from gantry_broker.broker.access_control import AccessControl
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.confirmed import ConfirmedRecords
@@ -107,6 +108,7 @@ def wire(
     loop_watch, slices = LoopWatch(), TimeSlices()
     slices.on_ran = loop_watch.holds.ran
     clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters()
+    access = AccessControl(config, store)
     held: HeldPulls[Pull] = HeldPulls()
     stats = Stats(started_ms)
     counts = MessageCounts(stats, config.cluster)
@@ -142,7 +144,7 @@ def wire(
     health = MemberHealth(config, store, replication, role, events)
     registrar = Registrar(
         config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
-        clock=clock,
+        clock=clock, access=access,
     )  # fmt: skip
 
     # Changes of the log and of the tables.
@@ -157,6 +159,7 @@ def wire(
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
         next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
+        may_decide=access.may_decide,
     )  # fmt: skip
     delays = Delays(
         store, delay_levels, meta=meta, changes=changes, role=role, health=health, confirmed=confirmed, events=events,
@@ -192,6 +195,7 @@ def wire(
         changes=changes,
         creation=creation,
         live_settings=live_settings,
+        access=access,
         clients=clients,
         notifier=notifier,
         locks=locks,
@@ -211,7 +215,9 @@ def wire(
     processor = RequestProcessor(context, HANDLERS, sender, budget.parked_bytes)
     forwarder = Forwarder(role, replication, client, processor.process, budget.parked_bytes)
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
-    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier)
+    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier, access.gate)
+    # Who waits for a message may have lost the right to it: the client asks again, and is checked.
+    access.on_changed += [pulls.settle_soon, registrar.soon, events.status_changed]
 
     # Ports and the clock.
     ports = Ports(

@@ -11,6 +11,7 @@ async with Consumer("127.0.0.1:9876", "billing", from_where=FromWhere.FIRST) as 
 from gantry_broker.client.admin import Admin
 from gantry_broker.client.allocation import averagely, averagely_by_circle
 from gantry_broker.client.consumer import Consumer, RetryLater
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.deadletters import DeadGroup, DeadLetters
 from gantry_broker.client.errors import (
     BrokerError,
@@ -39,6 +40,7 @@ __all__ = [
     "ClientError",
     "Compression",
     "Consumer",
+    "Credentials",
     "DeadGroup",
     "DeadLetters",
     "FromWhere",

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import ReceivedMessage, check_group, check_topic
 from gantry_broker.client.pulling import Puller
-from gantry_broker.client.session import Session
+from gantry_broker.client.session import Session, session_of
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,
@@ -90,12 +91,14 @@ class Admin:
         *,
         timeout: float = ADMIN_SECONDS,
         tls: TlsOptions | ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        """`timeout`: seconds for each request. `tls`: see `Session`; a given session has its own.
+        """`timeout`: seconds for each request; `credentials`: with which they are signed. `tls`: see `Session`; a given
+        session has its own.
 
         All calls raise RemotingError, BrokerError or BodyError.
         """
-        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers, tls=tls)
+        self.session = session_of(name_servers, credentials, tls)
         self.timeout = timeout
 
     async def __aenter__(self) -> Self:

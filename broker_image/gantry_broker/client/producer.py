@@ -14,10 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import Final, Self
 
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
 from gantry_broker.client.message import MAX_BODY, Message, ReceivedMessage, SendResult, check_group, pack_properties
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
-from gantry_broker.client.session import BACKOFF_FIRST, ROUTE_POLL_SECONDS, Session, next_backoff
+from gantry_broker.client.session import BACKOFF_FIRST, ROUTE_POLL_SECONDS, Session, next_backoff, session_of
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import (
@@ -94,13 +95,14 @@ class Producer:
         compression: Compression = Compression.ZLIB,
         max_body: int = MAX_BODY,
         tls: TlsOptions | ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """`timeout` is in seconds and covers all attempts of one send; `compress_over` and `max_body` are bytes.
 
         Consumers of 4.x read only `compression` ZLIB. `tls`: see `Session`; a given session has its own.
         """
         check_group(group)
-        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers, tls=tls)
+        self.session = session_of(name_servers, credentials, tls)
         self.group = group
         self.timeout = timeout
         self.retries = retries

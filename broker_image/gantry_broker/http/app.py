@@ -18,8 +18,10 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import ValidationError
 
 from gantry_broker import descriptors
+from gantry_broker.access.table import AccessAnswer, Changes
 from gantry_broker.broker.status import member_status
 from gantry_broker.http.connection import LimitedConnection
 from gantry_broker.http.guard import Guard
@@ -38,6 +40,7 @@ from gantry_broker.http.models import (
 )
 from gantry_broker.http.token import TokenFile
 from gantry_broker.protocol import plausible
+from gantry_broker.protocol.limits import MAX_ACCESS
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -53,7 +56,12 @@ HEALTH: Final = frozenset({"/livez", "/health/live", "/readyz", "/health/ready"}
 METRICS: Final = "/metrics"
 METRICS_SHARE: Final = 0.1
 """The share of the event loop's time for pages of metrics, at most; more frequent requests get the last page."""
-BODIES: Final = {"/v1/assignment": 65_536, "/v1/handover": 4_096, "/v1/members/remove": 1_024}
+BODIES: Final = {
+    "/v1/access": MAX_ACCESS,
+    "/v1/assignment": 65_536,
+    "/v1/handover": 4_096,
+    "/v1/members/remove": 1_024,
+}
 """Most bytes of a request's body; other paths take none. An assignment names the members of one group."""
 
 
@@ -259,6 +267,24 @@ def make_app(
     async def remove_member(asked: RemovalRequest) -> RemovalAnswer:
         reason = await broker.replication.remove_member(asked.member)
         return RemovalAnswer(removed=not reason, reason=reason)
+
+    @app.put("/v1/access")
+    async def access_table(request: Request) -> AccessAnswer:
+        """The access table; a version that is not higher is ignored. A refusal names fields, never their values."""
+        try:
+            return AccessAnswer(version=await broker.access.put(await request.body()))
+        except ValidationError as error:
+            faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'table'}: {e['msg']}" for e in error.errors()[:5])
+            raise HTTPException(422, faults[: plausible.MAX_TEXT]) from None
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        except OSError as error:
+            raise HTTPException(500, f"the table is in force, but cannot be written: {error}") from None
+
+    @app.get("/v1/access/changes")
+    async def access_changes() -> Changes:
+        """What mqadmin changed at this member, with secret keys, for the control plane."""
+        return broker.access.waiting()
 
     @app.get("/v1/log")
     async def log_segments() -> Response:

@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.access.gate import REASONS
 from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
+    from gantry_broker.access.gate import Gate
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.ports import Ports
     from gantry_broker.refusals import Refusals
@@ -145,11 +147,29 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         refused_values(broker.replication.refusals, me),
         *broker.tls.families(me),
+        *access_families(broker.access.gate, me),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
         ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),
     ]
     return "".join(text_of(*family) for family in families)
+
+
+def access_families(gate: Gate, labels: dict[str, str]) -> list[Family]:
+    """Return the families of access; a broker and a NameServer have the same."""
+    refused: list[Row] = [({**labels, "reason": reason}, gate.refused.get(reason, 0)) for reason in REASONS]
+    version = 0 if gate.policy is None else gate.policy.version
+    return [
+        ("gantry_access_refused_total", "counter", "Clients' requests refused, by reason.", refused),
+        (
+            "gantry_access_dropped_total",
+            "counter",
+            "Those of them that were one-way: nobody was told.",
+            [(labels, gate.dropped)],
+        ),
+        ("gantry_access_anonymous_total", "counter", "Requests without a signature.", [(labels, gate.anonymous)]),
+        ("gantry_access_table_version", "gauge", "Version of the access table; 0: none.", [(labels, version)]),
+    ]
 
 
 def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:

@@ -9,6 +9,7 @@ import logging
 from gantry_broker import descriptors
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.pages import Page, Pages, PageServer
+from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService, health, metrics
 from gantry_broker.namesrv.settings import NameServerSettings
@@ -30,7 +31,9 @@ class NameServer:
     def __init__(self, settings: NameServerSettings) -> None:
         """Raises ValueError when the stored KV configuration is damaged, or certificates cannot be used."""
         kv_path = settings.data_dir / "kvConfig.json" if settings.data_dir is not None else None
-        self.service = NameService(settings.name, KvConfig(kv_path))
+        access_path = settings.data_dir / "access.json" if settings.data_dir is not None else None
+        access = NameServerAccess(settings.cluster, settings.authentication, access_path)
+        self.service = NameService(settings.name, KvConfig(kv_path), access=access)
         self._settings = settings
         budget = descriptors.budget()
         self.tls = self.service.tls = PortsTls(settings.tls, settings.internal_tls)
@@ -90,6 +93,7 @@ class NameServer:
 
     async def start(self) -> None:
         """Start all ports. Raises OSError when a port is taken."""
+        self.service.access.load()
         try:
             for server in self._servers():
                 await server.start()

@@ -27,7 +27,9 @@ _KNOWN = {
     "token_file",
     "tls",
     "internal_tls",
+    "authentication",
 }
+_AUTHENTICATION = ("Enabled", "Permissive", "Disabled")
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class NameServerSettings:
     token_file: Path | None = None
     tls: TlsSettings | None = None
     internal_tls: InternalTlsSettings | None = None
+    authentication: str = "Disabled"
 
     @classmethod
     def load(cls, path: Path) -> NameServerSettings:
@@ -98,6 +101,11 @@ class NameServerSettings:
                 refuse_open_port("registration_port", host, Path(token_file) if token_file else None)
             except ValueError as error:
                 raise BodyError(str(error)) from None
+        authentication = fields.text("authentication", "Disabled")
+        if authentication not in _AUTHENTICATION:
+            raise BodyError(
+                f"the field authentication is {authentication[:40]!r}; one of {', '.join(_AUTHENTICATION)} is expected"
+            )
         return cls(
             fields.text("name"),
             host,
@@ -111,6 +119,7 @@ class NameServerSettings:
             Path(token_file) if token_file else None,
             _tls(fields),
             _internal_tls(fields),
+            authentication,
         )
 
 

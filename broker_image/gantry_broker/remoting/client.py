@@ -65,10 +65,13 @@ class RemotingClient:
         max_frame: int = MAX_FRAME,
         membership: Membership | None = None,
         tls: TlsOptions | ssl.SSLContext | Certificates | None = None,
+        sign: Callable[[Frame], None] | None = None,
     ) -> None:
         """`membership`: every address is a port between members, where this end proves itself before it sends
-        requests. `tls`: every connection is one with TLS. Raises TlsError when its files cannot be used.
+        requests. `tls`: every connection is one with TLS. `sign` adds a signature to each request. Raises TlsError when
+        the files of `tls` cannot be used.
         """
+        self._sign = sign
         self._membership = membership
         self._tls = None if tls is None else CallingTls(tls)
         self._failing: dict[str, FailedHandshake] = {}
@@ -123,6 +126,8 @@ class RemotingClient:
             silence = min(silence, SUSPECT_SECONDS)
         if silence is not None and silence < timeout:
             watch = asyncio.get_running_loop().call_later(silence, self._give_up_silent, address, conn, before)
+        if self._sign is not None:
+            self._sign(frame)
         try:
             answer = await conn.request(frame, timeout, arriving=arriving)
         except RequestTimeout:
@@ -171,6 +176,12 @@ class RemotingClient:
             await self._drained(address, conn, timeout)
         if conn.lost:
             raise ConnectionLost(f"connection to {address} has ended", sent=False)
+        self.oneway_on(conn, frame)
+
+    def oneway_on(self, conn: Connection, frame: Frame) -> None:
+        """Send a request that wants no answer on the connection on which its occasion came."""
+        if self._sign is not None:
+            self._sign(frame)
         conn.write(encode_frame(oneway(frame)))
 
     def connected(self, address: str) -> bool:

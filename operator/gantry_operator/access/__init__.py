@@ -3,7 +3,7 @@
 from gantry_operator.access.decide import Decision, Observed, UserResult, decide
 from gantry_operator.access.keys import KeyPlan, next_keys, valid_keys
 from gantry_operator.access.state import AccessState, Keys
-from gantry_operator.access.wish import ADMIN, Wish, admin_wish, secret_name, wish_of
+from gantry_operator.access.wanted import ADMIN, WantedUser, secret_name, wanted_admin, wanted_user
 
 __all__ = [
     "ADMIN",
@@ -13,11 +13,11 @@ __all__ = [
     "Keys",
     "Observed",
     "UserResult",
-    "Wish",
-    "admin_wish",
+    "WantedUser",
     "decide",
     "next_keys",
     "secret_name",
     "valid_keys",
-    "wish_of",
+    "wanted_admin",
+    "wanted_user",
 ]

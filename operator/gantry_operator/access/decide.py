@@ -7,16 +7,16 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from gantry_broker.access.table import MAX_ALL_RULES, MAX_USERS
 
 from gantry_operator.access import changes
 from gantry_operator.access.keys import KeyPlan, expires_at, next_keys, valid_keys
 from gantry_operator.access.state import MAX_VERSION, AccessState, Keys
-from gantry_operator.access.wish import ACCESS_KEY, ADMIN, ADMIN_NAME, SECRET_KEY, Wish
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, ADMIN_NAME, SECRET_KEY, WantedUser
 from gantry_operator.api import Authentication, Security
 
-MAX_USERS = 4096
-"""Users of one cluster, those of mqadmin included."""
 NEW_KEY_BYTES = 24
 
 
@@ -27,7 +27,7 @@ class Observed:
     cluster: str
     mode: Authentication
     security: Security
-    wishes: Sequence[Wish]
+    wanted: Sequence[WantedUser]
     """With the cluster's super user."""
     secrets: Mapping[str, Mapping[str, str]]
     """The content of each Secret that exists, by its name."""
@@ -80,34 +80,33 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
     users: list[dict[str, Any]] = []
     ends: list[float] = []
     owners: dict[str, str] = {}
-    for wish in sorted(seen.wishes, key=lambda w: _precedence(w, state)):
-        first = owners.setdefault(wish.access_key, wish.name)
-        known = state.users.get(wish.name)
-        if first != wish.name or len(users) >= MAX_USERS:
-            results[wish.name] = UserResult(
-                False, *(_taken(seen.cluster, wish, first) if first != wish.name else _too_many()), wish.secret
-            )
+    for wanted in sorted(seen.wanted, key=lambda w: _precedence(w, state)):
+        first = owners.setdefault(wanted.access_key, wanted.name)
+        known = state.users.get(wanted.name)
+        refusal = _refusal(seen.cluster, wanted, first, users)
+        if refusal is not None:
+            results[wanted.name] = UserResult(False, refusal.reason, refusal.message, wanted.secret)
             continue
-        plan = next_keys(known, wish, _key_in(seen.secrets, wish), now, new_key)
+        plan = next_keys(known, wanted, _key_in(seen.secrets, wanted), now, new_key)
         if plan.keys is None:
-            results[wish.name] = UserResult(False, "SecretNotUsable", plan.problem, wish.secret)
+            results[wanted.name] = UserResult(False, "SecretNotUsable", plan.problem, wanted.secret)
             continue
-        keys[wish.name] = plan.keys
+        keys[wanted.name] = plan.keys
         if plan.changed:
-            notes.append(("Normal", "KeyRotated", _rotated(wish, plan.keys), wish.name))
-        if plan.write or (wish.own_secret and _names_another(seen.secrets, wish)):
-            writes[wish.secret] = {ACCESS_KEY: wish.access_key, SECRET_KEY: plan.keys.current}
-        valid = valid_keys(plan.keys, wish.overlap_s, now)
-        end = expires_at(plan.keys, wish.overlap_s) if len(valid) == 2 else None
+            notes.append(("Normal", "KeyRotated", _rotated(wanted, plan.keys), wanted.name))
+        if plan.write or (wanted.own_secret and _names_another(seen.secrets, wanted)):
+            writes[wanted.secret] = {ACCESS_KEY: wanted.access_key, SECRET_KEY: plan.keys.current}
+        valid = valid_keys(plan.keys, wanted.overlap_s, now)
+        end = expires_at(plan.keys, wanted.overlap_s) if len(valid) == 2 else None
         if end is not None:
             ends.append(end)
-        user = _user(wish, valid)
+        user = _user(wanted, valid)
         why = changes.refused(user)
         if why:
-            results[wish.name] = UserResult(False, "InvalidSpec", why, wish.secret)
+            results[wanted.name] = UserResult(False, "InvalidSpec", why, wanted.secret)
             continue
         users.append(user)
-        results[wish.name] = _accepted(wish, plan, len(valid), end)
+        results[wanted.name] = _accepted(wanted, plan, len(valid), end)
     made, merged, told = changes.merge(state.made, state.merged, seen.changes, set(owners))
     notes += [("Warning", "ChangeNotMerged", text, "") for text in told]
     users.sort(key=lambda u: str(u["name"]))  # So that the order in which users came changes no table.
@@ -126,58 +125,71 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
     return Decision(following, {"version": version, **body}, writes, results, notes, min(ends, default=None))
 
 
-def _precedence(wish: Wish, state: AccessState) -> tuple[bool, bool, str, str]:
+def _precedence(wanted: WantedUser, state: AccessState) -> tuple[bool, bool, str, str]:
     """Of two users with one AccessKey the first keeps it: the super user, the one that had it, the older one."""
-    known = state.users.get(wish.name)
-    had = known is not None and known.access_key == wish.access_key
-    return wish.name != ADMIN_NAME, not had, wish.created, wish.name
+    known = state.users.get(wanted.name)
+    had = known is not None and known.access_key == wanted.access_key
+    return wanted.name != ADMIN_NAME, not had, wanted.created, wanted.name
 
 
-def _taken(cluster: str, wish: Wish, first: str) -> tuple[str, str]:
-    if first == ADMIN_NAME:
-        return "AccessKeyTaken", f"accessKey {ADMIN} is the super user's of {cluster}: write another accessKey"
-    return "AccessKeyTaken", f"accessKey {wish.access_key} belongs to BrokerUser {first}: write another accessKey"
+class _Refusal(NamedTuple):
+    reason: str
+    message: str
 
 
-def _too_many() -> tuple[str, str]:
-    return "TooManyUsers", f"the cluster has {MAX_USERS} users: delete another one first"
+def _refusal(cluster: str, wanted: WantedUser, first: str, users: Sequence[Mapping[str, Any]]) -> _Refusal | None:
+    """Why the user is left out of the table. `first`: the owner of its AccessKey; `users`: those in the table."""
+    if first != wanted.name and first == ADMIN_NAME:
+        return _Refusal(
+            "AccessKeyTaken", f"accessKey {ADMIN} is the super user's of {cluster}: write another accessKey"
+        )
+    if first != wanted.name:
+        said = f"accessKey {wanted.access_key} belongs to BrokerUser {first}: write another accessKey"
+        return _Refusal("AccessKeyTaken", said)
+    if len(users) >= MAX_USERS:
+        return _Refusal("TooManyUsers", f"the cluster has {MAX_USERS} users: delete another one first")
+    if sum(len(u["rules"]) for u in users) + len(wanted.rules) > MAX_ALL_RULES:
+        return _Refusal("TooManyRules", f"all users together have more than {MAX_ALL_RULES} rules: delete some first")
+    return None
 
 
-def _key_in(secrets: Mapping[str, Mapping[str, str]], wish: Wish) -> str | None:
-    value = secrets.get(wish.secret, {}).get(wish.secret_key)
+def _key_in(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> str | None:
+    value = secrets.get(wanted.secret, {}).get(wanted.secret_key)
     return None if value is None else value.rstrip("\r\n")
 
 
-def _names_another(secrets: Mapping[str, Mapping[str, str]], wish: Wish) -> bool:
-    found = secrets.get(wish.secret)
-    return found is not None and found.get(ACCESS_KEY) != wish.access_key
+def _names_another(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> bool:
+    found = secrets.get(wanted.secret)
+    return found is not None and found.get(ACCESS_KEY) != wanted.access_key
 
 
-def _rotated(wish: Wish, keys: Keys) -> str:
+def _rotated(wanted: WantedUser, keys: Keys) -> str:
     return (
-        f"accessKey {wish.access_key} has a new secret key in Secret {wish.secret}; the former one stays valid for "
-        f"{wish.overlap_s:g} s"
+        f"accessKey {wanted.access_key} has a new secret key in Secret {wanted.secret}; the former one stays valid for "
+        f"{wanted.overlap_s:g} s"
     )
 
 
-def _accepted(wish: Wish, plan: KeyPlan, valid: int, end: float | None) -> UserResult:
+def _accepted(wanted: WantedUser, plan: KeyPlan, valid: int, end: float | None) -> UserResult:
     if plan.problem:
         # The members keep the last key: a Secret that disappears for a moment must not stop clients.
-        return UserResult(True, "SecretNotUsable", f"{plan.problem}; the last key stays valid", wish.secret, valid, end)
-    message = plan.waits or ("the user is disabled: its requests are refused" if not wish.enabled else "")
-    return UserResult(True, "Accepted", message, wish.secret, valid, end)
+        return UserResult(
+            True, "SecretNotUsable", f"{plan.problem}; the last key stays valid", wanted.secret, valid, end
+        )
+    message = plan.waits or ("the user is disabled: its requests are refused" if not wanted.enabled else "")
+    return UserResult(True, "Accepted", message, wanted.secret, valid, end)
 
 
-def _user(wish: Wish, keys: Sequence[str]) -> dict[str, Any]:
+def _user(wanted: WantedUser, keys: Sequence[str]) -> dict[str, Any]:
     """The user in the form of the table."""
-    quotas = wish.quotas
+    quotas = wanted.quotas
     return {
-        "name": wish.access_key,
+        "name": wanted.access_key,
         "keys": list(keys),
-        "super": wish.super_user,
-        "enabled": wish.enabled,
+        "super": wanted.super_user,
+        "enabled": wanted.enabled,
         "bytesPerSecond": quotas.get("bytesPerSecond"),
         "messagesPerSecond": quotas.get("messagesPerSecond"),
         "connections": quotas.get("connections"),
-        "rules": [dict(r) for r in wish.rules],
+        "rules": [dict(r) for r in wanted.rules],
     }

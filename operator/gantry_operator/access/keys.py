@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gantry_operator.access.state import Keys
-from gantry_operator.access.wish import Wish
+from gantry_operator.access.wanted import WantedUser
 from gantry_operator.api.user import MAX_SECRET_KEY, MIN_SECRET_KEY
 
 
@@ -53,49 +53,57 @@ def valid_keys(keys: Keys, overlap_s: float, now: float) -> list[str]:
     return [keys.current] if end is None or now >= end else [keys.current, keys.former]
 
 
-def next_keys(known: Keys | None, wish: Wish, found: str | None, now: float, new_key: Callable[[], str]) -> KeyPlan:
+def next_keys(
+    known: Keys | None, wanted: WantedUser, found: str | None, now: float, new_key: Callable[[], str]
+) -> KeyPlan:
     """`found`: the key in the Secret; None: there is none. `now`: Unix time."""
     bad = usable(found)
-    if wish.own_secret:
-        plan = _own(known, wish, None if bad else found, now, new_key)
+    if wanted.own_secret:
+        plan = _own(known, wanted, None if bad else found, now, new_key)
     else:
-        plan = _named(known, wish, found or "", now, bad)
-    if plan.keys is None or plan.keys.access_key == wish.access_key:
+        plan = _named(known, wanted, found or "", now, bad)
+    if plan.keys is None or plan.keys.access_key == wanted.access_key:
         return plan
     return KeyPlan(
-        plan.keys.model_copy(update={"access_key": wish.access_key}), plan.write, plan.problem, plan.waits, plan.changed
+        plan.keys.model_copy(update={"access_key": wanted.access_key}),
+        plan.write,
+        plan.problem,
+        plan.waits,
+        plan.changed,
     )
 
 
-def _own(known: Keys | None, wish: Wish, found: str | None, now: float, new_key: Callable[[], str]) -> KeyPlan:
+def _own(known: Keys | None, wanted: WantedUser, found: str | None, now: float, new_key: Callable[[], str]) -> KeyPlan:
     if known is None:
         # A Secret without a state: the state was lost, and clients use this key.
-        keys = Keys(current=found or new_key(), request=wish.rotate)
+        keys = Keys(current=found or new_key(), request=wanted.rotate)
         return KeyPlan(keys, write=found is None)
     if found is None or (found == known.former and found != known.current):
         return KeyPlan(known, write=True)
     if found != known.current:
         return KeyPlan(_replaced(known, found, now), changed=True)
-    if wish.rotate == known.request:
+    if wanted.rotate == known.request:
         return KeyPlan(known)
-    if len(valid_keys(known, wish.overlap_s, now)) == 2:
+    if len(valid_keys(known, wanted.overlap_s, now)) == 2:
         return KeyPlan(
             known,
             waits="the rotation begins once the former key of the last one has expired; a shorter "
             "spec.rotation.overlap ends it earlier",
         )
-    keys = _replaced(known, new_key(), now).model_copy(update={"request": wish.rotate})
+    keys = _replaced(known, new_key(), now).model_copy(update={"request": wanted.rotate})
     return KeyPlan(keys, write=True, changed=True)
 
 
-def _named(known: Keys | None, wish: Wish, found: str, now: float, bad: str) -> KeyPlan:
+def _named(known: Keys | None, wanted: WantedUser, found: str, now: float, bad: str) -> KeyPlan:
     waits = ""
-    if known is not None and wish.rotate != known.request:
-        waits = f"Secret {wish.secret} is not the operator's: change {wish.secret_key} there for a rotation"
+    if known is not None and wanted.rotate != known.request:
+        waits = f"Secret {wanted.secret} is not the operator's: change {wanted.secret_key} there for a rotation"
     if bad:
-        return KeyPlan(known, problem=f"{wish.secret_key} of Secret {wish.secret} cannot be used: {bad}", waits=waits)
+        return KeyPlan(
+            known, problem=f"{wanted.secret_key} of Secret {wanted.secret} cannot be used: {bad}", waits=waits
+        )
     if known is None:
-        return KeyPlan(Keys(current=found, request=wish.rotate))
+        return KeyPlan(Keys(current=found, request=wanted.rotate))
     if found == known.current:
         return KeyPlan(known, waits=waits)
     return KeyPlan(_replaced(known, found, now), waits=waits, changed=True)

@@ -40,8 +40,8 @@ class Security(Model):
         None,
         description="Enabled: clients sign their requests with the key of a BrokerUser. Permissive: a request without "
         "a signature is allowed and counted (gantry_access_anonymous_total); a wrong signature is refused. Disabled: "
-        "whoever reaches a port may do everything. Default: Enabled in Kubernetes; on one machine Disabled on loopback "
-        "addresses and Enabled on others.",
+        "every client that reaches a port may do everything. Default: Enabled in Kubernetes; on one machine Disabled "
+        "on loopback addresses and Enabled on others.",
     )
     topicQuotas: list[TopicQuota] = Field(
         default_factory=list,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gantry_operator.api.base import Duration, Model, Rule, Strict, parse_duration
+from gantry_operator.api.base import ACCESS_KEY, SOURCE, Duration, Model, Rule, Strict, parse_duration
 from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
 from gantry_operator.api.security import MAX_RATE
 
@@ -21,13 +21,10 @@ ROTATE = f"{GROUP}/rotate"
 
 MAX_USER_NAME = 63
 _NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
 
 MIN_SECRET_KEY, MAX_SECRET_KEY = 8, 256
 """Characters of a secret key."""
 
-_OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
-SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
 Source = Annotated[str, Field(pattern=SOURCE, max_length=64)]
 """An address, or a network as address/bits."""
 
@@ -35,7 +32,10 @@ Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List", "Any
 
 
 class AccessRule(Model):
-    """One permission or prohibition. A Deny outweighs every Allow. What no rule allows is refused."""
+    """One permission or prohibition. Of the rules that match, the most exact one decides: a literal name before a
+    prefix, a longer prefix before a shorter one, a prefix before every name; between equals Deny. What no rule allows
+    is refused.
+    """
 
     type: Literal["Topic", "Group", "Cluster", "Any"] = Field(
         description="Kind of the resource: topics, consumer groups, the cluster itself, or all of them."

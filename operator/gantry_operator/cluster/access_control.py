@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
+from gantry_broker.client.credentials import Credentials
+from gantry_broker.protocol.frame import Frame
 
-from gantry_operator.access import AccessState, Decision, Observed, UserResult, decide
+from gantry_operator.access import ADMIN, AccessState, Decision, Observed, UserResult, decide
 from gantry_operator.cluster.member_client import JSON, SEND_TIMEOUT_S
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
@@ -129,9 +131,25 @@ class AccessControl:
         self._wake.set()
 
     @property
+    def busy(self) -> bool:
+        """A change was not looked at yet."""
+        return self._dirty
+
+    @property
     def version(self) -> int:
         """Of the present table; 0: there is none yet."""
         return 0 if self._decision is None else self._decision.state.version
+
+    def sign(self, frame: Frame) -> None:
+        """Sign a request as the super user; before the first table not at all.
+
+        With the oldest valid key: every member that answers knows that one, also while a new one is on its way.
+        """
+        if self._decision is None:
+            return
+        admin = next((u for u in self._decision.table["users"] if u["name"] == ADMIN), None)
+        if admin is not None:
+            Credentials(ADMIN, admin["keys"][-1]).sign(frame)
 
     async def run(self) -> None:
         """Never returns."""
@@ -197,12 +215,12 @@ class AccessControl:
         for kind, reason, message, user in decision.notes:
             self._store.note(kind, reason, message, user)
         by_key = {u["name"]: u for u in decision.table["users"]}
-        wished = {w.name for w in seen.wishes}
-        self._since = {name: since for name, since in self._since.items() if name in wished}
-        for wish in seen.wishes:
-            part = (by_key.get(wish.access_key), decision.table["mode"])
-            if self._since.get(wish.name, (None, 0))[0] != part:
-                self._since[wish.name] = (part, decision.state.version)
+        names = {w.name for w in seen.wanted}
+        self._since = {name: since for name, since in self._since.items() if name in names}
+        for wanted in seen.wanted:
+            part = (by_key.get(wanted.access_key), decision.table["mode"])
+            if self._since.get(wanted.name, (None, 0))[0] != part:
+                self._since[wanted.name] = (part, decision.state.version)
         self._decision = decision
         self._body = orjson.dumps(decision.table)
 

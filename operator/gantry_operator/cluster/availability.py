@@ -45,10 +45,9 @@ class Availability:
         self._on_news = on_news
         self._groups: dict[str, _Group] = {}
 
-    def use(self, client: RemotingClient) -> RemotingClient:
-        """Check by this client from the next check on. Returns the former one, which the caller closes."""
-        former, self._client = self._client, client
-        return former
+    def use(self, client: RemotingClient) -> None:
+        """Check by this client from the next check on. A check under way with the former one is repeated."""
+        self._client = client
 
     def watch(
         self, group: str, epoch: int, waits: str, answering: object, name_servers: Sequence[str], registered: str,

@@ -62,6 +62,8 @@ class ObservedState:
     authentication: Authentication = "Enabled"
     """As it holds, with the platform's default."""
     certificates: Sequence[CertificateRow] = ()
+    loopback: bool = False
+    """Only programs of one machine reach the cluster."""
 
 
 def status_of(
@@ -84,7 +86,7 @@ def status_of(
         _condition(old, "Available", *available, now, generation),
         _condition(old, "Progressing", *progressing, now, generation),
         _condition(old, "Degraded", *degraded, now, generation),
-        _condition(old, "Secured", *_secured(observed.authentication), now, generation),
+        _condition(old, "Secured", *_secured(observed.authentication, observed.loopback), now, generation),
     ]
     if observed.certificates:
         valid = _certificates_valid(observed.certificates, now)
@@ -201,9 +203,14 @@ def _certificates_valid(rows: Sequence[CertificateRow], now: str) -> tuple[Answe
     return "True", "Valid", f"the first to expire is {first.name} at {first.notAfter}"
 
 
-def _secured(authentication: Authentication) -> tuple[Answer, str, str]:
+def _secured(authentication: Authentication, loopback: bool) -> tuple[Answer, str, str]:
+    if authentication == "Disabled" and loopback:
+        return "False", "AuthenticationDisabled", "every program on this machine may do everything"
     if authentication == "Disabled":
-        said = "whoever reaches a port may do everything: write spec.security.authentication: Permissive, then Enabled"
+        said = (
+            "every client that reaches a port may do everything: write spec.security.authentication: Permissive, then "
+            "Enabled"
+        )
         return "False", "AuthenticationDisabled", said
     if authentication == "Permissive":
         said = (

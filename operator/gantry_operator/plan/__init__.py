@@ -6,16 +6,19 @@ from gantry_operator.plan.process_config import (
     AUTHORITIES,
     CERTIFICATE,
     KEY,
+    LIVE_FIELDS,
     BrokerAddresses,
     TlsFolders,
     broker_config,
     name_server_config,
+    restarts,
 )
 
 __all__ = [
     "AUTHORITIES",
     "CERTIFICATE",
     "KEY",
+    "LIVE_FIELDS",
     "BrokerAddresses",
     "GroupPlan",
     "MemberPlan",
@@ -31,4 +34,5 @@ __all__ = [
     "next_step",
     "plan",
     "replacement_order",
+    "restarts",
 ]

@@ -43,6 +43,8 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
+LIVE_FIELDS = frozenset({"authentication"})
+"""Fields whose change needs no restart: they count until an access table comes, and the table has each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,11 @@ def name_server_config(
     listeners: Mapping[str, int] | None = None,
     http_hosts: Sequence[str] = (),
     tls: TlsFolders = NO_TLS,
+    loopback: bool = False,
 ) -> NameServerConfig:
     """The config of one NameServer. `listeners`: port by name of each further listener.
 
-    `http_hosts`: host names under which others call its HTTP interface.
+    `http_hosts`: host names under which others call its HTTP interface. `loopback`: see `Security.mode`.
     """
     return NameServerConfig(
         name=server.name,
@@ -95,6 +98,7 @@ def name_server_config(
         token_file=token_file,
         tls=tls.for_clients(cluster),
         internal_tls=tls.for_members(),
+        authentication=cluster.spec.security.mode(loopback=loopback),
     )
 
 
@@ -111,10 +115,12 @@ def broker_config(
     memory_limit_bytes: int | None = None,
     raft_members: Mapping[int, str] | None = None,
     tls: TlsFolders = NO_TLS,
+    loopback: bool = False,
 ) -> BrokerConfig:
     """The config of one broker. `name_servers`: addresses for clients, `registration_addresses`: addresses for brokers.
 
-    `raft_members`: in mode Raft the replication address of every member of the group, by number.
+    `raft_members`: in mode Raft the replication address of every member of the group, by number. `loopback`: see
+    `Security.mode`.
     """
     spec = cluster.spec
     return BrokerConfig(
@@ -141,9 +147,15 @@ def broker_config(
         tls=tls.for_clients(cluster),
         internal_tls=tls.for_members(),
         metrics_need_token=spec.metricsNeedToken,
+        authentication=spec.security.mode(loopback=loopback),
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,
         flush=spec.flush,
         memory_limit_bytes=memory_limit_bytes,
         settings=spec.broker,
     )
+
+
+def restarts(config: BrokerConfig | NameServerConfig) -> str:
+    """The part of a config that takes effect at a start only."""
+    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS))

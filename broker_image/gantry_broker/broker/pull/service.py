@@ -7,6 +7,7 @@ cannot serve answers PULL_RETRY_IMMEDIATELY and names the master.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from time import perf_counter
@@ -111,6 +112,7 @@ class PullService:
         self._creation = creation
         self._slave_reads = slave_reads
         self._count_gets = counts.gets
+        self._settling: asyncio.Task[None] | None = None
         self._slices = slices
         self._clock = clock
         self._waking: set[tuple[str, int]] = set()
@@ -166,6 +168,10 @@ class PullService:
             self._slices.run(lambda: self._try_each(key, waiting))
         else:
             self._waking.discard(key)
+
+    def settle_soon(self) -> None:
+        """Answers every held pull as `settle_all`, in slices of later passes of the event loop."""
+        self._settling = asyncio.get_running_loop().create_task(self.settle_all())
 
     async def settle_all(self) -> None:
         """Answers every held pull with what this member can say now, after a change of role."""

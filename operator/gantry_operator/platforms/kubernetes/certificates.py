@@ -94,7 +94,7 @@ def _encoded(values: Mapping[str, bytes]) -> dict[str, str]:
     return {key: base64.b64encode(value).decode() for key, value in values.items()}
 
 
-def _decoded(secret: Object | None) -> dict[str, bytes]:
+def decoded(secret: Object | None) -> dict[str, bytes]:
     found = {}
     for key, value in ((secret or {}).get("data") or {}).items():
         with suppress(ValueError, TypeError):
@@ -122,7 +122,7 @@ def _pair(data: Mapping[str, bytes], certificate: str = CERTIFICATE, key: str = 
 
 def authority_of(secret: Object | None) -> Authority | None:
     """The authority in a Secret as the API returns it; None: there is none."""
-    data = _decoded(secret)
+    data = decoded(secret)
     current = _pair(data)
     if current is None:
         return None
@@ -201,7 +201,7 @@ class CertificateReconciler:
         if self._held.authority is not None:
             return trusted(self._held.authority)
         live = self._objects.live("Secret", names.ca_cert_secret(self._objects.name))
-        return _decoded(live).get(AUTHORITIES, b"") if live is not None and drift.owned_by(live, self._uid) else b""
+        return decoded(live).get(AUTHORITIES, b"") if live is not None and drift.owned_by(live, self._uid) else b""
 
     def due_s(self) -> float:
         """Seconds until the next look."""
@@ -271,7 +271,7 @@ class CertificateReconciler:
         leaves, followed = dict(self._held.leaves), dict(self._held.followed)
         for holder in wanted:
             live = self._objects.live("Secret", names.tls_secret(cluster.name, holder))
-            pair = _pair(_decoded(live))
+            pair = _pair(decoded(live))
             if pair is not None:
                 leaves[holder], followed[holder] = pair, _annotation(live, FOLLOWED)
         self._held = Certificates(authority, leaves, followed)
@@ -288,7 +288,7 @@ class CertificateReconciler:
     async def _of_user(self, cluster: BrokerCluster, name: str, found: ReconcileResult) -> CertificateRow:
         """The certificate in a Secret that the spec names. Only its name is known, so it is read by that."""
         secret = await self._api.get(SECRET, cluster.namespace, name)
-        data = _decoded(secret)
+        data = decoded(secret)
         where = f"spec.security.tls.secretName: Secret {name}"
         if secret is None:
             found.problems.append(f"{where} does not exist: create it with {CERTIFICATE}, {KEY} and {AUTHORITIES}")

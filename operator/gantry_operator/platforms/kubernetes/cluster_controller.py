@@ -19,7 +19,7 @@ from typing import Any
 from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
@@ -75,7 +75,6 @@ class Shared:
     api: KubeApi
     settings: OperatorSettings
     caches: dict[str, InformerCache]
-    remoting: RemotingClient
     clock: StallCompensatedClock
     identity: str
     unlisted: Callable[[], Sequence[str]] = tuple
@@ -95,6 +94,14 @@ def readable_failover(wanted: object) -> dict[str, Any]:
         Failover.model_validate(timeout)
         failover |= timeout
     return failover
+
+
+def readable_security(wanted: object) -> Security | None:
+    """`spec.security` in a refused spec; None: it cannot be read, and the members keep their access table."""
+    try:
+        return Security.model_validate(wanted or {})
+    except ValidationError:
+        return None
 
 
 def not_listed(kinds: Sequence[str]) -> str:
@@ -141,7 +148,8 @@ class ClusterController:
         self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
         replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
         self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
-        self._availability = Availability(shared.remoting, self._report.wake)
+        self._remoting = RemotingClient(sign=self._access.sign)
+        self._availability = Availability(self._remoting, self._report.wake)
 
     # ---- life cycle
 
@@ -163,6 +171,7 @@ class ClusterController:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._groups.close()
         await self._availability.close()
+        await self._remoting.close()
         await self._users.close()
         await self._events.close()
         metrics.AVAILABLE.remove(self.namespace, self.name)
@@ -288,17 +297,14 @@ class ClusterController:
         complete = await self._certificates.keep(cluster, wanted, outside, self._obj, found)
         if self._certificates.for_clients != self._checks_with:
             self._checks_with = self._certificates.for_clients
-            client = self._shared.remoting
+            context = None
             if self._checks_with is not None:
                 authorities, pair = self._checks_with
-                own = None if pair is None else (pair.certificate, pair.key)
-                client = RemotingClient(tls=tls_context(authorities, own))
-            await self._drop_client(self._availability.use(client))
+                context = tls_context(authorities, None if pair is None else (pair.certificate, pair.key))
+            former, self._remoting = self._remoting, RemotingClient(sign=self._access.sign, tls=context)
+            self._availability.use(self._remoting)
+            await former.close()
         return complete
-
-    async def _drop_client(self, client: RemotingClient) -> None:
-        if client is not self._shared.remoting:
-            await client.close()
 
     async def _sync_labels(self, found: ReconcileResult) -> bool:
         """False: look again soon. A refused step does not prevent the other steps."""
@@ -333,6 +339,11 @@ class ClusterController:
             cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
             self._take(cluster)
+            security = readable_security((self._obj.get("spec") or {}).get("security"))
+            if security is not None:
+                cluster.spec.security = security
+                self._users.cluster = cluster
+                self._access.wake()
             kept = await self._objects.keep_secret(cluster, found)
             if kept or self._objects.token is not None:
                 self._pods.admin_token = self._objects.token

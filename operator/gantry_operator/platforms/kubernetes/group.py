@@ -11,7 +11,7 @@ from gantry_broker.config import BrokerConfig
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
-from gantry_operator.plan import BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
+from gantry_operator.plan import LIVE_FIELDS, BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
 from gantry_operator.platforms.kubernetes import names, nameserver, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
@@ -105,7 +105,7 @@ def objects(
 
 def _common(first: str) -> str:
     """The hash of the first member's config without the other members' names: a new member restarts none."""
-    return digest({k: v for k, v in json.loads(first).items() if k != "members"})
+    return digest({k: v for k, v in json.loads(first).items() if k != "members" and k not in LIVE_FIELDS})
 
 
 def with_leaving(cluster: BrokerCluster, group: GroupPlan, replicas: int) -> tuple[MemberPlan, ...]:

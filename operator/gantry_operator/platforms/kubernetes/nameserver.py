@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import Plan, name_server_config
+from gantry_operator.plan import LIVE_FIELDS, Plan, name_server_config
 from gantry_operator.platforms.kubernetes import names, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
@@ -69,8 +70,13 @@ def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, An
             "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
         },
         # The hash of the first config covers all, so an added NameServer restarts none.
-        _stateful_set(cluster, plan, image, meta, selector, digest(configs[f"{plan.name_servers[0].name}.json"])),
+        _stateful_set(cluster, plan, image, meta, selector, _common(configs[f"{plan.name_servers[0].name}.json"])),
     ]
+
+
+def _common(first: str) -> str:
+    """The hash of a config without the fields whose change needs no restart."""
+    return digest({k: v for k, v in json.loads(first).items() if k not in LIVE_FIELDS})
 
 
 def _service(cluster: BrokerCluster, name: str, selector: dict[str, str], ports: dict[str, int]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.access import AccessState, Observed, UserResult, Wish, admin_wish, secret_name, wish_of
-from gantry_operator.access.wish import ADMIN_NAME
+from gantry_operator.access import AccessState, Observed, UserResult, WantedUser, secret_name, wanted_admin, wanted_user
+from gantry_operator.access.wanted import ADMIN_NAME
 from gantry_operator.api import API_VERSION, BrokerCluster, ManifestError, parse_user
 from gantry_operator.api import user as api_user
 from gantry_operator.api.user import BrokerUserStatus, UserCondition
@@ -82,26 +82,26 @@ class KubernetesAccessStore:
     def observe(self) -> Observed | None:
         if self.cluster is None or not (self._caches["BrokerUser"].listed and self._caches["Secret"].listed):
             return None
-        wishes = [admin_wish(self._name, self._asked_at_secret())]
+        wanted = [wanted_admin(self._name, self._asked_at_secret())]
         self._invalid = {}
         for obj in self.users():
             try:
-                wishes.append(wish_of(parse_user(obj)))
+                wanted.append(wanted_user(parse_user(obj)))
             except ManifestError as error:
                 self._invalid[obj["metadata"]["name"]] = str(error).replace("\n", "; ")
         found = self._caches["Secret"].of(self._namespace, names.CLUSTER_LABEL, self._name)
-        secrets = {s["metadata"]["name"]: decoded(s) for s in found if self._usable(s, wishes)}
+        secrets = {s["metadata"]["name"]: decoded(s) for s in found if self._usable(s, wanted)}
         security = self.cluster.spec.security
-        return Observed(self._name, security.mode(), security, wishes, secrets)
+        return Observed(self._name, security.mode(), security, wanted, secrets)
 
     def _asked_at_secret(self) -> str:
         live = self._caches["Secret"].get(self._namespace, secret_name(self._name, ADMIN_NAME))
         annotations = None if live is None else live["metadata"].get("annotations")
         return str((annotations or {}).get(api_user.ROTATE, ""))
 
-    def _usable(self, secret: Object, wishes: list[Wish]) -> bool:
+    def _usable(self, secret: Object, wanted: list[WantedUser]) -> bool:
         """Of Secrets with the name of our own ones only those that we made: another one may be a former object's."""
-        ours = {w.secret: w.name for w in wishes if w.own_secret}
+        ours = {w.secret: w.name for w in wanted if w.own_secret}
         name = secret["metadata"]["name"]
         if secret["metadata"].get("deletionTimestamp") is not None:
             return False
@@ -258,6 +258,24 @@ class KubernetesAccessStore:
         """A BrokerUser is gone."""
         self._recorders.pop(uid, None)
         self._shown.pop(uid, None)
+
+
+def stray_status(obj: Object) -> dict[str, Any] | None:
+    """The status of a BrokerUser whose cluster does not exist; None: it has that status."""
+    meta, spec = obj["metadata"], obj.get("spec") or {}
+    before: dict[str, Any] = obj.get("status") or {}
+    cluster = spec.get("cluster", "")
+    message = f"there is no BrokerCluster {cluster} in namespace {meta.get('namespace')}: create it, or write another"
+    condition = UserCondition(
+        type="Ready", status="False", reason="ClusterNotFound", message=message, lastTransitionTime=utc(),
+        observedGeneration=meta.get("generation"),
+    )  # fmt: skip
+    new = BrokerUserStatus(
+        observedGeneration=meta.get("generation"),
+        accessKey=str(spec.get("accessKey") or meta["name"]),
+        conditions=[condition],
+    ).to_object()
+    return None if _same(before, new) else merge_patch(before, new)
 
 
 def _ready(result: UserResult, in_force: bool) -> tuple[str, str, str]:

@@ -25,9 +25,10 @@ from gantry_operator.platforms.local.control import ControlError, ask, superviso
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
-from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.ports import Ports, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.supervisor import load_saved
+from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole
 
@@ -70,8 +71,12 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             problems.append(str(error))
     doing = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
-    tls = client_options(cluster, folder)
-    remoting_client = RemotingClient(connect_timeout=ANSWER_S, tls=tls)
+    key = super_user(folder)
+    remoting_client = RemotingClient(
+        connect_timeout=ANSWER_S,
+        sign=None if key is None else key.sign,
+        tls=client_options(cluster, folder),
+    )
     http_client = make_client(folder.token.read, lambda: read_authorities(folder))
     async with http_client as client, remoting_client as remoting:
         asked = await asyncio.gather(*(_ask(client, m, ports, scheme(cluster)) for m in planned.members))
@@ -115,6 +120,8 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
         certificates=rows_of_certificates(folder, cluster, planned),
+        authentication=authentication(cluster),
+        loopback=on_loopback(),
     )
     status = status_of(cluster, _before(folder), seen, utc(), 1)
     for row in status.members:

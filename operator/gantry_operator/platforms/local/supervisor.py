@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import MODE_IS_FIXED
+from gantry_operator.cluster.access_control import LOOK_S, AccessControl
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
 from gantry_operator.cluster.member_http import make_client
@@ -51,6 +52,7 @@ from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
+from gantry_operator.platforms.local.users import LocalAccessStore, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
 
@@ -84,7 +86,9 @@ class Supervisor:
         self._groups = GroupControllers(self, registry, self._client, clock, self.event)
         self._groups.configure(cluster.spec)
         self.controllers = self._groups.controllers
-        self._remoting = RemotingClient()
+        self._users = LocalAccessStore(folder, cluster, self.events.add)
+        self._access = AccessControl(self._users, self._groups.watches, self._client)
+        self._remoting = RemotingClient(sign=self._access.sign)
         self._calls_with: TlsOptions | None = None
         """TLS of `_remoting`."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,6 +112,8 @@ class Supervisor:
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
         self._spawn(self._renew_certificates())
+        self._spawn(self._access.run())
+        self._spawn(self._follow_users())
         try:
             await self._stop.wait()
         finally:
@@ -165,7 +171,11 @@ class Supervisor:
             self.events.add("Normal", note.reason, note.message, self.cluster.name)
         options = client_options(self.cluster, self.folder)
         if options != self._calls_with:
-            former, self._remoting, self._calls_with = self._remoting, RemotingClient(tls=options), options
+            former, self._remoting, self._calls_with = (
+                self._remoting,
+                RemotingClient(sign=self._access.sign, tls=options),
+                options,
+            )
             self._spawn(former.close())
 
     async def _renew_certificates(self) -> None:
@@ -189,6 +199,12 @@ class Supervisor:
 
     def _recorded_running(self, name: str) -> bool:
         return load_record(self.folder.process(name)) is not None
+
+    async def _follow_users(self) -> None:
+        while True:
+            if self._users.changed():
+                self._access.wake()
+            await asyncio.sleep(LOOK_S)
 
     async def _report_ready(self) -> None:
         """Report once when a client can send and read, and the reason while it cannot."""
@@ -343,6 +359,8 @@ class Supervisor:
             return await self._switchover(str(arguments["group"]), arguments.get("to"))
         if op == "apply":
             return await self._apply(arguments["manifest"])
+        if op == "users":
+            return self._user_states()
         raise control.ControlError(f"no such request: {op}")
 
     def _info(self) -> dict[str, Any]:
@@ -361,6 +379,16 @@ class Supervisor:
             "describe": self.describe_ready() if self.ready else "",
         }
 
+    def _user_states(self) -> dict[str, Any]:
+        """The state of every user after the last change of the files. `current`: no change is still unread."""
+        if self._users.changed():
+            self._access.wake()
+        return {
+            "current": not self._access.busy,
+            "problem": self._access.problem,
+            "users": {name: user_status(*shown) for name, shown in self._users.shown.items()},
+        }
+
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
         try:
             self.plan.group(group)
@@ -376,6 +404,8 @@ class Supervisor:
     def _take(self, cluster: BrokerCluster) -> None:
         self.cluster, self.plan = cluster, plan(cluster)
         self.leaving = leaving_members(self.folder, self.plan)
+        self._users.cluster = cluster
+        self._access.wake()
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:

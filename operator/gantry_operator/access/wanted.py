@@ -21,7 +21,7 @@ ACCESS_KEY = "accessKey"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WantedUser:
     """One user as it should be."""
 
     name: str
@@ -46,9 +46,9 @@ def secret_name(cluster: str, user: str) -> str:
     return f"{cluster}-user-{user}" if user else f"{cluster}-admin-user"
 
 
-def wish_of(user: BrokerUser) -> Wish:
+def wanted_user(user: BrokerUser) -> WantedUser:
     spec = user.spec
-    return Wish(
+    return WantedUser(
         name=user.name,
         access_key=user.access_key,
         secret=secret_name(spec.cluster, user.name) if spec.secret is None else spec.secret.name,
@@ -64,6 +64,8 @@ def wish_of(user: BrokerUser) -> Wish:
     )
 
 
-def admin_wish(cluster: str, rotate: str = "") -> Wish:
+def wanted_admin(cluster: str, rotate: str = "") -> WantedUser:
     """The cluster's super user. `rotate`: the request for a rotation at its Secret."""
-    return Wish(ADMIN_NAME, ADMIN, secret_name(cluster, ""), overlap_s=ADMIN_OVERLAP_S, rotate=rotate, super_user=True)
+    return WantedUser(
+        ADMIN_NAME, ADMIN, secret_name(cluster, ""), overlap_s=ADMIN_OVERLAP_S, rotate=rotate, super_user=True
+    )
