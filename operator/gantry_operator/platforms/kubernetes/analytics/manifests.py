@@ -14,6 +14,7 @@ import yaml
 from gantry_operator.api import GROUP, BrokerCluster
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import parse_duration, parse_quantity
+from gantry_operator.plan import AUTHORITIES
 from gantry_operator.platforms.kubernetes import access, names, pods
 from gantry_operator.platforms.kubernetes.analytics import cron
 
@@ -200,7 +201,13 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
         out += ["--topics", topic]
     if token:
         out += ["--token-file", f"{TOKEN_DIR}/{pods.TOKEN_KEY}"]
+    if _https(cluster):
+        out += ["--ca-file", f"{pods.CA_DIR}/{AUTHORITIES}"]
     return out
+
+
+def _https(cluster: BrokerCluster) -> bool:
+    return pods.http_scheme(cluster) == "https"
 
 
 def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> dict[str, str]:
@@ -262,6 +269,8 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
         conf["spark.kubernetes.executor.limit.cores"] = limits["cpu"]
     if token:
         conf[f"spark.kubernetes.executor.secrets.{names.admin_secret(cluster.name)}"] = TOKEN_DIR
+    if _https(cluster):
+        conf[f"spark.kubernetes.executor.secrets.{names.ca_cert_secret(cluster.name)}"] = pods.CA_DIR
     if spec.output.path is None:
         # The volume can be mounted on one node only, so executors run on the driver's node.
         volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.reports"
@@ -345,6 +354,9 @@ def _driver(
     if token:
         mounts.append({"name": "token", "mountPath": TOKEN_DIR, "readOnly": True})
         volumes.append({"name": "token", "secret": {"secretName": names.admin_secret(cluster.name)}})
+    if _https(cluster):
+        mounts.append({"name": "ca", "mountPath": pods.CA_DIR, "readOnly": True})
+        volumes.append({"name": "ca", "secret": {"secretName": names.ca_cert_secret(cluster.name)}})
     container: dict[str, Any] = {
         "name": DRIVER,
         "image": image,
