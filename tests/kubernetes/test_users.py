@@ -230,10 +230,15 @@ async def test_a_user_that_cannot_be_read_says_so(rig: Rig) -> None:
 async def test_a_secret_of_somebody_else_is_left_alone(rig: Rig) -> None:
     rig.put_secret("demo-user-orders", {"secretKey": "of-somebody-else"})
     rig.put_user("orders")
+    rig.put_user("zebra")
     async with rig.operator():
         await until(lambda: "is of another object" in rig.control.problem)
         assert rig.secret("demo-user-orders") == {"secretKey": "of-somebody-else"}
         assert "of-somebody-else" not in str(rig.table())
+        await until(lambda: rig.secret("demo-user-zebra"))
+        rig.fake.remove("Secret", "mq", "demo-user-orders")
+        await until(lambda: rig.secret("demo-user-orders").get("secretKey") in rig.table()["orders"])
+        await until(lambda: not rig.control.problem)
 
 
 async def test_the_state_of_a_former_cluster_is_not_used(rig: Rig) -> None:

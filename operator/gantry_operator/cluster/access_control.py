@@ -119,6 +119,9 @@ class AccessControl:
         self._body = b""
         self._dirty = True
         self._saved_at = 0.0
+        self._unwritten: dict[str, str] = {}
+        """Secrets that could not be written, with the reason."""
+        self._write_after = 0.0
         self._wake = asyncio.Event()
         self._pushing: dict[str, asyncio.Task[None]] = {}
         self._sent: dict[str, _Sent] = {}
@@ -156,8 +159,7 @@ class AccessControl:
         try:
             while True:
                 try:
-                    await self._pass()
-                    self.problem = ""
+                    self.problem = await self._pass()
                 except StoreUnavailable as error:
                     if str(error) != self.problem:
                         log.warning("access: %s", error)
@@ -174,7 +176,8 @@ class AccessControl:
                 task.cancel()
             await asyncio.gather(*self._pushing.values(), return_exceptions=True)
 
-    async def _pass(self) -> None:
+    async def _pass(self) -> str:
+        """Why a Secret could not be written; empty: none is missing."""
         members = [(w, a) for w in self._watches() if (a := access_of(w)) is not None]
         highest = max((a.version for _, a in members), default=0)
         # A member that lacks the present table may have changes that this table contains already.
@@ -185,18 +188,34 @@ class AccessControl:
         if self._dirty or due or waiting or self._decision is None or highest > self.version:
             await self._decide(highest, waiting)
         if self._decision is None:
-            return
+            return ""
         behind = self._push(members)
         decision = self._decision
         if decision.writes and (not behind or time.monotonic() - self._saved_at >= SECRETS_AFTER_S):
-            for name, content in decision.writes.items():
-                await self._store.write_secret(name, content)
-            self._decision = replace(decision, writes={})
-            self._dirty = True  # The Secret's watch may have told us before our own write.
+            await self._write_secrets(decision)
+        elif not decision.writes:
+            self._unwritten = {}
         lowest = min((self._known_version(w, a) for w, a in members), default=0)
         await self._store.report(
             decision.results, lambda user: bool(members) and self._since.get(user, (None, 0))[1] <= lowest
         )
+        return "; ".join(self._unwritten.values())
+
+    async def _write_secrets(self, decision: Decision) -> None:
+        """One that cannot be written keeps back no other one. It is tried again with the next decision."""
+        if time.monotonic() < self._write_after:
+            return
+        former, self._unwritten = self._unwritten, {}
+        for name, content in decision.writes.items():
+            try:
+                await self._store.write_secret(name, content)
+            except StoreUnavailable as error:
+                if former.get(name) != str(error):
+                    log.warning("access: %s", error)
+                self._unwritten[name] = str(error)
+        if self._unwritten:
+            self._write_after = time.monotonic() + AGAIN_S
+        self._dirty = True  # The Secret's watch may have told us before our own write.
 
     async def _decide(self, highest: int, waiting: Sequence[MemberWatch]) -> None:
         self._dirty = False

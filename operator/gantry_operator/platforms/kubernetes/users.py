@@ -207,8 +207,9 @@ class KubernetesAccessStore:
     ) -> None:  # fmt: skip
         meta = obj["metadata"]
         name = meta["name"]
-        before: dict[str, Any] = obj.get("status") or {}
-        former: dict[str, Any] = next((c for c in before.get("conditions") or [] if c.get("type") == "Ready"), {})
+        # The watch may not have brought our own last write yet.
+        shown: dict[str, Any] = self._shown.get(meta["uid"], obj.get("status") or {})
+        former: dict[str, Any] = next((c for c in shown.get("conditions") or [] if c.get("type") == "Ready"), {})
         since = former.get("lastTransitionTime") if former.get("status") == status else None
         generation = meta.get("generation")
         condition = UserCondition(
@@ -224,10 +225,9 @@ class KubernetesAccessStore:
             oldKeyExpires=expires,
             conditions=[condition],
         ).to_object()
-        shown = self._shown.get(meta["uid"], before)
         if _same(shown, new):
             return
-        patch = {"status": merge_patch(before, new)}
+        patch = {"status": merge_patch(shown, new)}
         try:
             await self._api.merge(BROKER_USER, self._namespace, name, patch, "status")
         except (ApiError, ApiUnavailable) as error:

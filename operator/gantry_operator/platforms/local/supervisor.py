@@ -52,7 +52,7 @@ from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
-from gantry_operator.platforms.local.users import LocalAccessStore, user_status
+from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
 
@@ -252,6 +252,8 @@ class Supervisor:
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
         if uses_tls(self.cluster):
             lines.append(f"  TLS authority  {authorities_file(self.folder)}")
+        if authentication(self.cluster) != "Disabled":
+            lines.append("  users          gantry user create | list; the super user's key: gantry user key admin")
         lines.append(
             "\n  gantry status | gantry produce TOPIC --count 10 | gantry consume TOPIC --group G | gantry down\n"
         )
