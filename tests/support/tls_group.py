@@ -52,7 +52,9 @@ async def tls_group(
     client_certificates: ClientCertificates = "None",
     internal: bool = False,
     member_certificates: dict[int, tuple[str, ...]] | None = None,
+    name_server_uris: tuple[str, ...] = Identity.of_name_server("demo").uris,
     rsa_key: bool = False,
+    broker_mode: str = "MasterSlave",
     **options: Any,
 ) -> AsyncIterator[TlsGroup]:
     """Members have started, and have no roles. `member_certificates`: names of a member's certificate instead of its
@@ -68,11 +70,11 @@ async def tls_group(
     settings: NameServerSettings = Group.name_server_settings(0, 0)
     settings.tls = TlsSettings(**tls)  # type: ignore[arg-type]
     if internal:
-        own = authority.issue(path / "ns", *Identity.of_name_server("demo").uris, *LOCAL)
+        own = authority.issue(path / "ns", *name_server_uris, *LOCAL)
         settings.internal_tls = InternalTlsSettings(own.cert, own.key, own.ca)
         settings.http_port = 0
     async with NameServer(settings) as names:
-        group = Group(path, names, count, {**options, "tls": tls})
+        group = Group(path, names, count, {**options, "mode": broker_mode, "tls": tls})
         context: ssl.SSLContext | None = None
         if internal:
             for number, member in enumerate(group.members):
