@@ -252,3 +252,5 @@ async def test_a_table_from_the_future_is_exceeded() -> None:
         member.table = {"version": 90}
     async with world(w):
         await until(lambda: w.holds(91))
+        w.members["demo-a-0"].table = {"version": 120}
+        await until(lambda: w.holds(121))

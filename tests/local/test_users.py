@@ -227,11 +227,11 @@ async def test_accounts_of_a_plain_acl_file(cluster: Cluster, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("accounts: 5", "no list of accounts"),
-        ("accounts: [{accessKey: a, secretKey: short}]", "write 8 to 256"),
-        ("accounts: [{accessKey: 'a b', secretKey: '12345678'}]", "accessKey is not usable"),
-        ("accounts: [{accessKey: a, secretKey: '12345678', topicPerms: [t=ALL]}]", "write DENY, PUB, SUB"),
-        ("accounts: [{accessKey: a, secretKey: '12345678', topicPerms: [t]}]", "write NAME=PUB|SUB"),
+        ("accounts: 5", "accounts is not a list"),
+        ("accounts: [{accessKey: a, secretKey: short}]", "8 to 256 characters"),
+        ("accounts: [{accessKey: 'a b', secretKey: '12345678'}]", "accessKey must have"),
+        ("accounts: [{accessKey: a, secretKey: '12345678', topicPerms: [t=ALL]}]", "no permission of DENY"),
+        ("accounts: [{accessKey: a, secretKey: '12345678', topicPerms: [t]}]", "'name=PUB|SUB' is expected"),
         ("a: [", "is not YAML"),
     ],
 )

@@ -31,6 +31,7 @@ from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.replication.types import Assignment
 
 from tests.support.broker_group import Group, MakeGroup, until
 
@@ -199,8 +200,10 @@ async def everything(group: Group) -> str:
     async with Admin(group.name_server, credentials=ADMIN) as admin:
         topics = sorted(await admin.topics())
         groups = sorted(await admin.groups(group.group_address))
+        config = await admin.broker_config(group.group_address)
+        messages = [await admin.topic_stats(topic) for topic in ("Orders", "Secret")]
     status = await group.members[0].status()
-    return repr((topics, groups, status.confirmed, status.access))
+    return repr((topics, groups, config, messages, status.access))
 
 
 @pytest.mark.parametrize("who", [None, NOTHING, BILLING], ids=["anonymous", "without rights", "with other rights"])
@@ -418,3 +421,55 @@ async def test_nothing_secret_is_open(group: Group) -> None:
             path = Path(root) / name
             if any(secret.encode() in path.read_bytes() for secret in SECRETS):
                 assert path.stat().st_mode & 0o077 == 0, path
+
+
+async def test_mqadmins_requests_about_users(group: Group) -> None:
+    """In force at this member at once, waiting for the control plane, through a restart, until a table has them."""
+    member = group.members[0]
+
+    async def ask(client: RemotingClient, code: int, body: Any = None, **ext: str) -> Frame:
+        data = b"" if body is None else json.dumps(body).encode()
+        return await client.request(group.group_address, Frame(code, ext=ext, body=data), 10)
+
+    new = Credentials("new", "newest-secret")
+    info = {"username": "new", "password": new.secret_key, "userType": "Normal", "userStatus": "enable"}
+    entry = {"resource": "Topic:Orders", "actions": ["Pub"], "decision": "Allow", "sourceIps": []}
+    acl = {"subject": "User:new", "policies": [{"policyType": "Custom", "entries": [entry]}]}
+    async with raw(ADMIN) as admin, raw(new) as user:
+        assert (await user.request(group.group_address, send_frame("Orders"), 10)).code == ResponseCode.NO_PERMISSION
+        assert (await ask(admin, RequestCode.AUTH_CREATE_USER, info, username="new")).code == ResponseCode.SUCCESS
+        assert (await ask(admin, RequestCode.AUTH_CREATE_ACL, acl, subject="User:new")).code == ResponseCode.SUCCESS
+        assert (await user.request(group.group_address, send_frame("Orders"), 10)).code == ResponseCode.SUCCESS
+        listed = await ask(admin, RequestCode.AUTH_LIST_USER, filter="")
+        assert {row["username"] for row in json.loads(listed.body)} == {"admin", "orders", "billing", "nothing", "new"}
+        got = json.loads((await ask(admin, RequestCode.AUTH_GET_ACL, subject="User:new")).body)
+        assert got["policies"][0]["entries"][0]["resource"] == "Topic:Orders"
+        everything_said = (listed.body + json.dumps(got).encode()).decode()
+        assert not [secret for secret in [*SECRETS, new.secret_key] if secret in everything_said]
+        last = await ask(admin, RequestCode.AUTH_DELETE_USER, username="admin")
+        assert last.code == ResponseCode.SYSTEM_ERROR
+        assert "last enabled super user" in (last.remark or "")
+    waiting = (await member.http.get("/v1/access/changes")).json()
+    assert [(change["number"], change["op"], change["name"]) for change in waiting["changes"]] == [
+        (1, "CreateUser", "new"),
+        (2, "CreateAcl", "new"),
+    ]
+    assert (await member.status()).access.changes == 2
+    await member.kill()
+    await member.start()
+    await member.assign(Assignment(group.leadership, member.replication_address))
+    await put(group, 2)
+
+    async def leads() -> bool:
+        async with raw(new) as user:
+            answer = await user.request(member.address, send_frame("Orders"), 10)
+        return answer.code in (ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE)
+
+    await until(leads, "the change is still in force")
+    table = {"version": 3, "mode": "Enabled", "users": USERS, "merged": {"demo-a-0": 2}}
+    assert (await member.http.put("/v1/access", content=json.dumps(table))).json() == {"version": 3}
+    assert (await member.http.get("/v1/access/changes")).json()["changes"] == []
+    async with raw(new) as user:
+        refused = await user.request(member.address, send_frame("Orders"), 10)
+    assert refused.code == ResponseCode.NO_PERMISSION, "the control plane did not take the user over"
+    assert new.secret_key not in member.log()

@@ -300,7 +300,9 @@ def _named(frame: Frame, records: Records) -> str:
     """Return the resources of an administrative request, for the audit log."""
     row = ROWS.get(frame.code)
     if row is None:
-        return frame.ext.get("username", frame.ext.get("subject", ""))
+        return next(
+            (f"User:{frame.ext[name]}" for name in ("username", "subject", "accessKey") if name in frame.ext), ""
+        )
     try:
         needs = row(frame, records)
     except (BodyError, BadField):

@@ -94,6 +94,8 @@ class AccessControl:
         self.changes: list[Change] = []
         self._number = 0
         self._lock = asyncio.Lock()
+        self.editing = asyncio.Lock()
+        """Held from reading the users to the change that depends on them."""
         self.on_changed: list[Callable[[], object]] = []
         """Called after a change of the table or of users came into force."""
 

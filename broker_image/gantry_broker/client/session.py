@@ -29,8 +29,8 @@ from gantry_broker.remoting.tls import TlsOptions
 
 if TYPE_CHECKING:
     from gantry_broker.client.credentials import Credentials
-    from gantry_broker.client.requests import Reply
-    from gantry_broker.client.transactions import Check
+    from gantry_broker.client.message import Reply
+    from gantry_broker.client.transaction_state import Check
 
 log = logging.getLogger(__name__)
 

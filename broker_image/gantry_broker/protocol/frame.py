@@ -115,7 +115,7 @@ class Frame:
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
-        ext = {name: "***" if name in CREDENTIALS else value for name, value in self.ext.items()}
+        ext = {name: "***" if name in CREDENTIALS or name == "secretKey" else value for name, value in self.ext.items()}
         return f"<Frame {kind} code={self.code} opaque={self.opaque} ext={ext} body={len(self.body)}B>"
 
     def __eq__(self, other: object) -> bool:

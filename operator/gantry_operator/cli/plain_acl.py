@@ -1,4 +1,4 @@
-"""RocketMQ's plain_acl.yml as users: accounts with permissions by topic and group."""
+"""RocketMQ's plain_acl.yml as BrokerUsers: each account with its keys and permissions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from gantry_broker.access.plain_acl import MAX_BYTES, read_plain_acl
+from gantry_broker.access.table import User
 
-MAX_FILE = 4_194_304
-MAX_ACCOUNTS = 2_000
-_ACTIONS = {"PUB": ["Pub"], "SUB": ["Sub"], "PUB|SUB": ["Pub", "Sub"], "SUB|PUB": ["Pub", "Sub"], "DENY": []}
+from gantry_operator.api.user import MAX_USER_NAME
 
 
 class PlainAclError(ValueError):
@@ -30,80 +30,43 @@ class Account:
     rules: Sequence[dict[str, Any]]
 
 
-def read_plain_acl(path: Path) -> tuple[list[Account], list[str]]:
+def read_accounts(path: Path) -> tuple[list[Account], list[str]]:
     """The accounts, and remarks about what is not imported. Raises PlainAclError."""
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise PlainAclError(f"{path} has more than {MAX_FILE} bytes: that is no plain_acl.yml")
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > MAX_BYTES:
+            raise PlainAclError(f"{path} has more than {MAX_BYTES} bytes: that is no plain_acl.yml")
+        text = path.read_text(encoding="utf-8")
+        users = read_plain_acl(text)
     except OSError as error:
         raise PlainAclError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # The text of the error may show a line of the file, with a secret.
-        raise PlainAclError(f"{path} is not YAML: {type(error).__name__}") from None
-    accounts = found.get("accounts") if isinstance(found, dict) else None
-    if not isinstance(accounts, list) or len(accounts) > MAX_ACCOUNTS:
-        raise PlainAclError(f"{path} has no list of accounts with at most {MAX_ACCOUNTS} entries")
-    notes = []
-    if found.get("globalWhiteRemoteAddresses"):
-        notes.append(
-            "globalWhiteRemoteAddresses is not imported: no address may do everything without a key; use "
-            "NetworkPolicies, or give these clients a user"
-        )
-    free = [str(e.get("accessKey")) for e in accounts if isinstance(e, dict) and e.get("whiteRemoteAddress")]
-    if free:
-        notes.append(
-            f"whiteRemoteAddress of {', '.join(free)} is not imported: every request needs a signature, from everywhere"
-        )
-    made = [_account(entry, number) for number, entry in enumerate(accounts)]
+    except UnicodeDecodeError:
+        raise PlainAclError(f"{path} is not UTF-8") from None
+    except ValueError as error:
+        raise PlainAclError(f"{path}: {error}") from None
+    made = [_account(u) for u in users]
     names = [a.name for a in made]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
-        raise PlainAclError(f"two accounts would be BrokerUser {twice}: write other access keys")
-    return made, notes
+        raise PlainAclError(f"{path}: two accounts would be BrokerUser {twice}: write other access keys")
+    return made, _not_imported(yaml.safe_load(text))
 
 
-def _account(entry: Any, number: int) -> Account:
-    where = f"accounts[{number}]"
-    if not isinstance(entry, dict):
-        raise PlainAclError(f"{where} is no account: write accessKey and secretKey")
-    access, secret = str(entry.get("accessKey") or ""), str(entry.get("secretKey") or "")
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", access):
-        raise PlainAclError(f"{where}.accessKey is not usable: write 1 to 128 letters, digits, '.', '_' and '-'")
-    where = f"account {access}"
-    if not 8 <= len(secret) <= 256:
-        raise PlainAclError(f"{where}: secretKey has {len(secret)} characters: write 8 to 256")
-    rules: list[dict[str, Any]] = []
-    for kind, perms, default in (
-        ("Topic", entry.get("topicPerms"), entry.get("defaultTopicPerm")),
-        ("Group", entry.get("groupPerms"), entry.get("defaultGroupPerm")),
-    ):
-        rules += [r for text in perms or [] for r in _rule(kind, str(text), where)]
-        if default:
-            rules += _permission(kind, "", "Any", str(default), where)
-    name = re.sub(r"[^a-z0-9.-]+", "-", access.lower()).strip("-.")[:63].strip("-.")
+def _account(user: User) -> Account:
+    name = re.sub(r"[^a-z0-9.-]+", "-", user.name.lower()).strip("-.")[:MAX_USER_NAME].strip("-.")
     if not name:
-        raise PlainAclError(f"{where}: no BrokerUser can have a name from this accessKey: write letters or digits")
-    return Account(name, access, secret, entry.get("admin") is True, rules)
+        raise PlainAclError(f"account {user.name}: no BrokerUser can have this name: write letters or digits")
+    rules = [r.model_dump(mode="json") | ({"name": ""} if r.pattern == "Any" else {}) for r in user.rules]
+    return Account(name, user.name, user.keys[0], user.super, rules)
 
 
-def _rule(kind: str, text: str, where: str) -> list[dict[str, Any]]:
-    name, separator, permission = text.partition("=")
-    if not separator or not name:
-        raise PlainAclError(f"{where}: {text!r} is no permission: write NAME=PUB|SUB")
-    return _permission(kind, name, "Literal", permission, where)
-
-
-def _permission(
-    kind: str, name: str, pattern: str, text: str, where: str
-) -> list[dict[str, Any]]:  # fmt: skip
-    wanted = text.replace(" ", "").upper()
-    if wanted not in _ACTIONS:
-        raise PlainAclError(f"{where}: permission {text!r} is unknown: write DENY, PUB, SUB or PUB|SUB")
-    actions = _ACTIONS[wanted]
-    rule = {"type": kind, "name": name, "pattern": pattern}
-    if not actions:
-        # Without a rule everything is refused already; a name outweighs the default.
-        return [] if pattern == "Any" else [rule | {"actions": ["Any"], "decision": "Deny"}]
-    # RocketMQ 4 asks for Sub where a client reads the state of a topic or a group.
-    return [rule | {"actions": [*actions, "Get"], "decision": "Allow"}]
+def _not_imported(content: dict[str, Any]) -> list[str]:
+    notes = []
+    if content.get("globalWhiteRemoteAddresses"):
+        notes.append(
+            "globalWhiteRemoteAddresses is not imported: every request needs a signature, from everywhere; limit who "
+            "may connect by a NetworkPolicy"
+        )
+    free = [str(a["accessKey"]) for a in content["accounts"] if a.get("whiteRemoteAddress")]
+    if free:
+        notes.append(f"whiteRemoteAddress of {', '.join(free)} is not imported: every request needs a signature")
+    return notes

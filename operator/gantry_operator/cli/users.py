@@ -17,7 +17,7 @@ from gantry_operator.api import BrokerUser
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import console, note, print_json
-from gantry_operator.cli.plain_acl import Account, PlainAclError, read_plain_acl
+from gantry_operator.cli.plain_acl import Account, PlainAclError, read_accounts
 from gantry_operator.cli.target import Target, run_async
 
 IN_FORCE_S = 10.0
@@ -179,7 +179,7 @@ async def _key(target: Target, name: str) -> tuple[str, str]:
 def import_file(target: Target, file: Path, as_json: bool) -> None:
     """Create the users of a plain_acl.yml. Raises CliError."""
     try:
-        accounts, notes = read_plain_acl(file)
+        accounts, notes = read_accounts(file)
     except PlainAclError as error:
         raise CliError(str(error), Exit.USAGE) from None
     for text in notes:
