@@ -166,7 +166,9 @@ class _Arriving(asyncio.Protocol):
     # Overseer, until the handshake is complete
 
     def arrived(self, tls: TlsTransport) -> None:
-        if not self.queued:
+        """Read no more until the next step: a client may send much right after its last message."""
+        if not self.queued and self._raw is not None:
+            self._raw.pause_reading()
             self._gate.queue(self)
 
     def secured(self, tls: TlsTransport) -> asyncio.Protocol:
@@ -181,7 +183,8 @@ class _Arriving(asyncio.Protocol):
 
     def go_on(self) -> None:
         self.queued = False
-        if self._tls is not None and not self._over:
+        if self._tls is not None and self._raw is not None and not self._over and not self._raw.is_closing():
+            self._raw.resume_reading()
             self._tls.step()
 
     def end(self, reason: TlsReason, text: str) -> None:
