@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 HANDSHAKE_RECORD: Final = 0x16
 """The first byte of a TLS connection. A remoting frame begins with 0x00 or 0x01, HTTP with a letter."""
 HANDSHAKE_S: Final = 5.0
-"""A connection without a complete handshake for this long is ended."""
+"""Seconds to wait for a peer's next bytes of a handshake. The wait for this end's turn does not count."""
+MAX_STEPS: Final = 32
+"""Parts in which a peer may send its handshake, of 2 or 3 messages."""
 SLICE_S: Final = 0.005
 """Seconds of handshakes at a time; the one that begins last may end later."""
 PAUSE_S: Final = 0.005
@@ -55,7 +57,9 @@ class TlsGate:
         self.refused = RefusedConnections(f"{port} port: TLS handshake")
         self._most = most
         self._pending: dict[_Arriving, None] = {}
-        """Connections whose first byte or handshake is not complete, the oldest first."""
+        """Connections whose first byte or handshake is not complete. Of those that this end waits for, the one whose
+        bytes have been missing for the longest time is the first.
+        """
         self._turns: deque[_Arriving] = deque()
         """Those of them that have sent something."""
         self._turn: asyncio.Handle | None = None
@@ -95,6 +99,12 @@ class TlsGate:
     def forget(self, connection: _Arriving) -> None:
         self._pending.pop(connection, None)
 
+    def waits(self, connection: _Arriving) -> None:
+        """Note that the connection had its turn, and that this end waits for its next bytes."""
+        if connection in self._pending:
+            del self._pending[connection]
+            self._pending[connection] = None
+
     def queue(self, connection: _Arriving) -> None:
         """Give the connection its turn in the next slice."""
         connection.queued = True
@@ -104,8 +114,10 @@ class TlsGate:
 
     def _slice(self) -> None:
         until = time.perf_counter() + SLICE_S
-        while self._turns and time.perf_counter() < until:
+        while self._turns:
             self._turns.popleft().go_on()
+            if time.perf_counter() >= until:
+                break
         loop = asyncio.get_running_loop()
         self._turn = loop.call_later(PAUSE_S, self._slice) if self._turns else None
 
@@ -113,9 +125,8 @@ class TlsGate:
         loop = asyncio.get_running_loop()
         before = loop.time() - HANDSHAKE_S
         for connection in list(self._pending):
-            if connection.since > before:
-                break
-            connection.end("timeout", f"the handshake was not complete within {HANDSHAKE_S:g} s")
+            if not connection.queued and connection.since <= before:
+                connection.end("timeout", f"the next bytes of the handshake did not come within {HANDSHAKE_S:g} s")
         self._sweeper = loop.call_later(1.0, self._sweep) if self._pending else None
 
 
@@ -134,6 +145,8 @@ class _Arriving(asyncio.Protocol):
         self.queued = False
         """It waits for its turn."""
         self.since = asyncio.get_running_loop().time()
+        """This end has waited for the peer's bytes since then."""
+        self._steps = 0
 
     # asyncio.Protocol, until the first byte
 
@@ -166,7 +179,9 @@ class _Arriving(asyncio.Protocol):
     # Overseer, until the handshake is complete
 
     def arrived(self, tls: TlsTransport) -> None:
-        if not self.queued:
+        """Read no more until the next step: a client may send much right after its last message."""
+        if not self.queued and self._raw is not None:
+            self._raw.pause_reading()
             self._gate.queue(self)
 
     def secured(self, tls: TlsTransport) -> asyncio.Protocol:
@@ -181,7 +196,14 @@ class _Arriving(asyncio.Protocol):
 
     def go_on(self) -> None:
         self.queued = False
-        if self._tls is not None and not self._over:
+        if self._tls is not None and self._raw is not None and not self._over and not self._raw.is_closing():
+            self._steps += 1
+            if self._steps > MAX_STEPS:
+                self.end("protocol", f"the handshake came in over {MAX_STEPS} parts")
+                return
+            self.since = asyncio.get_running_loop().time()
+            self._gate.waits(self)
+            self._raw.resume_reading()
             self._tls.step()
 
     def end(self, reason: TlsReason, text: str) -> None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 RECORD: Final = 16 * 1024
 """The most plain bytes of one record."""
-FEED: Final = 2 * RECORD
+FEED: Final = RECORD
 """The most bytes that OpenSSL gets at once: its buffers keep the largest size that they ever had."""
+DELIVER: Final = 4 * RECORD
+"""Plain bytes that are delivered together at least, if as many have come."""
 HELD: Final = RECORD + 1024
 """Bytes that an incomplete record holds, however few of its bytes have come."""
 MAX_HANDSHAKE: Final = 64 * 1024
@@ -67,8 +69,12 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._shared = shared
         self._raw: asyncio.Transport | None = None
         self._protocol: asyncio.Protocol | None = None
+        self._waiting = b""
+        """What has come since the last step of the handshake: its messages, perhaps with the first plain bytes."""
         self._handshake_bytes = 0
         self._partial = False
+        self._ended = False
+        """The peer has ended TLS, or broken it."""
         self._reading_paused = False
         self._closing = False
         self._error: Exception | None = None
@@ -88,22 +94,24 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         if self._closing or raw is None:
             return
         if self._overseer is not None:
-            self._handshake_bytes += len(data)
-            if self._handshake_bytes > MAX_HANDSHAKE:
-                self.fail("protocol", f"the handshake has over {MAX_HANDSHAKE} bytes")
-                return
-            self._incoming.write(data)
+            self._waiting += data
             self._overseer.arrived(self)
         elif len(data) <= FEED:
             self._incoming.write(data)
             self._deliver()
         else:
-            view = memoryview(data)
+            view, parts, size = memoryview(data), list[bytes](), 0
             for at in range(0, len(view), FEED):
                 self._incoming.write(view[at : at + FEED])
-                self._deliver()
-                if self._closing:
-                    return
+                found = self._decrypt()
+                parts += found
+                size += sum(map(len, found))
+                if size >= DELIVER or self._ended:
+                    self._hand_over(parts)
+                    parts, size = [], 0
+                    if self._closing:
+                        return
+            self._hand_over(parts)
 
     def eof_received(self) -> None:
         if self._overseer is None and self._protocol is not None:
@@ -133,21 +141,35 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         """Go on with the handshake as far as the peer's bytes allow."""
         if self._closing or self._overseer is None or self._raw is None:
             return
-        try:
-            self._ssl.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
-            return
-        except ssl.SSLError as error:
-            self._flush()  # an alert
-            self.fail(_reason(error), _text(error))
-            return
+        view, at = memoryview(self._waiting), 0
+        while True:
+            self._incoming.write(view[at : at + FEED])
+            at += FEED
+            try:
+                self._ssl.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                if at < len(view):
+                    continue
+                self._flush()
+                self._handshake_bytes += len(view)
+                self._waiting = b""
+                if self._handshake_bytes > MAX_HANDSHAKE:
+                    self.fail("protocol", f"the handshake has over {MAX_HANDSHAKE} bytes")
+                return
+            except ssl.SSLError as error:
+                self._flush()  # an alert
+                self.fail(_reason(error), _text(error))
+                return
         self._flush()
+        self._waiting = b""
         protocol = self._protocol = self._overseer.secured(self)
         self._overseer = None
         protocol.connection_made(self)
         if not self._closing and self._incoming.pending:
             self._deliver()
+        if at < len(view):
+            self.data_received(bytes(view[at:]))
 
     def fail(self, reason: TlsReason, text: str) -> None:
         """End a connection whose handshake is not complete."""
@@ -161,26 +183,33 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
     # Decryption
 
     def _deliver(self) -> None:
-        """Decrypt the complete records that OpenSSL was given, and deliver their bytes together."""
+        self._hand_over(self._decrypt())
+
+    def _decrypt(self) -> list[bytes]:
+        """Return the plain bytes of all complete records that OpenSSL was given."""
         incoming, read = self._incoming, self._ssl.read
         parts = []
-        ended = partial = False
+        partial = False
         try:
             while incoming.pending:
                 part = read(RECORD)
                 if not part:
-                    ended = True
+                    self._ended = True
                     break
                 parts.append(part)
         except ssl.SSLWantReadError:
             partial = True
         except ssl.SSLError as error:
             self._error = ConnectionError(f"TLS: {_text(error)}")
-            ended = True
+            self._ended = True
         if partial != self._partial:
             self._partial = partial
             if self._shared is not None:
                 self._shared.hold(self, HELD if partial else 0)
+        return parts
+
+    def _hand_over(self, parts: list[bytes]) -> None:
+        """Deliver plain bytes together."""
         if self._outgoing.pending:
             self._flush()  # an alert, or an answer to a change of keys
         protocol = self._protocol
@@ -188,7 +217,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             return
         if parts:
             protocol.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
-        if ended:
+        if self._ended and not self._closing:
             if self._error is None:
                 protocol.eof_received()
             self.close()
