@@ -1,8 +1,8 @@
 """What the images contain, and known weaknesses of it: an SBOM for each image, then an audit of each lock file.
 
 `python .ci/supply_chain.py` writes build/sbom/IMAGE.cdx.json (CycloneDX) from requirements/IMAGE.txt. The tools are in
-an environment of their own, from requirements/audit.txt with hashes. The audit asks a service on the network. If it cannot
-be reached, the script says so, and an audit that did not run is no failure. The exit code is 1 for a weakness.
+an environment of their own, from requirements/audit.txt with hashes. The audit asks a service on the network. If that
+cannot be reached, the script says so, and an audit that did not run is no failure. The exit code is 1 for a weakness.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ small read for each queue that lags, which the page remembers while the offset s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -139,7 +139,7 @@ async def rocketmq_families(broker: BrokerContext, times: StoreTimes) -> list[Fa
     me = {"cluster": broker.config.cluster, "node_type": "broker", "node_id": broker.config.group}
     omitted = Family("gantry_metrics_omitted_series", "gauge", "Series beyond the limit of one family, by family.")
     families: list[Family] = []
-    parts = (
+    parts: tuple[Callable[[], list[Family]], ...] = (
         lambda: _messages(broker, me, omitted),
         lambda: _connections(broker, me),
         lambda: _tables(broker, me),
