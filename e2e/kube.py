@@ -205,6 +205,10 @@ class Cluster:
         return [e for e in found if e["involvedObject"]["kind"] == "BrokerCluster"]
 
     @property
+    def needs_tls(self) -> bool:
+        return bool(self.object()["spec"]["security"]["tls"]["mode"] == "Required")
+
+    @property
     def admin_secret(self) -> str:
         """With the keys of the super user."""
         return f"{self.name}-admin-user"
@@ -270,6 +274,11 @@ class Load:
                 ],
             },
         }
+        if cluster.needs_tls:
+            (container,) = pod["spec"]["containers"]
+            pod["spec"]["volumes"] = [{"name": "ca", "secret": {"secretName": f"{cluster.name}-ca-cert"}}]
+            container["volumeMounts"] = [{"name": "ca", "mountPath": "/etc/ca"}]
+            container["env"] = [*container["env"], {"name": "GANTRY_CA_FILE", "value": "/etc/ca/ca.crt"}]
         if node is not None:
             pod["spec"]["nodeName"] = node
         apply(cluster.namespace, json.dumps(pod))

@@ -87,5 +87,10 @@ def test_metrics_of_operator_and_brokers(demo: Cluster) -> None:
     leader = next(t for t in texts if "gantry_operator_leader 1.0" in t)
     assert 'gantry_operator_reconciles_total{outcome="done"}' in leader
     broker = demo.master_name()
-    text = kubectl("-n", demo.namespace, "exec", broker, "--", "python", "-c", script, "http://127.0.0.1:10921/metrics")
+    verified = (
+        "import ssl,urllib.request,sys; context=ssl.create_default_context(cafile='/etc/gantry-tls/ca.crt'); "
+        "print(urllib.request.urlopen(sys.argv[1], context=context).read().decode())"
+    )
+    url = "https://127.0.0.1:10921/metrics"
+    text = kubectl("-n", demo.namespace, "exec", broker, "--", "python", "-c", verified, url)
     assert "gantry_" in text

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
     from gantry_broker.remoting.connection import Shared
+    from gantry_broker.remoting.tls_ports import PortsTls
     from gantry_broker.replication.log_repair import LogRepair
     from gantry_broker.replication.service import ReplicationService
     from gantry_broker.settings import BrokerSettings
@@ -84,6 +85,7 @@ class BrokerContext:
     """Turns for costly work on the event loop."""
     loop_watch: LoopWatch
     shared: Shared
+    tls: PortsTls
     """Limits and counts of the connections of all clients' ports."""
     http_port: Callable[[], int]
     """The HTTP port, once it is bound."""

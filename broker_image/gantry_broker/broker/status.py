@@ -25,6 +25,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         name=config.name,
         not_promotable=broker.health.not_promotable,
         disk=DiskStatus(total_bytes=usage.total, free_bytes=usage.free, full=broker.health.disk_full),
+        certificates=broker.tls.expiry(),
         access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
         connections=connections,
         address=broker.role.address,

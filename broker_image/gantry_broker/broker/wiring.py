@@ -54,6 +54,7 @@ from gantry_broker.loopwatch import LoopWatch
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared
+from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.replication.log_repair import LogRepair, answering
 from gantry_broker.replication.service import ReplicationService
 from gantry_broker.store.log.record_reader import delay_table
@@ -89,10 +90,16 @@ class BrokerParts:
 
 
 def wire(
-    config: BrokerConfig, store: MessageStore, store_host: bytes, client: RemotingClient, membership: Membership
+    config: BrokerConfig,
+    store: MessageStore,
+    store_host: bytes,
+    client: RemotingClient,
+    membership: Membership,
+    tls: PortsTls | None = None,
 ) -> BrokerParts:
     """Builds one broker in the running event loop. `store_host`: address and port of message ids, packed."""
     settings = store.config.settings
+    tls = tls or PortsTls(None, None)
     clock, events = Clock(), Events()
     started_ms = clock.unix_ms()
     delay_levels = delay_table(settings.messageDelayLevel)
@@ -206,6 +213,7 @@ def wire(
         slices=slices,
         loop_watch=loop_watch,
         shared=shared,
+        tls=tls,
         http_port=lambda: http.port,
     )
     processor = RequestProcessor(context, HANDLERS, sender, budget.buffered_bytes)
@@ -219,7 +227,7 @@ def wire(
     ports = Ports(
         config, settings, dispatcher=dispatcher,
         member_requests=MemberRequests(role, replication, log_repair, processor.process), membership=membership,
-        shared=shared, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
+        shared=shared, tls=tls, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
     )  # fmt: skip
     http = HttpServer(context, ports, events.status_changed)
     snapshots = SnapshotWriter(config.data_dir / "config", meta, store, replay)

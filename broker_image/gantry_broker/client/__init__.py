@@ -33,6 +33,7 @@ from gantry_broker.client.transactions import TransactionProducer
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.compression import Compression
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.remoting.tls import TlsOptions
 
 __all__ = [
     "Admin",
@@ -60,6 +61,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "TlsOptions",
     "TransactionProducer",
     "TransactionState",
     "averagely",

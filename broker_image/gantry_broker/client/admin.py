@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -59,6 +60,7 @@ from gantry_broker.protocol.headers import (
 )
 from gantry_broker.protocol.message import decode_record, decode_records, parse_message_id
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 ADMIN_SECONDS: Final = 5.0
 MAX_LONG: Final = 2**63 - 1
@@ -88,13 +90,15 @@ class Admin:
         name_servers: str | Sequence[str] | Session,
         *,
         timeout: float = ADMIN_SECONDS,
+        tls: TlsOptions | ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`timeout`: seconds for each request; `credentials`: with which they are signed.
+        """`timeout`: seconds for each request; `credentials`: with which they are signed. `tls`: see `Session`; a given
+        session has its own.
 
         All calls raise RemotingError, BrokerError or BodyError.
         """
-        self.session = session_of(name_servers, credentials)
+        self.session = session_of(name_servers, credentials, tls)
         self.timeout = timeout
 
     async def __aenter__(self) -> Self:

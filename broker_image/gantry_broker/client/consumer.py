@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +84,15 @@ class Consumer:
         max_retries: int = RETRY_TIMES,
         commit_s: float = COMMIT_SECONDS,
         rebalance_s: float = REBALANCE_SECONDS,
+        tls: TlsOptions | ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
     ) -> None:
         """`from_where` applies only to a group without offsets; `from_time_ms` (default: half an hour ago) belongs
         to `FromWhere.TIMESTAMP`. With `broadcasting` every member gets every message, `offset_file` holds the
-        offsets, and failed messages are not delivered again.
+        offsets, and failed messages are not delivered again. `tls`: see `Session`; a given session has its own.
         """
         check_group(group)
-        self.session = session_of(name_servers, credentials)
+        self.session = session_of(name_servers, credentials, tls)
         self.group = group
         self.broadcasting = broadcasting
         self.max_retries = max_retries

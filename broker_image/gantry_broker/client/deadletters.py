@@ -8,6 +8,7 @@ progress of resends, as an offset of a tools group in the dead-letter queue.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -23,6 +24,7 @@ from gantry_broker.client.session import Session
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Prop
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.remoting.tls import TlsOptions
 
 MARK_GROUP: Final = "TOOLS_CONSUMER"
 """The group whose offset marks the resent part of a dead-letter queue. Every RocketMQ broker knows it."""
@@ -93,9 +95,10 @@ class DeadLetters:
         *,
         timeout: float = 10.0,
         credentials: Credentials | None = None,
+        tls: TlsOptions | ssl.SSLContext | None = None,
     ) -> None:
         """`timeout`: seconds for all attempts to send one letter."""
-        self._producer = Producer(name_servers, timeout=timeout, credentials=credentials)
+        self._producer = Producer(name_servers, timeout=timeout, credentials=credentials, tls=tls)
         self._admin = Admin(self._producer.session)
 
     async def __aenter__(self) -> Self:

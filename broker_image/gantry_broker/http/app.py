@@ -27,7 +27,7 @@ from gantry_broker.exposition import Family
 from gantry_broker.http.connection import LimitedConnection
 from gantry_broker.http.guard import Guard
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections
+from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections, handshakes
 from gantry_broker.http.logbytes import log_bytes, log_info
 from gantry_broker.http.metrics import gantry_families
 from gantry_broker.http.models import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.events import Event
     from gantry_broker.broker.ports import Ports
+    from gantry_broker.remoting.tls_gate import TlsGate
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,9 @@ class HttpServer:
     def __init__(self, broker: BrokerContext, ports: Ports, status_changed: Event[[]]) -> None:
         self._broker = broker
         self._streams = StatusStreams(lambda: member_status(broker, ports.connections), status_changed)
-        self._connections = Connections(descriptors.budget().http)
+        most = descriptors.budget().http
+        gate = self._gate = broker.tls.http_gate(handshakes(most))
+        self._connections = Connections(most if gate is None else most - handshakes(most))
         config = uvicorn.Config(
             self._guarded(make_app(broker, ports, self._streams, lambda: self._connections.refused)),
             host=broker.config.listen_host,
@@ -82,7 +85,7 @@ class HttpServer:
             access_log=False,
             log_config=None,
             ws="none",
-            http=partial(LimitedConnection, self._connections),  # type: ignore[arg-type]
+            http=partial(_accept, gate, self._connections),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEAD,
             timeout_keep_alive=int(IDLE_S),
             backlog=descriptors.BACKLOG,
@@ -134,6 +137,15 @@ class HttpServer:
             with contextlib.suppress(OSError):
                 await self._task
         self._connections.close()
+        if self._gate is not None:
+            self._gate.close()
+
+
+def _accept(gate: TlsGate | None, table: Connections, **given: Any) -> asyncio.Protocol:
+    """Return the protocol of a new connection; `given` is what uvicorn gives to each."""
+    if gate is None:
+        return LimitedConnection(table, **given)
+    return gate.accept(lambda: LimitedConnection(table, **given))
 
 
 def _trust(scope: MutableMapping[str, Any]) -> None:

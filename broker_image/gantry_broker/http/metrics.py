@@ -155,6 +155,7 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
         *(Family(name, "histogram", text, histograms=[(me, found)]) for name, text, found in histograms),
         refused_values(broker.replication.refusals, me),
         *access_families(broker.access.gate, me),
+        *broker.tls.families(me),
         build_info("broker"),
     ]
 

@@ -184,6 +184,9 @@ class MemberStatus(_Model):
     reason: str = Field("", description="Why it is not writable or not following.")
     not_promotable: str = Field("", description="Why it should not lead although it lives: a full disk, no NameServer.")
     disk: DiskStatus | None = None
+    certificates: dict[str, int] = Field(
+        default_factory=dict, description="End of validity in Unix seconds by port: client, internal. Empty: no TLS."
+    )
     access: AccessStatus = Field(default_factory=AccessStatus)
     connections: int = 0
     address: str = ""

@@ -54,6 +54,7 @@ from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
+from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class NameService:
         self._next_source = 0
         self.shared = Shared(remoting_budget(memory_limit(None), descriptors.budget().remoting))
         """The shared state of all listeners' connections."""
+        self.tls: PortsTls | None = None
         self.loop_watch = LoopWatch()
         self.slices = TimeSlices()
         self.slices.on_ran = self.loop_watch.holds.ran
@@ -522,6 +524,7 @@ def metrics(service: NameService) -> str:
         failed,
         refused_values(service.refusals, {}),
         *access_families(service.access.gate, {}),
+        *([] if service.tls is None else service.tls.families({})),
         build_info("nameserver"),
     ]
     return text_page(families)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
@@ -13,6 +14,8 @@ from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
 from gantry_broker.remoting.connection import Connection, oneway
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
+from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions
+from gantry_broker.remoting.tls_transport import CallingEnd, TlsFailed, TlsTransport
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +64,16 @@ class RemotingClient:
         connect_timeout: float = CONNECT_SECONDS,
         max_frame: int = MAX_FRAME,
         membership: Membership | None = None,
+        tls: TlsOptions | ssl.SSLContext | Certificates | None = None,
         sign: Callable[[Frame], None] | None = None,
     ) -> None:
         """`membership`: every address is a port between members, where this end proves itself before it sends
-        requests. `sign` adds a signature to each request.
+        requests. `tls`: every connection is one with TLS. `sign` adds a signature to each request. Raises TlsError when
+        the files of `tls` cannot be used.
         """
         self._sign = sign
         self._membership = membership
+        self._tls = None if tls is None else CallingTls(tls)
         self._failing: dict[str, FailedHandshake] = {}
         """Addresses whose last handshake failed."""
         self._connections: dict[str, Connection] = {}
@@ -254,12 +260,11 @@ class RemotingClient:
             return Connection(self, max_frame=self._max_frame, on_end=self._ended)
 
         async def connect(ip: str) -> Connection:
-            loop = asyncio.get_running_loop()
             membership = self._membership
             if membership is None:
-                return (await loop.create_connection(make, ip, port))[1]
-            _, connecting = await loop.create_connection(lambda: ConnectingMember(membership, make), ip, port)
-            return await connecting.connected()
+                return cast(Connection, await self._connected(make, host, ip, port))
+            connecting = await self._connected(lambda: ConnectingMember(membership, make), host, ip, port)
+            return await cast(ConnectingMember, connecting).connected()
 
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -267,7 +272,9 @@ class RemotingClient:
                 conn = await first_of(addresses, connect, Connection.abort, CONNECTS)
         except TimeoutError:
             raise ConnectError(f"no connection to {address}: timed out", silent=True) from None
-        except HandshakeFailed as error:
+        except TlsError as error:
+            raise ConnectError(f"no connection to {address}: {error}", silent=True) from None
+        except (HandshakeFailed, TlsFailed) as error:
             raise self._handshake_failed(address, f"no connection to {address}: {error}") from None
         except OSError as error:
             raise ConnectError(f"no connection to {address}: {error}") from None
@@ -278,6 +285,18 @@ class RemotingClient:
         if conn.closed:
             self._ended(conn)
         return conn
+
+    async def _connected(self, make: Callable[[], asyncio.Protocol], host: str, ip: str, port: int) -> asyncio.Protocol:
+        """Return the protocol of a new connection, after the TLS handshake if there is one."""
+        loop = asyncio.get_running_loop()
+        if self._tls is None:
+            return (await loop.create_connection(make, ip, port))[1]
+        context, name = self._tls.context(), self._tls.server_name(host)
+        end = CallingEnd(make)
+        _, tls = await loop.create_connection(
+            lambda: TlsTransport(context, end, server_side=False, server_name=name), ip, port
+        )
+        return await end.protocol(tls)
 
     def _handshake_failed(self, address: str, text: str) -> ConnectError:
         former = self._failing.get(address)

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from gantry_operator.api.base import Model, Rule
+from gantry_operator.api.tls import Peer, Tls
 
 Authentication = Literal["Enabled", "Permissive", "Disabled"]
 
@@ -47,6 +48,13 @@ class Security(Model):
         max_length=MAX_TOPIC_QUOTAS,
         description="Limits for the sends to single topics, by all users together.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["topic"]},
+    )
+    tls: Tls = Field(default_factory=lambda: Tls(), description="Encrypted connections.")
+    allowedClients: list[Peer] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Clients that may connect to the ports for clients, as peers of a NetworkPolicy. Empty: all. The "
+        "cluster's members, the operator and reports always may.",
     )
 
     @field_validator("topicQuotas")

@@ -33,6 +33,13 @@ def _host_fields_known(host: str | None) -> bool:
     return host is None or set(re.findall(r"\{([^}]*)\}", host)) <= set(HOST_FIELDS)
 
 
+def _outside_is_protected(spec: BrokerClusterSpec) -> bool:
+    security = spec.security
+    if spec.external is None or spec.external.unprotected:
+        return True
+    return security.tls.mode == "Required" and security.mode() == "Enabled"
+
+
 MODE_IS_FIXED = (
     "while members change one by one, some would acknowledge by the operator's in-sync set and others by a "
     "majority of the members, so acknowledged messages could be lost; write the former mode, or create a new "
@@ -164,6 +171,12 @@ class External(Model):
         max_length=64,
     )  # fmt: skip
 
+    unprotected: bool = Field(
+        False,
+        description="Allow external addresses although clients need no signature or no TLS: everybody who reaches them "
+        "may then read, change or listen to all messages.",
+    )
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.type != 'NodePort' || has(self.host)",
@@ -265,6 +278,15 @@ class BrokerClusterSpec(Model):
             "brokerGroups has the same name twice: give each group its own name",
             _unique_names,
             "brokerGroups",
+        ),
+        Rule(
+            "!has(self.external) || self.external.unprotected || (self.security.tls.mode == 'Required' && "
+            "(!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            "external opens the cluster to clients outside without authentication and TLS: write "
+            "security.tls.mode: Required and leave security.authentication at Enabled, or write "
+            "external.unprotected: true if everybody who reaches the addresses may use the cluster in clear text",
+            _outside_is_protected,
+            "external",
         ),
     )
     transitions: ClassVar[tuple[dict[str, str], ...]] = (

@@ -73,6 +73,12 @@ def up(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it with --detach.")] = 60.0,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls", help="Clients need TLS: sets spec.security.tls.mode to Required. Prints the file of the authority."
+        ),
+    ] = False,
 ) -> None:
     """Run a cluster on this machine, restart its processes, and fail over when a master dies.
 
@@ -81,7 +87,7 @@ def up(
     """
     from gantry_operator.cli.up import up as run_up
 
-    run_up(file, directory, detach, timeout)
+    run_up(file, directory, detach, timeout, tls)
 
 
 @app.command("examples", epilog=EPILOG)

@@ -14,7 +14,10 @@ from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
 if TYPE_CHECKING:
+    import ssl
+
     from gantry_broker.client import Credentials
+    from gantry_broker.remoting.tls import TlsOptions
 
 T = TypeVar("T")
 
@@ -28,6 +31,8 @@ class Clients(NamedTuple):
     """Addresses that this process can reach."""
     credentials: Credentials | None
     """Of the cluster's super user; None: they are not there, or this user may not read them."""
+    tls: TlsOptions | ssl.SSLContext | None
+    """None: clear text."""
 
 
 class Target(Protocol):
@@ -75,10 +80,13 @@ class LocalTarget:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
+        from gantry_operator.platforms.local.certificates import client_options
         from gantry_operator.platforms.local.status import name_server_addresses
+        from gantry_operator.platforms.local.supervisor import load_saved
         from gantry_operator.platforms.local.users import super_user
 
-        yield Clients(name_server_addresses(self.folder), super_user(self.folder))
+        tls = client_options(load_saved(self.folder), self.folder)
+        yield Clients(name_server_addresses(self.folder), super_user(self.folder), tls)
 
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:
@@ -124,7 +132,7 @@ class KubernetesTarget:
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
         async with self._open() as target:
-            yield Clients(await target.name_servers(), await target.super_user())
+            yield Clients(await target.name_servers(), await target.super_user(), await target.client_tls())
 
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:

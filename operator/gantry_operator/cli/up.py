@@ -27,10 +27,15 @@ from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, t
 POLL_S = 0.05
 
 
-def up(file: Path | None, directory: Path | None, detach: bool, timeout: float) -> None:
-    """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor."""
+def up(file: Path | None, directory: Path | None, detach: bool, timeout: float, tls: bool = False) -> None:
+    """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor.
+
+    `tls`: clients need TLS, whatever the manifest says.
+    """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
     cluster, users = _load(file or default_manifest(directory))
+    if tls:
+        cluster.spec.security.tls.mode = "Required"
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
     supervised = control.supervisor_of(folder)
@@ -120,9 +125,10 @@ def _claim(folder: ClusterFolder) -> IO[str]:
 def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
     from pydantic import ValidationError
 
-    from gantry_operator.platforms.local.supervisor import load_saved, refuse_change, save_manifest
+    from gantry_operator.platforms.local.supervisor import load_saved, refuse_change, refuse_elsewhere, save_manifest
 
     try:
+        refuse_elsewhere(cluster)
         folder.make()
         if folder.manifest.exists():
             refuse_change(load_saved(folder), cluster)

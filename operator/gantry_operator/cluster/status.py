@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from gantry_operator.api import Authentication, BrokerCluster
@@ -11,17 +12,19 @@ from gantry_operator.api.status import (
     Addresses,
     AnalyticsStatus,
     BrokerClusterStatus,
+    CertificateRow,
     Condition,
     LastFailover,
     MemberRow,
     NameServerRow,
     Phase,
 )
+from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.base import Change
 
 Answer = Literal["True", "False", "Unknown"]
-Aspect = Literal["Available", "Progressing", "Degraded", "Secured"]
+Aspect = Literal["Available", "Progressing", "Degraded", "Secured", "CertificatesValid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class ObservedState:
     analytics: AnalyticsStatus | None = None
     authentication: Authentication = "Enabled"
     """As it holds, with the platform's default."""
+    certificates: Sequence[CertificateRow] = ()
     loopback: bool = False
     """Only programs of one machine reach the cluster."""
 
@@ -84,6 +88,9 @@ def status_of(
         _condition(old, "Degraded", *degraded, now, generation),
         _condition(old, "Secured", *_secured(observed.authentication, observed.loopback), now, generation),
     ]
+    if observed.certificates:
+        valid = _certificates_valid(observed.certificates, now)
+        conditions.append(_condition(old, "CertificatesValid", *valid, now, generation))
     return BrokerClusterStatus(
         observedGeneration=generation,
         phase=_phase(old, available[0], progressing[0], degraded[0], paused),
@@ -95,6 +102,7 @@ def status_of(
         nameServerMembers=list(observed.name_servers),
         addresses=observed.addresses,
         lastFailover=observed.last_failover or old.lastFailover,
+        certificates=list(observed.certificates),
         analytics=observed.analytics or old.analytics,
     )
 
@@ -176,6 +184,23 @@ def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, st
     if observed.progress:
         return "True", "Reconciling", "; ".join(observed.progress)
     return "False", "Reconciled", "the cluster matches the spec"
+
+
+def _certificates_valid(rows: Sequence[CertificateRow], now: str) -> tuple[Answer, str, str]:
+    """RFC 3339 times in UTC with whole seconds compare as text."""
+    remedy = "read the operator's events and its log; if the Secret is yours, renew it"
+    unreadable = [r.name for r in rows if not r.notAfter]
+    if unreadable:
+        return "False", "Unreadable", f"no certificate can be read in {', '.join(unreadable)}: {remedy}"
+    expired = [f"{r.name} at {r.notAfter}" for r in rows if r.notAfter <= now]
+    if expired:
+        return "False", "Expired", f"expired: {', '.join(expired)}: {remedy}"
+    soon = (datetime.fromisoformat(now) + EXPIRING).strftime("%Y-%m-%dT%H:%M:%SZ")
+    expiring = [f"{r.name} at {r.notAfter}" for r in rows if r.notAfter <= soon]
+    if expiring:
+        return "False", "Expiring", f"soon to expire: {', '.join(expiring)}: {remedy}"
+    first = min(rows, key=lambda r: r.notAfter)
+    return "True", "Valid", f"the first to expire is {first.name} at {first.notAfter}"
 
 
 def _secured(authentication: Authentication, loopback: bool) -> tuple[Answer, str, str]:

@@ -3,14 +3,21 @@
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
 from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan
 from gantry_operator.plan.process_config import (
+    AUTHORITIES,
+    CERTIFICATE,
+    KEY,
     LIVE_FIELDS,
     BrokerAddresses,
+    TlsFolders,
     broker_config,
     name_server_config,
     restarts,
 )
 
 __all__ = [
+    "AUTHORITIES",
+    "CERTIFICATE",
+    "KEY",
     "LIVE_FIELDS",
     "BrokerAddresses",
     "GroupPlan",
@@ -20,6 +27,7 @@ __all__ = [
     "Plan",
     "Step",
     "StepKind",
+    "TlsFolders",
     "broker_config",
     "member_name",
     "name_server_config",

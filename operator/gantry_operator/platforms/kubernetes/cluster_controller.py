@@ -23,15 +23,18 @@ from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_ma
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
+from gantry_operator.certificates import KeyPair
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import ObservedState
 from gantry_operator.plan import Plan, member_name, plan
 from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, volumes
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
+from gantry_operator.platforms.kubernetes.certificates import CertificateReconciler
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
@@ -119,6 +122,10 @@ class ClusterController:
         self._result = ReconcileResult()
         self._left_out: dict[str, str] = {}
         """Under a refused spec: existing groups without a failover, with the reason."""
+        self._accepted: tuple[BrokerCluster, Plan] | None = None
+        """The last spec with certificates, which are renewed under a refused spec, too."""
+        self._checks_with: tuple[bytes, KeyPair | None] | None = None
+        """Authorities and certificate of the availability checks; None: they need none."""
         self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._request_task: asyncio.Task[None] | None = None
@@ -132,7 +139,10 @@ class ClusterController:
         self._report = StatusWriter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
         self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
         self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
-        self._groups = KubernetesGroupControllers(api, caches, key, self._events, shared.clock, self._report.wake)
+        self._certificates = CertificateReconciler(api, self._objects, self._events, self.uid)
+        self._groups = KubernetesGroupControllers(
+            api, caches, key, self._events, shared.clock, self._report.wake, self._certificates.trusted
+        )
         self._pods = self._groups.pods
         self._users = KubernetesAccessStore(api, caches, (*key, self.uid), self._events, shared.identity)
         self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
@@ -204,7 +214,7 @@ class ClusterController:
         again = True  # A restart counts as a failed pass.
         while True:
             try:
-                async with asyncio.timeout(AGAIN_S if again else None):
+                async with asyncio.timeout(AGAIN_S if again else self._certificates.due_s()):
                     await self._dirty.wait()
                 await asyncio.sleep(SETTLE_S)
             except TimeoutError:
@@ -240,6 +250,8 @@ class ClusterController:
             begun = bool(self._groups.controllers) and not self._left_out
             begun = begun or await self._go_on_without_spec(found)
             self._start_switchover_request()
+            if self._accepted is not None and not self._shared.unlisted():
+                await self._keep_certificates(*self._accepted, found)
             return begun and righted
         self._left_out = {}
         self._take(cluster)
@@ -264,8 +276,10 @@ class ClusterController:
             found.problems.append(not_listed(unlisted))
             self._result = found
             return False
+        assert self._plan is not None
+        # Also while changes are paused: certificates expire all the same.
+        complete = complete and await self._keep_certificates(cluster, self._plan, found)
         if complete and not cluster.paused:
-            assert self._plan is not None
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
             kept = await volumes.keep(self._shared.api, self._shared.caches, cluster, self._running())
             found.problems += kept
@@ -274,6 +288,23 @@ class ClusterController:
         self._result = found
         self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
         return complete and righted
+
+    async def _keep_certificates(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
+        """One pass over the certificates. False: not complete, so no pod may start."""
+        self._accepted = (cluster, wanted)
+        services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
+        outside = {} if cluster.spec.external is None else external.addresses(cluster, wanted, services)[0]
+        complete = await self._certificates.keep(cluster, wanted, outside, self._obj, found)
+        if self._certificates.for_clients != self._checks_with:
+            self._checks_with = self._certificates.for_clients
+            context = None
+            if self._checks_with is not None:
+                authorities, pair = self._checks_with
+                context = tls_context(authorities, None if pair is None else (pair.certificate, pair.key))
+            former, self._remoting = self._remoting, RemotingClient(sign=self._access.sign, tls=context)
+            self._availability.use(self._remoting)
+            await former.close()
+        return complete
 
     async def _sync_labels(self, found: ReconcileResult) -> bool:
         """False: look again soon. A refused step does not prevent the other steps."""
@@ -498,6 +529,7 @@ class ClusterController:
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
+            certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )

@@ -56,6 +56,7 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
         name_servers=nameserver.addresses(cluster, plan),
         registration_addresses=nameserver.registration_addresses(cluster, plan),
         token_file=pods.TOKEN_FILE,
+        tls=pods.tls_folders(cluster),
         memory_limit_bytes=None if memory is None else int(parse_quantity(memory)),
         raft_members={m.number: _replication_address(cluster, m) for m in plan.group(member.group).members},
     )
@@ -164,6 +165,7 @@ def _stateful_set(
             {"name": "data", "mountPath": pods.DATA_DIR},
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
             pods.token_mount(),
+            *pods.tls_mounts(cluster),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
@@ -188,7 +190,7 @@ def _stateful_set(
             "template": {
                 "metadata": {
                     "labels": names.labels(cluster.name, names.BROKER, group.name),
-                    "annotations": {names.CONFIG_HASH: config_hash},
+                    "annotations": pods.pod_annotations(cluster, config_hash),
                 },
                 "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
                 | pods.placement(cluster.spec.placement, selector)
@@ -198,6 +200,7 @@ def _stateful_set(
                     "volumes": [
                         {"name": "config", "configMap": {"name": name}},
                         pods.token_volume(cluster),
+                        *pods.tls_volumes(cluster, group.name),
                         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
                     ],
                 },

@@ -36,6 +36,7 @@ def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
             http_port=names.NAME_SERVER_HTTP_PORT,
             registration_port=names.NAME_SERVER_REGISTRATION_PORT,
             token_file=pods.TOKEN_FILE,
+            tls=pods.tls_folders(cluster),
             listeners=listeners,
             http_hosts=[
                 form
@@ -110,6 +111,7 @@ def _stateful_set(
         "volumeMounts": [
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
             pods.token_mount(),
+            *pods.tls_mounts(cluster),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
@@ -126,7 +128,7 @@ def _stateful_set(
             "template": {
                 "metadata": {
                     "labels": names.labels(cluster.name, names.NAME_SERVER),
-                    "annotations": {names.CONFIG_HASH: config_hash},
+                    "annotations": pods.pod_annotations(cluster, config_hash),
                 },
                 "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
                 | pods.placement(cluster.spec.placement, selector)
@@ -136,6 +138,7 @@ def _stateful_set(
                     "volumes": [
                         {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
                         pods.token_volume(cluster),
+                        *pods.tls_volumes(cluster, names.NAME_SERVER),
                         {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
                     ],
                 },

@@ -21,8 +21,13 @@ OFFSETS_EVERY_S = 20.0
 """Seconds between writes that change only offsets."""
 AGAIN_S = 2.0
 """Seconds after a failed write."""
-NO_LONGER = {"Available": "Unavailable", "Degraded": "Recovered", "Secured": "NotSecured"}
-GOOD_WHEN_TRUE = ("Available", "Secured")
+NO_LONGER = {
+    "Available": "Unavailable",
+    "Degraded": "Recovered",
+    "Secured": "NotSecured",
+    "CertificatesValid": "CertificatesNotValid",
+}
+GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid")
 """The event reason when a condition becomes false."""
 GAP_S = 0.3
 """Seconds between two writes."""

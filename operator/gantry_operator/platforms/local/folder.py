@@ -88,6 +88,11 @@ class ClusterFolder:
         return self.root / "log" / "supervisor.log"
 
     @property
+    def tls(self) -> Path:
+        """The cluster's certificates, if it uses TLS."""
+        return self.root / "tls"
+
+    @property
     def access(self) -> Path:
         """Users, their keys, and the state of the access table."""
         return self.root / "access"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config, restarts
+from gantry_operator.platforms.local.certificates import NAME_SERVERS, tls_folders
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import HOST, Ports, on_loopback, registration, replication
 
@@ -45,6 +46,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config = name_server_config(
             cluster, server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name),
             registration_port=ports[registration(server.name)], token_file=folder.token_file,
+            tls=tls_folders(cluster, folder, NAME_SERVERS),
             loopback=on_loopback(),
         )  # fmt: skip
         whole = config.model_dump_json(indent=1)
@@ -62,6 +64,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config_of_broker = broker_config(
             cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers,
             registration_addresses=registrations, token_file=folder.token_file, loopback=on_loopback(),
+            tls=tls_folders(cluster, folder, member.group),
         )  # fmt: skip
         decisive = restarts(config_of_broker)
         if cluster.spec.mode == "Raft":
