@@ -28,8 +28,8 @@ from gantry_broker.remoting.errors import ConnectError, RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
 if TYPE_CHECKING:
-    from gantry_broker.client.requests import Reply
-    from gantry_broker.client.transactions import Check
+    from gantry_broker.client.message import Reply
+    from gantry_broker.client.transaction_state import Check
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ A process without TLS imports no TLS: a NameServer is 3 MB smaller without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.exposition import Family
 from gantry_broker.remoting.tls_settings import ClientPortTls, InternalPortTls
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 CLIENT: Final = "client"
 INTERNAL: Final = "internal"
 """Labels of certificates: of the ports for clients, and of all others."""
-
-Row = tuple[dict[str, str], float]
 
 
 class PortsTls:
@@ -85,37 +83,37 @@ class PortsTls:
         """Return the end of each certificate's validity in Unix seconds, by the kind of port."""
         return {one.port: int(one.expires) for one in (self.client, self.internal) if one is not None}
 
-    def families(self, labels: dict[str, str]) -> list[tuple[str, str, str, Iterable[Row]]]:
-        """Return the families of metrics: name, type, help, rows. A process without TLS has none."""
+    def families(self, labels: dict[str, str]) -> list[Family]:
+        """Return the families of metrics. A process without TLS has none."""
         certificates = [one for one in (self.client, self.internal) if one is not None]
         if not certificates:
             return []
         return [
-            (
+            Family(
                 "gantry_certificate_expiry_timestamp_seconds",
                 "gauge",
                 "End of the certificate's validity, Unix seconds, by port: client, internal.",
                 [({**labels, "port": one.port}, int(one.expires)) for one in certificates],
             ),
-            (
+            Family(
                 "gantry_certificate_failures_total",
                 "counter",
                 "Changes of certificate files that could not be used; the former certificate stayed in use.",
                 [({**labels, "port": one.port}, one.failures) for one in certificates],
             ),
-            (
+            Family(
                 "gantry_tls_handshakes_total",
                 "counter",
                 "Complete TLS handshakes, by port.",
                 [({**labels, "port": gate.port}, gate.handshakes) for gate in self.gates],
             ),
-            (
+            Family(
                 "gantry_tls_handshakes_pending",
                 "gauge",
                 "Connections without a complete TLS handshake, by port.",
                 [({**labels, "port": gate.port}, gate.pending) for gate in self.gates],
             ),
-            (
+            Family(
                 "gantry_tls_refused_total",
                 "counter",
                 "Connections that did not get through the TLS handshake, by port and reason.",

@@ -1,6 +1,6 @@
-"""HeldPull pulls: a pull that found nothing waits for its queue to grow, or for its time to be over.
+"""Held pulls: a pull without messages waits until its queue grows, or its time is over.
 
-State without sockets or clock. What a held pull is, and how it is tried again, is the caller's (`pull.py`).
+State without sockets or clock. The caller (`service.py`) decides what a pull is and how to try it again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MAX_HELD = 100_000
-"""HeldPull pulls of one broker; a pull beyond it is answered at once with "nothing yet"."""
+"""The most held pulls of one broker. A further pull is answered at once with "nothing yet"."""
 
 
 class HeldPull(Generic[T]):
-    """One held pull; `done` once it was answered or given up."""
+    """One held pull; `done` once it is answered or given up."""
 
     __slots__ = ("deadline_ms", "done", "key", "pull")
 
@@ -29,12 +29,12 @@ class HeldPull(Generic[T]):
 
 
 class HeldPulls(Generic[T]):
-    """HeldPull pulls by (topic, queue) and by deadline; memory is bounded by `limit`."""
+    """Held pulls by (topic, queue) and by deadline; memory is bounded by `limit`."""
 
     def __init__(self, limit: int = MAX_HELD) -> None:
         self.limit = limit
         self.passed_over: set[tuple[str, int]] = set()
-        """Queues that grew while somebody who waits for them could be told nothing: to be woken again."""
+        """Queues that grew while their pulls could not be answered. They are woken again."""
         self._by_queue: dict[tuple[str, int], dict[HeldPull[T], None]] = {}
         self._by_time: list[tuple[int, int, HeldPull[T]]] = []
         self._count = 0
@@ -44,7 +44,7 @@ class HeldPulls(Generic[T]):
         return self._count
 
     def hold(self, topic: str, queue_id: int, pull: T, deadline_ms: int) -> bool:
-        """False: there are too many already; answer at once."""
+        """Holds a pull; returns False when there are too many, and the caller answers at once."""
         if self._count >= self.limit:
             return False
         key = (topic, queue_id)
@@ -56,11 +56,11 @@ class HeldPulls(Generic[T]):
         return True
 
     def waiting(self, topic: str, queue_id: int) -> deque[HeldPull[T]]:
-        """The pulls that wait for a queue, for `try_each`."""
+        """Returns the pulls that wait for a queue, for `try_each`."""
         return deque(self._by_queue.get((topic, queue_id), ()))
 
     def everything(self) -> list[HeldPull[T]]:
-        """All pulls that wait."""
+        """Returns all pulls that wait."""
         return [held for waiting in self._by_queue.values() for held in waiting]
 
     def try_each(
@@ -69,9 +69,9 @@ class HeldPulls(Generic[T]):
         attempt: Callable[[T], bool],
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Tries pulls and takes them out of `waiting`; `attempt` says whether the pull is answered.
+        """Tries pulls and takes them out of `waiting`; `attempt` returns whether the pull is answered.
 
-        Ends when `may_go_on` says no; what is left in `waiting` is to be tried later.
+        Ends when `may_go_on` returns False; the caller tries the rest of `waiting` later.
         """
         while waiting and may_go_on():
             held = waiting.popleft()
@@ -79,7 +79,7 @@ class HeldPulls(Generic[T]):
                 self.end(held)
 
     def end(self, held: HeldPull[T]) -> None:
-        """The pull was answered or given up."""
+        """Ends a pull that is answered or given up."""
         if held.done:
             return
         held.done = True
@@ -90,7 +90,7 @@ class HeldPulls(Generic[T]):
             del self._by_queue[held.key]
 
     def due(self, now_ms: int, most: int = 1 << 30) -> list[HeldPull[T]]:
-        """Takes the pulls whose time is over, at most so many."""
+        """Removes and returns the pulls whose time is over, at most `most`."""
         out: list[HeldPull[T]] = []
         while self._by_time and len(out) < most and (self._by_time[0][2].done or self._by_time[0][0] <= now_ms):
             held = heapq.heappop(self._by_time)[2]

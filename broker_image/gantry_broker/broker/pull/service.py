@@ -1,8 +1,8 @@
 """Pulls: each is answered with messages, answered without, or held. Codes and remarks are those of 4.9.7.
 
-A pull sees confirmed records only, because the consume queues hold no others. On a master that has just taken the role
-a position beyond them means "not known yet": such a pull is held and never answered "offset moved". A slave that
-cannot serve answers PULL_RETRY_IMMEDIATELY and names the master.
+A pull sees confirmed records only, because the consume queues hold no others. A new leader may not know yet how far its
+log is confirmed. It holds a pull beyond the records that it knows, and never answers "offset moved". A slave that
+cannot serve a pull answers PULL_RETRY_IMMEDIATELY and names the master.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_HOLD_MS: Final = 120_000
 DUE_AT_ONCE: Final = 100
-"""Expired pulls that are answered between two checks of the time."""
+"""Expired pulls that one step answers between two checks of the time."""
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -55,7 +55,7 @@ _MASTER: Final = 0
 
 
 class Pull:
-    """One pull, as long as it is held."""
+    """One pull, from its request to its answer."""
 
     __slots__ = ("codes", "conn", "filter", "frame", "group", "header", "max_count", "offset", "sql", "topic")
 
@@ -77,7 +77,7 @@ class Pull:
         self.group = group
         self.codes = codes
         self.sql = sql
-        """A subscription whose expression still has to be compiled into `filter`."""
+        """A subscription whose expression is not compiled into `filter` yet."""
         self.filter: Filter | None = None
         self.max_count = max_count
         self.offset = int(header.queueOffset)
@@ -124,7 +124,7 @@ class PullService:
         return None
 
     async def _pull_in_turn(self, made: Pull) -> None:
-        """A pull with an SQL92 filter when this pass of the event loop has done enough."""
+        """Serves a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
         await self._slices.grant()
         if not made.conn.closed:
             self._serve(made)
@@ -147,7 +147,7 @@ class PullService:
         self.answer(made, got, code)
 
     def wake(self, topic: str, queue_id: int) -> None:
-        """Tries the pulls again that wait for a queue with new messages."""
+        """Tries the waiting pulls of a queue with new messages again."""
         key = (topic, queue_id)
         if key in self._waking:
             self._held.passed_over.add(key)
@@ -168,7 +168,7 @@ class PullService:
             self._waking.discard(key)
 
     async def settle_all(self) -> None:
-        """Answers every held pull with what this member can say now, after a change of role."""
+        """Answers every held pull from this member's present state, after a change of role."""
         async for held in self._slices.sliced(self._held.everything()):
             if held.done:
                 continue
@@ -176,7 +176,7 @@ class PullService:
             self._answer_now(held.pull)
 
     def expire(self, now_ms: int) -> None:
-        """Answers the pulls whose time is over, and tries those again that could not take new messages before."""
+        """Answers the pulls whose time is over, and tries the pulls again that could not take new messages before."""
         again, self._held.passed_over = self._held.passed_over, set()
         for topic, queue_id in again:
             self.wake(topic, queue_id)
@@ -198,7 +198,7 @@ class PullService:
             self.answer(made, got, code)
 
     def _attempt(self, made: Pull) -> bool:
-        """Whether the pull is done with."""
+        """Tries a pull; returns True when it is answered or given up."""
         if made.conn.closed:
             return True
         if made.conn.paused:
@@ -210,7 +210,7 @@ class PullService:
         got, code = self._read(made)
         if code == ResponseCode.PULL_NOT_FOUND:
             return False
-        at_end = got.next_offset >= got.max_offset  # or what came was more than one read looks at
+        at_end = got.next_offset >= got.max_offset  # False: more messages came than one read examines
         if code == ResponseCode.PULL_RETRY_IMMEDIATELY and got.status == GetStatus.NO_MATCHED_MESSAGE and at_end:
             made.offset = got.next_offset
             return False
@@ -218,7 +218,7 @@ class PullService:
         return True
 
     def _read_request(self, conn: Connection, frame: Frame) -> Pull:
-        """All checks, in RocketMQ's order. Raises RequestRejected and BadField."""
+        """Checks a request in RocketMQ's order and returns its pull. Raises RequestRejected and BadField."""
         header = PullHeader.parse(frame)
         fault = topic_fault(header.topic, longest=255)
         if fault is not None:
@@ -290,7 +290,7 @@ class PullService:
         return subscription
 
     def _may_filter(self, data: SubscriptionData) -> None:
-        """Raises RequestRejected."""
+        """Checks that filters by properties are enabled. Raises RequestRejected."""
         if not self._settings.enablePropertyFilter:
             raise RequestRejected(
                 ResponseCode.SYSTEM_ERROR,
@@ -298,7 +298,7 @@ class PullService:
             )
 
     def _sql(self, data: SubscriptionData) -> Filter:
-        """Raises RequestRejected."""
+        """Compiles an expression. Raises RequestRejected."""
         begun = perf_counter()
         try:
             return self._filters.compiled(data.expression)
@@ -310,7 +310,7 @@ class PullService:
             self._slices.charge(perf_counter() - begun)
 
     def _read(self, made: Pull) -> tuple[Got, int]:
-        """Reads the records and gives the code that the pull would be answered with now."""
+        """Reads the records and returns them with the code of an answer at this moment."""
         header = made.header
         most = min(made.max_count, self._settings.maxTransferCountOnMessageInMemory)
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
@@ -369,7 +369,7 @@ class PullService:
         ):
             ext["nextBeginOffset"] = str(made.offset)
         if code == ResponseCode.SUCCESS:
-            self._count_gets(header.topic, header.consumerGroup, got.count, len(got.data))
+            self._count_gets(header.topic, header.consumerGroup, header.queueId, got.count, len(got.data), next_offset)
             made.conn.send(Frame.response_to(made.frame, code, "FOUND", ext, got.data))
         else:
             remark = GetStatus(got.status).name
@@ -378,7 +378,7 @@ class PullService:
             made.conn.send(Frame.response_to(made.frame, code, remark, ext))
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
-        """Where the consumer should pull from next: 0 is the master."""
+        """Returns the brokerId from which the consumer should pull next; 0 is the master."""
         settings = self._settings
         if self._role.leading:
             if not settings.slaveReadEnable or code != ResponseCode.SUCCESS:
