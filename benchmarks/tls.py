@@ -20,10 +20,8 @@ from pathlib import Path
 
 from gantry_broker.remoting.tls import TlsOptions, client_context
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.rig import gantry
-from benchmarks.rig.wire import connect
+from rig import gantry
+from rig.wire import connect
 from benchmarks.send_path import reads
 from tests.support.certificates import Authority
 

@@ -23,7 +23,7 @@ class Servers:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
-        yield Clients("127.0.0.1:1", None)
+        yield Clients("127.0.0.1:1", None, None)
 
 
 @pytest.fixture
