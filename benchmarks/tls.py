@@ -13,15 +13,14 @@ import argparse
 import os
 import ssl
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from gantry_broker.remoting.tls import TlsOptions, client_context
-
 from rig import gantry
 from rig.wire import connect
+
 from benchmarks.send_path import reads
 from tests.support.certificates import Authority
 
