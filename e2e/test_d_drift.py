@@ -10,7 +10,7 @@ from kube import Cluster, Figure, Load, get, kubectl, until
 
 DELETED = [
     ("service", "demo-a-master"), ("service", "demo-a"), ("service", "demo-namesrv-0"), ("configmap", "demo-a"),
-    ("configmap", "demo-namesrv"), ("secret", "demo-admin"), ("pdb", "demo-a"), ("networkpolicy", "demo"),
+    ("configmap", "demo-namesrv"), ("secret", "demo-admin"), ("pdb", "demo-a"), ("networkpolicy", "demo-a"),
     ("serviceaccount", "demo-broker"),
 ]  # fmt: skip
 EDITED = [

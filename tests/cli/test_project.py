@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gantry_broker.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
@@ -43,4 +44,5 @@ def test_wheel_images_and_chart_carry_one_version() -> None:
         part: f"gantry-{part}:{version}" for part in ("operator", "broker", "spark")
     }
     assert labels == [version]
+    assert version == VERSION
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()

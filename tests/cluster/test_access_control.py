@@ -105,7 +105,7 @@ class World:
         self.story: list[str] = []
         self.store = Store(self.story)
         self.members = {n: Member(n, self.story) for n in ("demo-a-0", "demo-a-1")}
-        self.now = 1000.0
+        self.now = 0.0
         self.control: AccessControl = None  # type: ignore[assignment]
 
     def holds(self, version: int) -> bool:

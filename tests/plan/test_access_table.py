@@ -82,6 +82,15 @@ def test_the_version_exceeds_that_of_every_member() -> None:
     assert decided(first.state, seen(secrets=written(first), member_version=50)).table["version"] == 51
 
 
+def test_clusters_of_one_name_never_share_a_version() -> None:
+    """Members keep the former cluster's table on their volumes, and may answer after the first decision."""
+    state = decided(AccessState(), seen(user("orders")), 1_000.0).state
+    for number in range(50):
+        state = decided(state, seen(user("orders", enabled=number % 2 == 0)), 1_000.0 + number).state
+    later = decided(AccessState(), seen(user("orders")), 1_051.0)
+    assert later.table["version"] > state.version
+
+
 def test_one_access_key_has_one_user() -> None:
     older, newer = (
         user("b", "2026-01-01T00:00:00Z", accessKey="shop"),

@@ -8,12 +8,12 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.access.gate import REASONS
 from gantry_broker.exposition import Family, Kind
 from gantry_broker.loopwatch import loop_families
+from gantry_broker.version import VERSION
 
 if TYPE_CHECKING:
     from gantry_broker.access.gate import Gate
@@ -188,7 +188,7 @@ def build_info(component: str) -> Family:
     """Return the family with the version of this process."""
     return Family(
         "gantry_build_info", "gauge", "Version of the process.",
-        [({"component": component, "version": version("gantry-mq")}, 1)],
+        [({"component": component, "version": VERSION}, 1)],
     )  # fmt: skip
 
 

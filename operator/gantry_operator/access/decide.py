@@ -118,7 +118,9 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
         "merged": merged,
     }
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    version = state.version
+    # A new state begins above every table of a former cluster of this name, which members may hold on their volumes:
+    # two tables of one version must never differ.
+    version = state.version or int(now * 1000)
     if digest != state.digest or seen.member_version > version:
         version = min(MAX_VERSION, max(version, seen.member_version) + 1)
     following = AccessState(version=version, digest=digest, users=keys, made=made, merged=merged)

@@ -28,6 +28,8 @@ async def name_server_knows(client: RemotingClient, server: str, group: str, wan
     """None if the NameServer returns `wanted` as the master's address; else the reason."""
     try:
         answer = await client.request(server, Frame(RequestCode.GET_BROKER_CLUSTER_INFO), CALL_S)
+        if answer.code != ResponseCode.SUCCESS:
+            return f"NameServer {server} refuses the check: {answer.remark or answer.code}"
         info = ClusterInfo.from_json(fastjson.loads(answer.body))
     except (RemotingError, BodyError, fastjson.JsonError) as error:
         return f"NameServer {server} does not answer: {error}"
