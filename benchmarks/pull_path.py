@@ -33,13 +33,18 @@ from rig.processes import free_port
 from send_path import CountingTransport, reads
 
 TOPIC = "BenchmarkTest"
+POSTPONED = 140
+"""Pulls that fit into one read of 64 KiB."""
 _PULL = (
     '{"code":11,"extFields":{"queueId":"%d","maxMsgNums":"32","sysFlag":"%d","suspendTimeoutMillis":"15000",'
     '"commitOffset":"%d","topic":"BenchmarkTest","queueOffset":"%d","expressionType":"TAG",'
     '"subVersion":"1795240234041","consumerGroup":"%s"},"flag":0,"language":"JAVA","opaque":%d,'
     '"serializeTypeCurrentRPC":"JSON","version":399}'
 )
-_HEAD = '{"code":%d,"extFields":{},"flag":0,"language":"JAVA","opaque":1000000000,"serializeTypeCurrentRPC":"JSON","version":399}'
+_HEAD = (
+    '{"code":%d,"extFields":{},"flag":0,"language":"JAVA","opaque":1000000000,"serializeTypeCurrentRPC":"JSON",'
+    '"version":399}'
+)
 
 
 def _frame(header: str, body: bytes = b"") -> bytes:
@@ -53,10 +58,17 @@ class ConsumerTransport(CountingTransport):
     def __init__(self) -> None:
         super().__init__()
         self.data: list[bytes] = []
+        self.reads = True
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         self.writes += 1
         self.data.append(data)
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
 
 
 @dataclass
@@ -68,6 +80,8 @@ class Consumer:
     transport: ConsumerTransport = field(default_factory=ConsumerTransport)
     got: int = 0
     answers: int = 0
+    unread: list[bytes] = field(default_factory=list)
+    postponed: bool = False
 
     def heartbeat(self) -> bytes:
         data = {"topic": TOPIC, "subString": "*", "tagsSet": [], "codeSet": [], "subVersion": 1795240234041}
@@ -83,10 +97,22 @@ class Consumer:
         flag = PullFlag.SUSPEND | (PullFlag.COMMIT_OFFSET if offset else 0)
         return _frame(_PULL % (queue, flag, offset, offset, self.group, queue))
 
-    def next_pulls(self) -> list[bytes]:
+    def reads(self, together: int) -> list[bytes]:
+        """Returns the pulls that the broker reads now: as many in one read, and all in one that it postponed."""
+        self.unread += self._next_pulls()
+        if not self.transport.reads:
+            self.postponed = True
+            return []
+        pulls, self.unread = self.unread, []
+        step = POSTPONED if self.postponed else together
+        self.postponed = False
+        return [b"".join(pulls[at : at + step]) for at in range(0, len(pulls), step)]
+
+    def _next_pulls(self) -> list[bytes]:
         """Reads the answers, and returns the pulls that follow them."""
         data, self.transport.data = b"".join(self.transport.data), []
-        at, pulls = 0, []
+        at = 0
+        pulls: list[bytes] = []
         while at < len(data):
             length, size = int.from_bytes(data[at : at + 4], "big"), int.from_bytes(data[at + 4 : at + 8], "big")
             header = orjson.loads(data[at + 8 : at + 8 + size])
@@ -123,45 +149,46 @@ class Bench:
             await asyncio.sleep(0)
         return time.process_time() - cpu
 
-    async def consumed(self, messages: int, together: int, groups: int, profiler: cProfile.Profile | None) -> tuple:
+    async def consumed(
+        self, messages: int, together: int, groups: int, profiler: cProfile.Profile | None
+    ) -> tuple[float, float]:
         """Returns the CPU seconds of the broker, and the messages in one answer."""
         ends = [self.process.store.max_offset(TOPIC, queue) for queue in range(self.options.queues)]
         consumers = [Consumer(f"g{together}x{groups}x{n}", self.options.queues) for n in range(groups)]
         links = [self._connect(consumer.transport) for consumer in consumers]
         for consumer, conn in zip(consumers, links, strict=True):
             conn.data_received(consumer.heartbeat())
+            await asyncio.sleep(0.1)
             for queue, end in enumerate(ends):
                 conn.data_received(consumer.pull(queue, end))
-            while len(self.process.broker.held) < self.options.queues * (links.index(conn) + 1):
-                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.2)
             consumer.transport.data.clear()
+        if len(self.process.broker.held) != self.options.queues * groups:
+            raise RuntimeError(f"{len(self.process.broker.held)} pulls are held")
         made = reads(messages, together, self.options.queues, self.options.body)
-        own, sent = 0.0, 0
+        own = 0.0
         if profiler is not None:
             profiler.enable()
         cpu = time.process_time()
-        for data in made:
-            self.producer.data_received(data)
-            sent = min(sent + together, messages)
-            while any(consumer.got < sent for consumer in consumers):
+        while made or any(consumer.got < messages for consumer in consumers):
+            if made:
+                self.producer.data_received(made.pop(0))
                 await asyncio.sleep(0)
-                if not any(consumer.transport.data for consumer in consumers):
-                    continue
-                begun = time.process_time()
-                pulls = [consumer.next_pulls() for consumer in consumers]
-                joined = [[b"".join(p[i : i + together]) for i in range(0, len(p), together)] for p in pulls]
-                own += time.process_time() - begun
-                for conn, parts in zip(links, joined, strict=True):
-                    for part in parts:
-                        conn.data_received(part)
+            else:
+                await asyncio.sleep(0.001)
+            begun = time.process_time()
+            parts = [consumer.reads(together) for consumer in consumers]
+            own += time.process_time() - begun
+            for conn, datas in zip(links, parts, strict=True):
+                for data in datas:
+                    conn.data_received(data)
         cpu = time.process_time() - cpu - own
         if profiler is not None:
             profiler.disable()
         for conn in links:
             conn.connection_lost(None)
         self.process.parts.context.pulls.expire(self.process.parts.context.clock.now_ms() + 60_000)
-        each = messages * groups / sum(consumer.answers for consumer in consumers)
-        return cpu, each
+        return cpu, messages * groups / sum(consumer.answers for consumer in consumers)
 
 
 async def run(options: argparse.Namespace, folder: Path) -> None:
