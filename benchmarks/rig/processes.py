@@ -32,6 +32,13 @@ def usage(pid: int) -> Usage:
     return Usage((int(stat[11]) + int(stat[12])) / _TICKS, int(stat[21]) * _PAGE)
 
 
+def busy_s() -> float:
+    """CPU seconds of all processes of this machine since its start."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq = (int(word) for word in words[:7])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
 class Started:
     """A process with its output in a file. The end of the `with` block ends it."""
 
