@@ -1,7 +1,7 @@
 """All checks of this project, one after the other: what ran, how long it took, what was skipped and why.
 
-`make test` runs it with the environment's Python. With --lint: style and types only. The exit code is 0 when
-everything that ran is right.
+`make test` runs it with the environment's Python. With --lint: style and types only; with --tools: only the packages
+that tests need are installed. The exit code is 0 when everything that ran is right.
 """
 
 from __future__ import annotations
@@ -92,6 +92,17 @@ def bring_firewall() -> str:
     return apt_install("iptables", "iproute2")
 
 
+def bring_tools() -> list[tuple[str, str]]:
+    """Install what tests use from outside of Python. The result: what cannot be tested, and why."""
+    bringers = {
+        "tests with Java": bring_java,
+        "tests with Go": bring_go,
+        "page in a browser": bring_browser,
+        "lost packets": bring_firewall,
+    }
+    return [(what, why) for what, bring in bringers.items() if (why := bring())]
+
+
 def main() -> int:
     done: list[tuple[str, str, float]] = []
     failed = False
@@ -103,19 +114,14 @@ def main() -> int:
         failed = failed or wrong
         done.append((name, "FAILED" if wrong else "ok", time.monotonic() - started))
 
+    if "--tools" in sys.argv:
+        for what, why in bring_tools():
+            print(f"{what}: {why}")
+        return 0
     for name, commands in LINT.items():
         step(name, commands)
     if "--lint" not in sys.argv:
-        bringers = {
-            "tests with Java": bring_java,
-            "tests with Go": bring_go,
-            "page in a browser": bring_browser,
-            "lost packets": bring_firewall,
-        }
-        for what, bring in bringers.items():
-            why = bring()
-            if why:
-                done.append((what, f"skipped: {why}", 0.0))
+        done += [(what, f"skipped: {why}", 0.0) for what, why in bring_tools()]
         # -rs: every skipped test says why at the end of its run.
         pytest: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-rs", "--durations=10"]
 
@@ -133,7 +139,7 @@ def main() -> int:
         step("real processes", [[*pytest, *workers(jobs + 1), to("real-processes"), *real]])
         if any(result == "FAILED" for _, result, _ in done[-2:]):
             # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
-            print("\nWhat failed runs once more, alone. What passes now depends on time, and wants mending:")
+            print("\nWhat failed runs once more, alone. What passes now depends on time, and needs a repair:")
             failed = any(result == "FAILED" for _, result, _ in done[:-2])
             step("once more", [[*pytest, "-v", "--last-failed", "--last-failed-no-failures", "none"]])
     print()

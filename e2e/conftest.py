@@ -1,7 +1,7 @@
 """One operator for the whole run, a namespace for each module.
 
-Modules run side by side, unless they are marked `alone`: those disturb others (they stop operators or nodes, or change
-the chart), or measure times that others would disturb.
+Modules run side by side, except those with the mark `alone`. These disturb others (they stop operators or nodes, or
+change the chart), or measure times that others would disturb.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from kube import ROOT, SYSTEM, Cluster, Figure, Host, apply, example, helm_install, kubectl, until
 
 collect_ignore = [] if os.environ.get("E2E_ROUNDS") else ["test_n_rounds.py"]
-"""Figures over many rounds are made on demand."""
+"""Figures over many rounds are measured on demand."""
 
 FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"))
 
@@ -38,7 +38,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def operator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
-    """The chart, installed as a user would: by the first of the workers that run side by side."""
+    """The chart, installed as a user would: by the first of the parallel workers."""
     base = tmp_path_factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent
     with locked(shared / "install.lock"):
@@ -52,13 +52,13 @@ def operator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterat
 
 @pytest.fixture(scope="session")
 def any_host() -> Host:
-    """Whether or not the nodes themselves can be reached."""
+    """The nodes, whether or not this run can reach them."""
     return Host()
 
 
 @pytest.fixture(scope="session")
 def host(any_host: Host) -> Host:
-    """The nodes, for what Kubernetes offers no means to: to kill or freeze one process, to cut a pod or a node off."""
+    """The nodes, for faults that Kubernetes cannot cause: kill or freeze one process, cut off a pod or a node."""
     if not any_host.available:
         pytest.skip(
             "kills, freezes or cuts off processes and nodes behind Kubernetes' back: e2e/run does so to a cluster "
@@ -69,7 +69,7 @@ def host(any_host: Host) -> Host:
 
 @pytest.fixture(scope="module")
 def namespace(request: pytest.FixtureRequest, operator: None) -> Iterator[str]:
-    """Gone with all that is in it afterwards."""
+    """Deleted afterwards with all its objects."""
     name = "e2e-" + request.path.stem.removeprefix("test_").replace("_", "-")
     kubectl("delete", "namespace", name, "--ignore-not-found", timeout=180)
     kubectl("create", "namespace", name)
@@ -88,7 +88,7 @@ def demo(namespace: str) -> Cluster:
 
 @pytest.fixture(scope="session")
 def figure() -> Iterator[Figure]:
-    """Records a figure of this run: printed at once, and added to a file at the end. e2e/run begins a new file."""
+    """Records a figure of this run: prints it at once, and adds it to a file at the end. e2e/run begins a new file."""
     found: dict[str, Any] = {}
     begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 

@@ -1,4 +1,4 @@
-"""kubectl, helm and the nodes' insides, as the tests use them."""
+"""kubectl, helm and access to the nodes, as the tests use them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Figure = Callable[[str, Any], None]
 
 
 class CommandFailed(AssertionError):
-    """A command's exit code was not 0; the text is what it wrote to standard error."""
+    """The exit code of a command was not 0; the text is its standard error."""
 
 
 def run(*command: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
@@ -56,14 +56,14 @@ def example(name: str) -> str:
 
 
 def helm_install(*more: str) -> None:
-    """Installs the chart as a user would, or changes what is installed."""
+    """Installs the chart as a user would, or upgrades it."""
     run(
         "helm", "upgrade", "--install", "gantry", str(ROOT / "helm" / "gantry"), "-n", SYSTEM, "--create-namespace",
         "--set", f"image.operator={OPERATOR_IMAGE}", "--set", f"image.broker={BROKER_IMAGE}",
         "--set", f"image.spark={SPARK_IMAGE}",
-        # Images keep their names, so a Kubernetes that was kept needs another reason to start new pods.
+        # Images keep their names, so a cluster that e2e/run kept needs another reason to start new pods.
         "--set-string", f"podAnnotations.run={RUN}",
-        # An image that does not exist, and quick JVMs for short runs, are named by clusters of some tests.
+        # Clusters of some tests name an image that does not exist, and quick JVMs for short runs.
         "--set", "image.allowed={gantry-broker:nowhere}",
         "--set", "analytics.allowedSparkConf={spark.driver.extraJavaOptions,spark.executor.extraJavaOptions}", *more,
         "--wait", "--timeout", "3m", timeout=240,
@@ -71,7 +71,7 @@ def helm_install(*more: str) -> None:
 
 
 def until(what: str, condition: Callable[[], T | None], timeout: float = 90, every: float = 0.3) -> T:
-    """The first true value of `condition`. Its failures count as not yet."""
+    """The first true value of `condition`. An exception of it counts as not yet."""
     deadline = time.monotonic() + timeout
     problem: object = None
     while time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def until(what: str, condition: Callable[[], T | None], timeout: float = 90, eve
 
 @contextlib.contextmanager
 def storage_class(name: str, *, expands: bool) -> Iterator[str]:
-    """A storage class as the default one, but for whether its volumes may grow."""
+    """A storage class like the default one, except that its volumes may or may not grow."""
     ordinary = get("default", "storageclass")[0]
     kept = {k: ordinary[k] for k in ("apiVersion", "kind", "provisioner", "reclaimPolicy", "volumeBindingMode")}
     apply("default", json.dumps(kept | {"metadata": {"name": name}, "allowVolumeExpansion": expands}))
@@ -99,7 +99,7 @@ def storage_class(name: str, *, expands: bool) -> Iterator[str]:
 
 
 def with_storage(name: str, size: str, storage_class: str) -> str:
-    """examples/quickstart.yaml under another name, with volumes of a class that go with the cluster."""
+    """examples/quickstart.yaml under another name. Its volumes have this class, and are deleted with the cluster."""
     text = example("quickstart.yaml").replace("name: demo", f"name: {name}")
     storage = json.dumps({"size": size, "className": storage_class})
     return text.replace("spec:", f"spec:\n  reclaim: Delete\n  storage: {storage}")
@@ -135,11 +135,13 @@ class Cluster:
             raise AssertionError(f"{error}\n{kubectl('-n', self.namespace, 'describe', 'bc', self.name)}") from None
 
     def epoch(self, group: str = "a") -> int:
-        """The highest that a member of the group follows, by the status."""
+        """The highest epoch that a member of the group follows, by the status."""
         return max(int(m["epoch"]) for m in self.status()["members"] if m["group"] == group)
 
     def wait_recovered(self, epoch: int, timeout: float = 120) -> None:
-        """Everybody is ready and in sync in an epoch above `epoch`: a status of before the failure does not count."""
+        """All members are ready and in sync in an epoch above `epoch`: a status from before the failure does not
+        count.
+        """
 
         def recovered() -> bool:
             status = self.status()
@@ -153,34 +155,34 @@ class Cluster:
         return found
 
     def uids(self) -> dict[str, str]:
-        """Of every broker's pod, with the number of its container's restarts."""
+        """The uid of every broker's pod, with the number of its container's restarts."""
         return {
             p["metadata"]["name"]: f"{p['metadata']['uid']} {sum(c['restartCount'] for c in containers(p))}"
             for p in self.pods()
         }
 
     def masters(self, group: str = "a") -> list[dict[str, Any]]:
-        """The pods that the master's Service leads to: for a moment after a hand-over the former one, too."""
+        """The pods behind the master's Service. For a moment after a handover the former master is one of them."""
         return self.pods(f"gantry.dev/group={group},gantry.dev/role=master")
 
     def master(self, group: str = "a") -> dict[str, Any]:
-        """The pod that the master's Service leads to, once that is one."""
+        """The pod behind the master's Service, once there is one."""
         return until("one master", lambda: found[0] if len(found := self.masters(group)) == 1 else None, 30, 0.1)
 
     def master_name(self, group: str = "a") -> str:
         return str(self.master(group)["metadata"]["name"])
 
     def wait_other_master(self, old: str, timeout: float = 30, group: str = "a") -> None:
-        """Until the master's Service leads to another pod than `old`."""
+        """Waits until the master's Service leads to another pod than `old`."""
         until("another master", lambda: {p["metadata"]["name"] for p in self.masters(group)} - {old}, timeout, 0.1)
 
     def wait_recovered_from(self, old: str, epoch: int) -> None:
-        """Another master than `old`, and everybody in sync in an epoch above `epoch`."""
+        """Waits for another master than `old`, and for all members in sync in an epoch above `epoch`."""
         self.wait_other_master(old)
         self.wait_recovered(epoch)
 
     def switch_over(self, group: str = "a") -> None:
-        """Asks for a hand-over; each request is another text, so that none is taken for one that was answered."""
+        """Requests a switchover. Each request has another text, so that it differs from answered requests."""
         request = f"gantry.dev/switchover={group} #{time.time_ns()}"
         kubectl("-n", self.namespace, "annotate", "bc", self.name, request, "--overwrite")
 
@@ -197,13 +199,15 @@ class Cluster:
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """Their statuses; none before the kubelet has seen the pod."""
+    """The statuses of its containers; none before the kubelet has seen the pod."""
     found: list[dict[str, Any]] = pod["status"].get("containerStatuses") or []
     return found
 
 
 class Load:
-    """`client/load.py` in a pod: sends for some seconds or until `stop`, then accounts for what was acknowledged."""
+    """`client/load.py` in a pod: sends for some seconds or until `stop`, then accounts for the acknowledged
+    messages.
+    """
 
     def __init__(
         self, cluster: Cluster, name: str, seconds: float = 3600, node: str | None = None, senders: int = 4
@@ -252,13 +256,15 @@ class Load:
         return kubectl("-n", self.cluster.namespace, "logs", self.name)
 
     def stop(self, timeout: float = 180) -> dict[str, Any]:
-        """It sends no more; what it found, as `result` says."""
+        """Ends the sends, and returns the findings as `result` does."""
         kubectl("-n", self.cluster.namespace, "exec", self.name, "--", "sh", "-c", "kill -TERM 1")
         return self.result(timeout)
 
     def result(self, timeout: float = 180) -> dict[str, Any]:
-        """What it found once it has ended. Raises AssertionError with its log when it failed, and when a message that
-        was acknowledged is not where its master said."""
+        """The findings, once it has ended. Raises AssertionError with its log after a failure, and when an
+        acknowledged message
+        is not at the place in its master's answer.
+        """
 
         def ended() -> str | None:
             phase = get(self.cluster.namespace, "pod", self.name)["status"]["phase"]
@@ -278,7 +284,7 @@ def brokers_process(member: str) -> str:
 
 
 class Host:
-    """What can be done to processes and nodes from outside of Kubernetes. `available` says whether it can."""
+    """Faults of processes and nodes from outside of Kubernetes. `available`: whether this run can cause them."""
 
     def __init__(self) -> None:
         self.kind = os.environ.get("E2E_HOST", "none")
@@ -288,7 +294,7 @@ class Host:
         return run(*(["docker", "exec", node] if self.kind == "kind" else []), *command)
 
     def signal(self, signal: str, member: str, node: str) -> None:
-        """To the broker's process."""
+        """Sends a signal to the broker's process."""
         pattern = brokers_process(member)
         until(
             f"the broker of {member} gets the signal",
@@ -297,7 +303,7 @@ class Host:
         )
 
     def separate(self, pod: dict[str, Any], others: Iterable[dict[str, Any]]) -> None:
-        """No packet passes any more between a broker's pod and the others; everybody else still reaches it."""
+        """Drops all packets between a broker's pod and the other brokers. All others still reach it."""
         for other in others:
             address = other["status"]["podIP"]
             self._in_network_of(pod, "iptables", "-w", "-I", "INPUT", "-s", address, "-j", "DROP")

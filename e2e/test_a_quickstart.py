@@ -42,7 +42,7 @@ def test_a_client_in_a_pod_sends_and_reads(demo: Cluster, figure: Figure) -> Non
 
 
 async def test_a_client_outside_goes_through_the_api_server(demo: Cluster) -> None:
-    """As `gantry produce --context ...` does, without any Service of its own."""
+    """As `gantry produce --context ...` does, without a Service of its own."""
     async with KubeTarget(namespace=demo.namespace) as target:
         assert target.name == "demo"
         async with Producer(await target.name_servers()) as producer:
@@ -53,7 +53,7 @@ async def test_a_client_outside_goes_through_the_api_server(demo: Cluster) -> No
 
 
 def test_pods_keep_the_restricted_standard(demo: Cluster) -> None:
-    """The namespace takes them under the strictest Pod Security Standard, and they may not use the API."""
+    """The namespace accepts them under the strictest Pod Security Standard, and they may not use the API."""
     kubectl("label", "namespace", demo.namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
     victim = next(p for p in demo.pods() if p["metadata"]["labels"].get("gantry.dev/role") == "slave")
     uid = victim["metadata"]["uid"]

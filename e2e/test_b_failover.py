@@ -1,4 +1,4 @@
-"""The master dies in every way while a producer sends: how long the client waits, and that nothing is lost."""
+"""The master dies in several ways while a producer sends: the client's wait is short, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure
         demo.wait_recovered_from(old, epoch)
     result = load.stop()
     figure("failover: master's process killed three times", result)
-    # A busy machine's kube-proxy may take longer to move a Service than the client's own limit of 3 s for a send.
+    # A busy machine's kube-proxy may need longer to move a Service than the client's limit of 3 s for a send.
     check(result | {"errors": 0}, BUSY_MS)
 
 
@@ -55,7 +55,7 @@ def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure
         host.signal("CONT", old, node)
     result = load.stop()
     figure("failover: master's process frozen", result)
-    # A request that the frozen master has taken runs into the client's own time limit of 3 s, as it must.
+    # A request that the frozen master has read runs into the client's time limit of 3 s.
     check(result | {"errors": 0}, SILENT_MS)
     demo.wait_running()
 

@@ -1,4 +1,4 @@
-"""Bad manifests are refused with a message that names the field, and nothing that runs changes."""
+"""Bad manifests are refused with a message that names the field, and no running object changes."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def rigid() -> Iterator[str]:
         yield name
 
 
-def test_what_only_the_operator_sees_becomes_a_condition(namespace: str, rigid: str) -> None:
-    """A volume of this class cannot grow: the status names the field, and the brokers go on."""
+def test_a_refusal_that_only_the_operator_sees_becomes_a_condition(namespace: str, rigid: str) -> None:
+    """A volume of this class cannot grow: the status names the field, and the brokers continue."""
     apply(namespace, with_storage("rigid", "1Gi", rigid))
     cluster = Cluster(namespace, "rigid")
     cluster.wait_running()
@@ -90,7 +90,7 @@ def test_what_only_the_operator_sees_becomes_a_condition(namespace: str, rigid: 
     kubectl("-n", namespace, "delete", "bc", "rigid")
 
 
-def test_what_the_chart_does_not_allow_is_refused_and_changes_nothing(demo: Cluster) -> None:
+def test_images_outside_the_charts_list_are_refused_and_change_nothing(demo: Cluster) -> None:
     """The author of a BrokerCluster cannot create arbitrary pods, neither by an image nor by Spark's settings."""
     before = demo.uids()
     account = {"spark.kubernetes.authenticate.driver.serviceAccountName": "default"}

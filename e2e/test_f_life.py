@@ -1,4 +1,4 @@
-"""The life of a cluster: grow, shrink, change, pause, delete, come back over the volumes that were kept."""
+"""The life of a cluster: grow, shrink, change, pause, delete, and start again with its kept volumes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_members_and_groups_are_added(demo: Cluster) -> None:
     demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 4}, {"name": "b", "members": 1}]}})
     status = demo.wait_running(members=5)
     assert {m["name"] for m in status["members"]} == {f"demo-a-{i}" for i in range(4)} | {"demo-b-0"}
-    assert before.items() <= demo.uids().items(), "nobody was restarted for it"
+    assert before.items() <= demo.uids().items(), "no broker was restarted for it"
     result = Load(demo, "two", 4).result()
     assert result["errors"] == result["lost"] == 0
 
 
 def test_members_are_removed_and_never_the_master(demo: Cluster, figure: Figure) -> None:
-    """The master is made to be the one with the highest number first."""
+    """First a switchover gives the highest number the master's role."""
     kubectl("-n", demo.namespace, "annotate", "bc", "demo", "gantry.dev/switchover=a=demo-a-3", "--overwrite")
     until("demo-a-3 leads", lambda: demo.master_name() == "demo-a-3", 30)
     demo.wait_running()
@@ -73,7 +73,7 @@ def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure)
     figure("rolling a setting over 3+1 members, s", round(time.monotonic() - begun, 1))
     result = load.stop()
     figure("load while a setting is rolled out", result)
-    # Group b, of one member, is away while that restarts: what is sent then goes to group a.
+    # Group b, of one member, is away while it restarts: meanwhile clients send to group a.
     assert result["lost"] == result["errors"] == 0
     said = [e["message"] for e in demo.events() if e["reason"] == "ReplacingMember"]
     assert any("is a slave, and all members are in sync" in m for m in said)
@@ -91,7 +91,7 @@ def test_paused_by_annotation(demo: Cluster) -> None:
 
 
 def test_deleted_and_made_again_over_its_volumes(demo: Cluster) -> None:
-    """The log goes on where it was: epochs rise, offsets do not begin again."""
+    """The log continues: epochs rise, offsets do not begin again."""
     result = Load(demo, "before", 3).result()
     before = {m["name"]: m for m in demo.status()["members"]}
     kubectl("-n", demo.namespace, "delete", "bc", "demo")

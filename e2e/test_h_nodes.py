@@ -1,4 +1,4 @@
-"""A node dies with the master on it, or is cut off: another member leads within seconds, not minutes."""
+"""A node with the master dies, or is cut off: another member leads within seconds, not minutes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, until
 pytestmark = pytest.mark.alone
 
 SILENT_MS = 7_000
-"""The goal is 5 s, on a machine that does nothing else. The node may hold the leading operator too, whose Lease of 3 s
-has to run out first."""
+"""The goal is 5 s, on an idle machine. The node may also have the leading operator, whose Lease of 3 s has to expire
+first.
+"""
 
 
 def spread_operators() -> None:
@@ -36,7 +37,7 @@ def test_the_masters_node_is_lost(demo: Cluster, host: Host, figure: Figure, how
     old, node = master["metadata"]["name"], master["spec"]["nodeName"]
     other = next(n for n in nodes if n != node)
     if len([p for p in demo.pods() if p["spec"]["nodeName"] == other]) == 0:
-        pytest.fail("nobody is on the other node")
+        pytest.fail("no slave is on the other node")
     load = Load(demo, f"node-{how}", node=other)
     host.node(how, node)
     try:

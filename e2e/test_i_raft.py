@@ -40,13 +40,13 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, 
 
 
 def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster, figure: Figure) -> None:
-    """3 to 5 to 3 under load; and a second group's leader does not stay on the first one's node."""
+    """3 to 5 to 3 members under load; and a second group's leader does not stay on the first one's node."""
     before = elected.uids()
     load = Load(elected, "members", senders=2)
     grown = [{"name": "a", "members": 5}, {"name": "b", "members": 3}]
     elected.patch({"spec": {"brokerGroups": grown}})
     elected.wait_running(members=8)
-    assert before.items() <= elected.uids().items(), "nobody was restarted for it"
+    assert before.items() <= elected.uids().items(), "no broker was restarted for it"
     node = elected.master("a")["spec"]["nodeName"]
     if elected.master("b")["spec"]["nodeName"] != node:
         beside = next(p for p in elected.pods("gantry.dev/group=b") if p["spec"]["nodeName"] == node)
@@ -65,6 +65,6 @@ def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster
     result = load.stop()
     figure("Raft: members 3 to 5 to 3, leaders spread", result)
     assert result["lost"] == result["errors"] == 0, result
-    assert before.items() <= elected.uids().items(), "nobody was restarted for it"
+    assert before.items() <= elected.uids().items(), "no broker was restarted for it"
     removed = [e["message"] for e in elected.events() if e["reason"] == "MemberRemoved"]
     assert len(removed) == 2, removed

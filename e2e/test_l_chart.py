@@ -1,4 +1,4 @@
-"""The chart limited to some namespaces, upgraded, uninstalled and installed again: nothing is lost by any of it."""
+"""The chart limited to some namespaces, upgraded, uninstalled and installed again: nothing is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LABEL = "app.kubernetes.io/name=gantry-operator"
 
 @pytest.fixture
 def limited(namespace: str) -> Iterator[str]:
-    """The operator looks after the test's namespace only, with rights in no other."""
+    """An operator for the test's namespace only, without rights in others."""
     helm_install("--set", f"watchNamespaces={{{namespace}}}")
     yield namespace
     helm_install()
@@ -37,7 +37,7 @@ def test_an_operator_limited_to_a_namespace(demo: Cluster, limited: str) -> None
         kubectl("-n", limited, "delete", "service", "demo-a-master")
         until("put right", lambda: get(limited, "service", "demo-a-master"), 30)
         time.sleep(3)
-        assert "status" not in get("default", "bc", "elsewhere"), "nobody looks after it"
+        assert "status" not in get("default", "bc", "elsewhere"), "no operator manages it"
         assert not get("default", "statefulset")
     finally:
         kubectl("-n", "default", "delete", "bc", "elsewhere")
@@ -59,7 +59,7 @@ def test_an_upgrade_of_the_chart_restarts_no_broker(demo: Cluster) -> None:
 
 @pytest.fixture
 def pod_monitors() -> Iterator[None]:
-    """The Prometheus operator's definition, as far as this chart uses it, where there is none."""
+    """The parts of the Prometheus operator's definition that this chart uses, if the cluster lacks it."""
     names = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"}
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
@@ -76,7 +76,7 @@ def pod_monitors() -> Iterator[None]:
 
 
 def test_pod_monitors_find_every_process(demo: Cluster, pod_monitors: None) -> None:
-    """By the labels and port names that the pods have: the operators, the NameServers, the brokers."""
+    """By the labels and port names of the pods: the operators, the NameServers, the brokers."""
     helm_install("--set", "podMonitor.enabled=true")
     try:
         found = set()
@@ -104,7 +104,7 @@ def test_uninstalled_and_installed_again(demo: Cluster) -> None:
     assert kubectl("get", "crd", "brokerclusters.gantry.dev", "-o", "name"), "the definition stays"
     assert demo.object()["metadata"]["name"] == "demo"
     helm_install()
-    # What happened to it without an operator is caught up with.
+    # The new operator applies the change that was made without an operator.
     kubectl("-n", demo.namespace, "delete", "pdb", "demo-a")
     until("put right", lambda: get(demo.namespace, "pdb", "demo-a"), 30)
     demo.wait_running()

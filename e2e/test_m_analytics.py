@@ -21,7 +21,7 @@ from kube import BROKER_IMAGE, Cluster, CommandFailed, Figure, apply, example, g
 NAME = "shop-analytics"
 TOPIC = "orders-by-id"
 COUNT = 150_000
-"""Messages of one lot: about 165 MB, five seconds at the rate at which a run reads."""
+"""Messages of one lot: about 165 MB, which a run reads in about five seconds."""
 KEYS = 1_000
 QUICK_JVM = f"{SHORT_RUN_OPTIONS} -XX:+UseSerialGC"
 RUNS = "gantry.dev/analytics=shop"
@@ -29,7 +29,9 @@ RUNS = "gantry.dev/analytics=shop"
 
 @pytest.fixture(scope="module")
 def cluster(namespace: str) -> Cluster:
-    """examples/analytics.yaml with a first lot of messages. Its runs are short: what counts is how soon a JVM is up."""
+    """examples/analytics.yaml with a first lot of messages. The JVMs are set to start quickly, because its runs are
+    short.
+    """
     document = yaml.safe_load(example("analytics.yaml"))
     document["spec"]["analytics"]["sparkConf"] |= {
         "spark.driver.extraJavaOptions": QUICK_JVM,
@@ -43,7 +45,7 @@ def cluster(namespace: str) -> Cluster:
 
 
 def send(cluster: Cluster, name: str) -> None:
-    """A lot of messages, from a pod."""
+    """Sends a lot of messages, from a pod."""
     source = (Path(__file__).parent / "client" / "keyed.py").read_text()
     command = ["python", "-c", source, cluster.name_servers, TOPIC, str(COUNT), str(KEYS)]
     container = {"name": "send", "image": BROKER_IMAGE, "imagePullPolicy": "IfNotPresent", "command": command}
@@ -58,7 +60,7 @@ def send(cluster: Cluster, name: str) -> None:
 
 
 def gantry(cluster: Cluster, command: str, *options: str, context: bool = False) -> str:
-    """What the command prints; its exit code is 0. `context`: name the cluster's kubeconfig context, too."""
+    """The output of the command, which must succeed. `context`: name the cluster's kubeconfig context, too."""
     where = ["-n", cluster.namespace]
     if context:
         where += ["--context", kubectl("config", "current-context").strip()]
@@ -72,7 +74,7 @@ def analyze(cluster: Cluster, context: bool = False) -> dict[str, Any]:
 
 
 def ask(cluster: Cluster) -> None:
-    """As a person does without our command."""
+    """Requests a run without our command."""
     stamp = f"gantry.dev/analyze={time.time_ns()}"
     kubectl("-n", cluster.namespace, "annotate", "bc", "shop", stamp, "--overwrite")
 
@@ -83,7 +85,7 @@ def orders(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_figures(report: dict[str, Any], lots: int) -> None:
-    """All that can be known beforehand: records of one size, the newest of each key stays."""
+    """All figures known beforehand: records of one size, the newest of each key stays."""
     topic = orders(report)
     assert topic["records"] == lots * COUNT
     assert topic["distinctKeys"] == KEYS
@@ -125,7 +127,7 @@ def executors(cluster: Cluster, phase: str | None = None) -> list[dict[str, Any]
 
 
 def driver(cluster: Cluster) -> str | None:
-    """The driver's pod of the run that is at work."""
+    """The driver's pod of the active run."""
     pods = [p for j in at_work(cluster) for p in get(cluster.namespace, "pods", selector=f"job-name={j}")]
     return next((p["metadata"]["name"] for p in pods if p["status"]["phase"] in ("Pending", "Running")), None)
 
@@ -140,7 +142,7 @@ def event(cluster: Cluster, text: str) -> bool:
 
 @dataclass
 class Seen:
-    """What was there in some time: the most runs and living drivers at once, executors by name, drivers' logs."""
+    """The observations of a period: the most runs and living drivers at once, executors by name, drivers' logs."""
 
     runs: int = 0
     drivers: int = 0
@@ -162,7 +164,7 @@ class Seen:
 
 @contextmanager
 def watched(cluster: Cluster) -> Iterator[Seen]:
-    """Looks all the while."""
+    """Observes the cluster during the `with` block."""
     seen = Seen()
     over = threading.Event()
 
@@ -188,7 +190,7 @@ def failed(cluster: Cluster, says: str) -> Callable[[], dict[str, Any] | None]:
 
 
 def change(cluster: Cluster, **analytics: Any) -> None:
-    """Changes spec.analytics, and waits until the CronJob is as the operator wants it."""
+    """Changes spec.analytics, and waits until the operator has updated the CronJob."""
     cluster.patch({"spec": {"analytics": analytics}})
     generation = cluster.object()["metadata"]["generation"]
     until("the operator has seen it", lambda: cluster.status()["observedGeneration"] >= generation, 30)
@@ -221,13 +223,13 @@ def test_one_run_at_once_with_executors(cluster: Cluster, figure: Figure) -> Non
 
 
 def page_of(cluster: Cluster, folder: Path) -> str:
-    """The page of the last good report, as the command fetches it."""
+    """The page of the last good report, as the command downloads it."""
     page = folder / "report.html"
     gantry(cluster, "report", "--save", str(page))
     return page.read_text()
 
 
-def test_the_page_is_fetched(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_page_is_downloaded(cluster: Cluster, tmp_path: Path) -> None:
     text = page_of(cluster, tmp_path)
     assert TOPIC in text
     assert "<script src=" not in text
@@ -284,7 +286,9 @@ def test_on_schedule_never_two_and_a_killed_driver_is_tried_again(cluster: Clust
     figure("analytics: from the driver's death to the end of its run, s", round(time.monotonic() - killed, 1))
     assert (seen.runs, seen.drivers) == (1, 1)
     assert {j["metadata"]["name"] for j in jobs(cluster)} - before == {name}
-    now = until("the status says so", lambda: s if (s := status(cluster))["lastResult"] == "Succeeded" else None, 30)
+    now = until(
+        "the status shows the result", lambda: s if (s := status(cluster))["lastResult"] == "Succeeded" else None, 30
+    )
     assert again in seen.logs
     assert "nextRun" not in now, "it is suspended"
     (saving,) = now["topSavings"]
@@ -296,7 +300,7 @@ def test_a_run_that_fails_says_why_and_the_last_good_report_stays(cluster: Clust
     change(cluster, topics=["NoSuch*"], executors=0)
     with pytest.raises(CommandFailed, match=r"no topic matches NoSuch\*; there are"):
         analyze(cluster)
-    now = until("the status says why", failed(cluster, "no topic matches NoSuch*"), 30)
+    now = until("the status has the reason", failed(cluster, "no topic matches NoSuch*"), 30)
     kept = ("report", "topSavings", "lastSuccess")
     assert {k: now[k] for k in kept} == {k: good[k] for k in kept}
     newest = max(jobs(cluster), key=lambda j: str(j["metadata"]["creationTimestamp"]))
@@ -305,15 +309,15 @@ def test_a_run_that_fails_says_why_and_the_last_good_report_stays(cluster: Clust
 
     change(cluster, topics=[], output={"path": "/nowhere/reports"})
     ask(cluster)
-    until("the status says why", failed(cluster, "output /nowhere/reports cannot be written: "), 120)
+    until("the status has the reason", failed(cluster, "output /nowhere/reports cannot be written: "), 120)
     assert status(cluster)["topSavings"] == good["topSavings"]
 
 
-def test_a_schedule_that_does_not_parse(cluster: Cluster) -> None:
+def test_an_invalid_schedule(cluster: Cluster) -> None:
     with pytest.raises(CommandFailed, match=r"spec\.analytics\.schedule"):
         cluster.patch({"spec": {"analytics": {"schedule": "every night"}}})
     cluster.patch({"spec": {"analytics": {"output": {"path": None}, "suspend": False, "schedule": "61 * * * *"}}})
-    until("the status says why", failed(cluster, "'61' is no minute; write numbers from 0 to 59"), 30)
+    until("the status has the reason", failed(cluster, "'61' is no minute; write numbers from 0 to 59"), 30)
     assert cluster.condition("Available")["status"] == "True"
     cluster.patch({"spec": {"analytics": {"schedule": "0 4 * * *"}}})
     until("the schedule is right again", lambda: str(status(cluster)["nextRun"]).endswith("T04:00:00Z"), 30)

@@ -1,7 +1,7 @@
-"""Each way in which a master goes, many times over: the distribution of the gaps that a client sees.
+"""Each way in which a master fails, many times: the distribution of the gaps that a client sees.
 
-On demand, for it takes long: `E2E_ROUNDS=20 e2e/run -k rounds` (one way: `-k "rounds and process-killed"`). The gap
-that counts for a round is the longest between two acknowledged sends from the strike until the next one.
+On demand, because it takes long: `E2E_ROUNDS=20 e2e/run -k rounds` (one way: `-k "rounds and process-killed"`). The gap
+of a round is the longest between two acknowledged sends from the fault until the next one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROUNDS = int(os.environ.get("E2E_ROUNDS", "0"))
 REFUSED_GAP_MS = 5_000
 SILENT_GAP_MS = 7_000
 RESTARTS = 1
-"""A container that died more often waits for the kubelet before it starts again, so its pod is replaced instead."""
+"""A container that dies often waits for the kubelet before it starts again, so its pod is replaced instead."""
 
 Strike = Callable[[Cluster, Host, int], None]
-"""Does it to the master once, and returns when somebody else leads or has led since."""
+"""Causes the fault once, and returns when another member leads or has led since."""
 
 
 def delete_pod(demo: Cluster, host: Host, turn: int) -> None:
@@ -54,7 +54,7 @@ def freeze(demo: Cluster, host: Host, turn: int) -> None:
 
 
 def separate(demo: Cluster, host: Host, turn: int) -> None:
-    """From everybody but its clients."""
+    """Cuts the member off from all but its clients."""
     master = demo.master()
     old = master["metadata"]["name"]
     others = [p for p in get(demo.namespace, "pods", selector=f"gantry.dev/cluster={demo.name}")]
@@ -81,7 +81,7 @@ def both_operators_stand() -> bool:
 
 
 def lose_node(how: str, back: str, demo: Cluster, host: Host, turn: int) -> None:
-    """The master's node."""
+    """Loses the master's node."""
     master = demo.master()
     old, node = master["metadata"]["name"], master["spec"]["nodeName"]
     beside = [p["metadata"]["name"] for p in operators() if p["spec"]["nodeName"] == node]
@@ -93,7 +93,7 @@ def lose_node(how: str, back: str, demo: Cluster, host: Host, turn: int) -> None
         host.node(back, node)
     until("the node is ready", lambda: "NotReady" not in kubectl("get", "nodes"), 120)
     for name in beside:
-        # It has ended, and the kubelet would let it wait longer from round to round.
+        # Its container has ended, and the kubelet would delay its start more in each round.
         kubectl("-n", SYSTEM, "delete", "pod", name)
 
 
@@ -107,7 +107,7 @@ def drain(demo: Cluster, host: Host, turn: int) -> None:
         )  # fmt: skip
     finally:
         kubectl("uncordon", node)
-    # Not until somebody else leads: where two members were on the node, the role may have come back to the first.
+    # Until another member leads: where two members were on the node, the role may have returned to the first.
 
 
 def switch_over(demo: Cluster, host: Host, turn: int) -> None:
@@ -126,12 +126,14 @@ def roll_out(demo: Cluster, host: Host, turn: int) -> None:
 class Way:
     strike: Strike
     limit_ms: int
-    """The longest gap that still counts as holding."""
+    """The longest gap that still passes."""
     planned: bool = False
     """No send may fail."""
     node: Literal["", "alone", "with-operator"] = ""
-    """The master's node goes, so the client must be on another; the acting operator, too, or with the master: that is
-    the worst case."""
+    """The master's node fails, so the client must be on another one. The acting operator is on it or not: with it is
+    the worst
+    case.
+    """
 
 
 WAYS = {
@@ -173,8 +175,10 @@ def arrange(demo: Cluster, clients: str, where: str) -> None:
 
 
 def gaps_of(result: dict[str, Any], strikes: list[float]) -> list[int]:
-    """For each strike (Unix seconds) the longest gap, in milliseconds, that ended before the next one. A gap too short
-    to be worth a line in the result counts as that limit."""
+    """For each fault (Unix seconds) the longest gap, in milliseconds, that ended before the next fault. A gap too
+    short for
+    a line in the result counts as that limit.
+    """
     out = []
     for begun, ended in zip(strikes, [*strikes[1:], float("inf")], strict=True):
         found = [length for at, length in result["gaps"] if begun <= at < ended]

@@ -1,4 +1,4 @@
-"""What a pod gets is changed while clients send: its memory, and an image that does not exist."""
+"""Changes of pods while clients send: their memory, and an image that does not exist."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def test_resources_are_rolled_out_without_an_error(demo: Cluster, figure: Figure
     assert {p["spec"]["containers"][0]["resources"]["limits"]["memory"] for p in demo.pods()} == {"768Mi"}
 
 
-def test_a_bad_image_stops_at_one_slave_and_is_taken_back(demo: Cluster, figure: Figure) -> None:
+def test_a_bad_image_stops_at_one_slave_and_is_reverted(demo: Cluster, figure: Figure) -> None:
     load = Load(demo, "image")
     before, master = demo.uids(), demo.master_name()
     demo.patch({"spec": {"image": "gantry-broker:nowhere", "imagePullPolicy": "Never"}})
     until("it is told", lambda: "ErrImageNeverPull" in demo.condition("Degraded")["message"], 60)
     stays = demo.uids()
     changed = {n for n, uid in before.items() if stays.get(n) != uid}
-    # The group of one has nobody to be careful of.
+    # A group of one member has no other member to protect.
     assert len(changed - {"demo-b-0"}) == 1, changed
     assert master not in changed
     demo.patch({"spec": {"image": None, "imagePullPolicy": None}})
     demo.wait_running()
     result = load.stop()
-    figure("load while a bad image is tried and taken back", result)
+    figure("load while a bad image is tried and reverted", result)
     assert result["lost"] == 0, result
     left = demo.uids()
     assert {n for n in before if n.startswith("demo-a") and left[n] != before[n]} == changed - {"demo-b-0"}

@@ -17,7 +17,10 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gantry_broker.exposition import Kind
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +133,7 @@ def _lines(frame: FrameType | None) -> str:
     return " < ".join(f"{s.filename.rpartition('/')[2]}:{s.lineno} {s.name}" for s in reversed(stack))
 
 
-def loop_families(holds: Holds, prefix: str) -> list[tuple[str, str, str, float]]:
+def loop_families(holds: Holds, prefix: str) -> list[tuple[str, Kind, str, float]]:
     """Return (name, kind, help, value) of the metrics of an event loop."""
     return [
         (

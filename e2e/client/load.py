@@ -1,12 +1,12 @@
-"""Sends all the time, then reads everything back and accounts for every SEND_OK. Runs in a pod or anywhere.
+"""Sends messages, then reads everything back and accounts for every SEND_OK. Runs in a pod or anywhere.
 
     python load.py NAMESERVERS TOPIC SECONDS [--senders N] [--pause SECONDS]
 
 Each sender waits for the answer, then --pause, and sends the next message: without a pause one load takes a whole core.
-Ends before SECONDS are over when it gets SIGTERM. Prints one JSON object as its last line: how many sends
-were acknowledged with which status, which failed, the largest gap between two successes, and how many acknowledged
-messages are missing in the log afterwards, are there twice, or do not lie where the master that acknowledged them said
-("elsewhere": two masters that both acknowledge would disagree about that).
+SIGTERM ends it before SECONDS are over. The last line is one JSON object: the acknowledged sends by status, the failed
+ones, and the largest gap between two successes. It also counts the acknowledged messages that the log lacks, has twice,
+or has at another place than the acknowledging master said ("elsewhere": two masters that both acknowledge would
+disagree about the place).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ STOP_PATIENCE_S = 30.0
 READ_PATIENCE_S = 90.0
 
 Found = dict[str, list[str]]
-"""Of every message of the topic, by its id: the places where it lies in the log."""
+"""By id, every message of the topic: its places in the log."""
 
 
 @dataclass
 class Record:
-    """What the sender saw."""
+    """The answers to the sender."""
 
     acknowledged: dict[str, str] = field(default_factory=dict)
-    """By message: where its master said that it lies."""
+    """By message: its place in the log, from its master's answer."""
     statuses: collections.Counter[str] = field(default_factory=collections.Counter)
     errors: list[str] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
-    """Wall-clock time and length in seconds of the gaps between successes that are worth a line."""
+    """Wall-clock time and length in seconds of the longer gaps between successes."""
     max_gap: float = 0.0
     slowest: float = 0.0
     last_ok: float = field(default_factory=time.monotonic)
@@ -54,7 +54,7 @@ class Record:
         self.stopped_at = time.monotonic()
 
     def goes_on(self, end: float) -> bool:
-        """Until `end`, or until one more success after `stop`: so a gap at the end is counted as well."""
+        """Until `end`, or until one more success after `stop`, so that a gap at the end counts as well."""
         return self.last_ok <= self.stopped_at and time.monotonic() < min(end, self.stopped_at + STOP_PATIENCE_S)
 
     def answered(self, id: str, result: SendResult, took: float) -> None:

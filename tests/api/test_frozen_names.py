@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.http import models
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.protocol.frame import Frame
@@ -67,6 +69,7 @@ def names() -> dict[str, Any]:
         "raft kinds": sorted(kind.value for kind in RaftRequestKind),
         "raft response": sorted(orjson.loads(response.body)),
         "replica.json": sorted(HardState(A).to_json()),
+        "gantryTables.json": sorted(orjson.loads(snapshots.render(Metadata(Tables()), ())[snapshots.OWN])),
         "leadership record": sorted(LeadershipRecord(1, 1, A, frozenset({A})).to_json()),
         "HTTP": fields_of(models),
         "BrokerCluster status": fields_of(status),

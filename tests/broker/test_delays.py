@@ -26,7 +26,7 @@ async def _arrived(bench: Any) -> None:
     await until(lambda: bench.broker.store.max_offset("T", 0) > 0)
 
 
-async def test_what_a_full_disk_held_up_is_delivered_once_there_is_room(
+async def test_messages_delayed_by_a_full_disk_are_delivered_once_there_is_room(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without another message of that level, which may not come for hours."""
@@ -74,7 +74,7 @@ async def test_a_level_goes_on_once_a_damaged_record_is_mended(
 
 
 @pytest.mark.parametrize("hours", [1, 3, 24, 200])
-async def test_a_timed_message_that_became_due_while_nobody_led_comes_at_once(
+async def test_a_timed_message_due_during_a_time_without_leader_comes_at_once(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     bench = make_bench()

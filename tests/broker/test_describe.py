@@ -7,7 +7,7 @@ from gantry_broker.broker.metadata.tables import Tables, encode_change
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 
 
-def test_a_change_names_what_it_changes() -> None:
+def test_a_change_names_its_subject() -> None:
     change = {
         "topics": [TopicConfig("T").to_json()],
         "groups": [SubscriptionGroup("g").to_json()],

@@ -59,7 +59,7 @@ def _put(body: bytes) -> Put:
 
 @pytest.mark.parametrize("part", ["commitlog", ""], ids=["of the log", "of any file"])
 @pytest.mark.parametrize("flush", ["Sync", "Async"])
-async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
+async def test_a_process_ends_and_the_next_one_knows_the_proof_of_the_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, part: str
 ) -> None:
     """Also where no flush works any more: as long as the machine runs, what was written without one can be read."""
@@ -151,7 +151,7 @@ async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
 
 
 @pytest.mark.parametrize("relieved", [True, False], ids=["another leads", "nobody takes over"])
-async def test_a_master_first_hands_over_what_is_nowhere_else(
+async def test_a_master_first_hands_over_records_that_only_it_has(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, relieved: bool
 ) -> None:
     monkeypatch.setattr(health, "HAND_OVER_S", 60.0 if relieved else 0.2)
@@ -172,7 +172,7 @@ async def test_a_master_first_hands_over_what_is_nowhere_else(
 
 
 @pytest.mark.parametrize("options", [{"flush": "Sync"}, {}], ids=["nobody can be brought to its end", "it is alone"])
-async def test_a_master_that_can_hand_over_to_nobody_ends_at_once(
+async def test_a_master_without_a_candidate_for_a_handover_ends_at_once(
     bench: Bench, tmp_path: Path, options: dict[str, str]
 ) -> None:
     made = type(bench)(tmp_path / "other", **options)
@@ -207,7 +207,7 @@ async def test_senders_are_answered_when_a_write_fails(bench: Bench, monkeypatch
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, 0])
-async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
+async def test_a_master_that_cannot_read_the_only_copy_of_the_end_steps_down(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """It would be the master for the others, and answer nobody. Where descriptors were short it is tried again."""

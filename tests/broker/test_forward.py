@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.broker.conftest import Bench
 
 
-async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
+async def test_writes_of_closed_or_late_connections_are_not_stored(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have sent again, or were told that it failed: it would be there twice."""
@@ -29,7 +29,7 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
         replication,
         client,
         lambda conn, frames: stored.extend(f.body for f in frames),
-        DEFAULT_BUDGET.parked_bytes,
+        DEFAULT_BUDGET.buffered_bytes,
     )
     patient, gone, late = (type(bench.wire)(port) for port in (1, 2, 3))
 
@@ -51,9 +51,7 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
     assert not gone.frames
 
 
-async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_buffered_writes_are_answered_at_their_time_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "FORWARD_S", 0.05)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
     replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
@@ -65,7 +63,7 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
         replication,
         client,
         lambda conn, frames: stored.extend(f.body for f in frames),
-        DEFAULT_BUDGET.parked_bytes,
+        DEFAULT_BUDGET.buffered_bytes,
     )
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a"), Frame(RequestCode.SEND_MESSAGE, body=b"b")])  # type: ignore[arg-type]
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, body=b"nobody waits")])  # type: ignore[arg-type]
@@ -78,7 +76,7 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
     await made.close()
 
 
-async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
+async def test_writes_that_return_from_forwarding_are_answered_in_time_too(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write is under way during the check for expired ones, and this member pauses writes again when it returns."""
@@ -93,7 +91,7 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
 
     client: Any = SimpleNamespace(request=request)
     role: Any = SimpleNamespace(may_append=False)
-    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
+    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.buffered_bytes)
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a")])  # type: ignore[arg-type]
     await asyncio.sleep(0.1)
     replication.writes_paused = True
@@ -121,7 +119,7 @@ async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies
 
     client: Any = SimpleNamespace(request=request)
     role: Any = SimpleNamespace(may_append=False)
-    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
+    made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.buffered_bytes)
     ext = {"i": "key\x01value\x02" * properties}
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, ext=ext, body=bytes(size)) for size in bodies])  # type: ignore[arg-type]
     replication.writes_paused = False

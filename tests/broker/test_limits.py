@@ -179,7 +179,7 @@ async def test_topics_and_groups_end_at_their_setting(make_bench: Callable[..., 
     assert (await bench.send(b"x", topic="t1")).code == 0
     refused = await bench.send(b"x", topic="one-more")
     assert refused.code == ResponseCode.SYSTEM_ERROR
-    assert "there are 100 topics, 1 more are asked for, the limit is 100" in (refused.remark or "")
+    assert "there are 100 topics, 1 more are requested, the limit is 100" in (refused.remark or "")
     refused = await bench.ask(RequestCode.HEART_BEAT, body=orjson.dumps(beat()))
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert "the limit is 100" in (refused.remark or "")

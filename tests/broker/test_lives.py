@@ -65,7 +65,7 @@ async def test_tables_can_be_built_from_the_log_alone(make_bench: MakeBench) -> 
     await made.close()
 
 
-async def test_what_was_not_confirmed_is_undone_by_a_demotion(make_bench: MakeBench) -> None:
+async def test_a_demotion_undoes_unconfirmed_records(make_bench: MakeBench) -> None:
     made = make_bench(min_in_sync=2)
     await made.broker.replication.start()
     me, other = made.broker.replication.me, MemberId(1, "other")
@@ -128,7 +128,7 @@ async def test_a_producer_that_does_not_wait_is_answered_once_its_message_is_sto
     await made.close()
 
 
-async def test_a_full_copy_begins_the_tables_anew(make_bench: MakeBench, tmp_path: Path) -> None:
+async def test_a_full_copy_replaces_the_tables(make_bench: MakeBench, tmp_path: Path) -> None:
     """What was deleted in the part of the log that a member never gets would come back once it leads."""
     master = make_bench(tmp_path / "a")
     away = make_bench(tmp_path / "b", member=1, name="demo-a-1")

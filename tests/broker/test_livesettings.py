@@ -108,7 +108,7 @@ async def test_a_change_outlives_restarts_until_the_resource_overrules_it(
     await stop(fourth)
 
 
-async def test_a_slave_follows_and_refuses_and_what_was_not_confirmed_is_undone(another: Callable[..., Any]) -> None:
+async def test_a_slave_follows_refuses_and_undoes_unconfirmed_changes(another: Callable[..., Any]) -> None:
     made = another(min_in_sync=2)
     await made.broker.replication.start()
     me, other = made.broker.replication.me, MemberId(1, "other")
@@ -131,7 +131,7 @@ async def test_a_slave_follows_and_refuses_and_what_was_not_confirmed_is_undone(
     await made.close()
 
 
-def test_what_another_version_wrote_does_no_harm() -> None:
+def test_settings_of_another_version_do_no_harm() -> None:
     told = BrokerSettings()
     changes = {"unknown": ("1", "2"), "maxMessageSize": ("nonsense", "4194304"), "mappedFileSizeCommitLog": ("1", "2")}
     assert effective(told, changes) == told

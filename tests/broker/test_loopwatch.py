@@ -41,7 +41,7 @@ def test_holds_over_the_limit_are_counted_once() -> None:
     ]
 
 
-async def test_a_loop_that_stands_still_is_counted_and_told_with_the_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_blocked_loop_is_counted_and_logged_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     watch = LoopWatch(0.1, log_every_s=0.0)
     watch.start()
     with caplog.at_level(logging.WARNING):
@@ -73,7 +73,7 @@ async def test_many_holds_are_counted_but_not_all_logged(caplog: pytest.LogCaptu
     assert sum("loop stood still" in said for said in caplog.messages) <= 1
 
 
-async def test_a_loop_that_is_free_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_free_loop_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     watch = LoopWatch(20.0)
     watch.start()
     with caplog.at_level(logging.WARNING):

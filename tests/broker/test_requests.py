@@ -358,7 +358,7 @@ async def test_a_broken_handler_costs_one_answer(bench: Bench, monkeypatch: pyte
     assert (await bench.send(b"x")).code == 0
 
 
-async def test_queues_of_topics_that_nobody_configured_are_cleaned_when_asked(bench: Bench) -> None:
+async def test_queues_of_unconfigured_topics_are_cleaned_on_request(bench: Bench) -> None:
     await bench.send(b"kept", "Kept")
     await bench.send(b"gone", "Gone")
     bench.broker.changes.append({"dropTopics": ["Gone"]})  # as a store that was taken over may have it
@@ -432,7 +432,7 @@ async def test_a_half_message_that_was_given_up_is_taken_up_again(bench: Bench) 
     assert (shown.body, "TRANSACTION_CHECK_TIMES" in shown.props) == (b"half", False)
 
 
-async def test_a_message_that_comes_while_its_consumer_reads_others_is_told_afterwards(bench: Bench) -> None:
+async def test_a_message_that_comes_during_a_read_is_announced_afterwards(bench: Bench) -> None:
     """It may be the last one of its queue for long."""
     await bench.send(b"first")
     frame = bench.frame(11, bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=100_000))
@@ -500,7 +500,7 @@ async def test_the_progress_of_all_groups_takes_one_pass(bench: Bench) -> None:
     assert passes == 1
 
 
-async def test_members_that_come_or_go_together_are_told_of_once(bench: Bench) -> None:
+async def test_members_that_come_or_go_together_cause_one_notification(bench: Bench) -> None:
     """At a failover all do; with a message for each of each, 2,000 members kept a master busy for seconds."""
     wires = [type(bench.wire)(50_000 + number) for number in range(6)]
 

@@ -54,7 +54,7 @@ def test_what_matches(expression: str, props: dict[str, str], wanted: bool) -> N
         ("NOT " * 300 + "a", "nested deeper than 64, at line 1 column"),
     ],
 )
-def test_what_is_refused_and_where(expression: str, says: str) -> None:
+def test_refusals_name_the_place(expression: str, says: str) -> None:
     with pytest.raises(FilterSyntaxError, match=says):
         compile_filter(expression)
 

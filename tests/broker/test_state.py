@@ -258,7 +258,7 @@ class TestMetadata:
             assert getattr(copied, name) == getattr(once, name)
         assert copied.offsets == {key: value for key, value in once.offsets.items() if value}
 
-    def test_what_names_every_queue_is_saved_as_plain_json(self, tmp_path: Path) -> None:
+    def test_offsets_of_all_queues_are_saved_as_plain_json(self, tmp_path: Path) -> None:
         """RocketMQ's own kind takes many times as long, while no request is answered."""
         tables = Tables(
             timer={3: 7},
@@ -295,7 +295,7 @@ def test_topic_names_are_rocketmqs(name: str) -> None:
     assert (topic_fault(name) is None) is good
 
 
-async def test_who_was_not_told_of_a_role_is_told_with_the_next_tick(bench: Bench) -> None:
+async def test_a_missed_role_change_is_notified_with_the_next_tick(bench: Bench) -> None:
     told: list[bool] = []
     knows = asyncio.Event()
 
@@ -316,7 +316,7 @@ async def test_who_was_not_told_of_a_role_is_told_with_the_next_tick(bench: Benc
     assert not bench.broker.role.leading
 
 
-async def test_a_new_master_knows_what_was_changed_but_not_confirmed(bench: Bench) -> None:
+async def test_a_new_master_knows_unconfirmed_changes(bench: Bench) -> None:
     """Whether it is still in memory or must be read from the log."""
     await bench.lead()
     broker, store = bench.broker, bench.store

@@ -63,7 +63,7 @@ async def test_a_new_master_delivers_nothing_twice_of_a_minute_that_has_begun(
     assert not tables.timer_done
 
 
-async def test_what_was_due_while_nobody_led_is_delivered_however_long_that_was(
+async def test_messages_due_during_a_time_without_leader_are_delivered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A minute's queue is used again for one three days later: it must not be taken for that one's."""
@@ -83,7 +83,7 @@ async def test_what_was_due_while_nobody_led_is_delivered_however_long_that_was(
     assert bench.store.max_offset("T", 0) == 201
 
 
-async def test_what_was_delivered_out_of_order_is_kept_in_snapshots_and_in_the_log(
+async def test_deliveries_out_of_order_are_kept_in_snapshots_and_in_the_log(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock = Clock(monkeypatch)
@@ -151,7 +151,9 @@ async def test_clocks_that_differ_a_little_change_no_level(bench: Bench, monkeyp
         assert await _delivered(bench) == delivered
 
 
-async def test_what_would_expire_before_it_is_due_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_would_expire_before_it_is_due_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was promised, and never delivered."""
     clock = Clock(monkeypatch)
     clock.ms = MINUTE

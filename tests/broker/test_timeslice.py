@@ -85,7 +85,7 @@ async def test_coroutines_that_go_over_many_things_take_turns() -> None:
     assert {"a", "b"} == set(first), "neither waits until the other has ended"
 
 
-async def test_a_waiting_coroutine_that_is_cancelled_holds_up_nobody() -> None:
+async def test_a_cancelled_waiting_coroutine_delays_no_other() -> None:
     clock = Clock()
     slices = TimeSlices(clock)
 

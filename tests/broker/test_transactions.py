@@ -41,9 +41,7 @@ async def _decide_all_but_the_last(bench: Bench, count: int) -> None:
         await until(lambda first=first: broker.transactions._op_at == first + 99)  # type: ignore[misc]
 
 
-async def test_a_new_master_reads_what_is_undecided_not_all_that_was_decided(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_master_reads_undecided_transactions_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is always something undecided where many producers send."""
     monkeypatch.setattr(transactions, "MARK_EACH", 100)
     await bench.broker.transactions.loaded.wait()
@@ -87,9 +85,7 @@ async def test_a_half_message_whose_producers_have_gone_does_not_hold_up_the_oth
     assert broker.transactions.undecided == 1
 
 
-async def test_what_a_new_master_does_not_know_yet_it_does_not_commit(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_master_does_not_commit_unknown_transactions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been committed before: the producer is asked again."""
     broker = bench.broker
     await broker.transactions.loaded.wait()

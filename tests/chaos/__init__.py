@@ -1,1 +1,1 @@
-"""Clusters of real processes that are broken by seed, and what clients saw of it: `python -m tests.chaos.run`."""
+"""Seeded faults on clusters of real processes, and a check of what clients saw: `python -m tests.chaos.run`."""

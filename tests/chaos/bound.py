@@ -1,4 +1,4 @@
-"""An end to every run: where everything stands when it has no time left, and what happens to a run that goes on."""
+"""A time limit for every run. A run that exceeds it reports where each task and thread stands, and is stopped."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ _FRAME = ("cr_frame", "gi_frame", "ag_frame")
 _AWAITED = ("cr_await", "gi_yieldfrom", "ag_await")
 """Of coroutines, generators and asynchronous generators."""
 SETTLES_S = 40.0
-"""What was cancelled has ended by then."""
+"""Cancelled work should have ended after this time."""
 LEAVES_S = 60.0
-"""After so long again the processes are killed from a thread, since the event loop itself may stand still."""
+"""After this many more seconds a thread kills the processes, because the event loop itself may be blocked."""
 
 
 class DidNotEnd(NotInTime):
-    """The message has the stack of every task."""
+    """A run exceeded its limit. The message has the stack of every task."""
 
 
 async def within(work: Coroutine[Any, Any, T], seconds: float, settles_s: float = SETTLES_S) -> T:
-    """What `work` gives. Raises DidNotEnd when it takes longer; it is cancelled then, and left alone if it goes on."""
+    """Return the result of `work`. Raises DidNotEnd when `work` takes longer: it is cancelled, and left alone if it
+    goes on.
+    """
     task = asyncio.create_task(work, name="the run")
     stacks = ""
     try:
@@ -54,7 +56,7 @@ def where_tasks_stand(loop: asyncio.AbstractEventLoop | None = None) -> str:
 
 
 def _waits(task: asyncio.Task[Any]) -> list[str]:
-    """Task.get_stack knows only the outermost line of what waits."""
+    """The lines at which a task waits, the innermost last. Task.get_stack has the outermost line only."""
     lines: list[str] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
@@ -88,10 +90,10 @@ def where_threads_stand() -> str:
 def at_the_latest(
     seconds: float, what: str, clear_away: Callable[[], None], out: TextIO | None = None
 ) -> Iterator[Callable[[asyncio.AbstractEventLoop], None]]:
-    """What is under way inside ends this whole process with exit code 1 when it takes longer.
+    """End this whole process with exit code 1 when the enclosed work takes longer.
 
-    Before, it is told where every thread and task stands, and `clear_away` is called, both from another thread. Gives
-    a function that takes the event loop whose tasks are meant.
+    Before the end, another thread reports where each thread and task stands, and calls `clear_away`. Yields a function
+    that takes the event loop whose tasks the report covers.
     """
     done = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

@@ -1,13 +1,13 @@
-"""A broker as it is, with a clock and a disk that can go wrong: `python -m tests.chaos.broker --config FILE`.
+"""A real broker whose clock and disk can fail: `python -m tests.chaos.broker --config FILE`.
 
-The file `faults/NAME.json` of the cluster's folder says how, and is looked at all the time:
+The file `faults/NAME.json` in the cluster's folder describes the faults. The process reads it again and again:
 
     clock_s   added to the time of day
-    sync_s    seconds that every fsync takes longer
-    write_s   seconds that every write takes longer, which holds the whole process up as a full device queue would
+    sync_s    seconds added to every fsync
+    write_s   seconds added to every write; the whole process waits, as for a full device queue
     fails     the share of the store's system calls that fail, with one of `errors` (numbers of `errno`)
 
-The broker itself has no such hooks: the functions of `time` and `os` are replaced before it is imported.
+The broker itself has no such hooks: this module replaces functions of `time` and `os` before it imports the broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_S = 0.05
 
 
 class Faults:
-    """What is wrong now."""
+    """The present faults."""
 
     clock_ns = 0
     sync_s = 0.0
@@ -66,7 +66,7 @@ def _failing(name: str, data: str, faults: Faults) -> Callable[..., Any]:
 
 
 def plant(path: Path, data: Path) -> None:
-    """Replace the clock and the disk of this process; `data`: where its store is."""
+    """Replace the clock and the disk of this process; `data`: the folder of its store."""
     faults = Faults()
     sleep, time_ns = time.sleep, time.time_ns
     fsync, fdatasync, pwrite, pwritev = os.fsync, os.fdatasync, os.pwrite, os.pwritev

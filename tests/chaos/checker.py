@@ -1,4 +1,4 @@
-"""Reads a whole history and the logs of all members at the end, and says what is wrong with them."""
+"""Checks a whole history against the logs of all members at the end, and returns the faults."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from tests.chaos.lineage import Lineage
 from tests.chaos.tail import Leaderships, confirmed_undone, judge, stayed
 
 SHOWN = 5
-"""Findings of one kind that are written out."""
+"""This many findings of one kind are written out."""
 
 
 def check(history: History, logs: Mapping[str, Log], leader: str, lineage: Lineage | None = None) -> list[str]:
-    """What is wrong, in words; an empty list: nothing. `logs` by member, `leader` is the one that leads at the end.
-    `lineage`: replication is Async, which promises less (`tail`)."""
+    """Return the faults in words; an empty list means none. `logs` is by member; `leader` leads at the end.
+    `lineage`: given with replication Async, which promises less (`tail`).
+    """
     final = logs[leader]
     kinds = (
         *(_promised(history, final) if lineage is None else _promised_by_async(history, final, lineage)),
@@ -34,9 +35,9 @@ def _promised(history: History, final: Log) -> tuple[Iterator[str], ...]:
 
 
 def _promised_by_async(history: History, final: Log, lineage: Lineage) -> tuple[Iterator[str], ...]:
-    """Records may be lost, and later ones reuse their offsets. Order holds for the records that stayed, and for those
-    of one connection under one leadership. (A connection alone is not enough: a former leader forwards its writes, and
-    may lead again.)
+    """Records may be lost, and later records may reuse their offsets. Order holds for the records that stayed, and for
+    the records of one connection under one leadership. A connection alone does not suffice: a former leader forwards
+    its writes, and may lead again.
     """
     kept = [s for s in history.promised() if stayed(s, final)]
     leaderships = Leaderships(history, final, lineage)
@@ -47,7 +48,7 @@ def _promised_by_async(history: History, final: Log, lineage: Lineage) -> tuple[
             masters.setdefault((sent.via, epoch), []).append(sent)
     went = judge(history, final, lineage).wrong
     lost = (f"LOST: {sent.body!r} was SEND_OK at {sent.place}, offset {sent.phys}, {why}" for sent, why in went)
-    moved = _moved(history, final, tries=2)  # Of several copies the one that was acknowledged may have gone.
+    moved = _moved(history, final, tries=2)  # Of several copies, the acknowledged one may be lost.
     orders = chain.from_iterable(_in_order(sends) for sends in (kept, *masters.values()))
     return lost, moved, orders, confirmed_undone(history, lineage)
 
@@ -59,20 +60,20 @@ def _some(found: Iterator[str]) -> list[str]:
 
 
 def missing(history: History, final: Log) -> list[Sent]:
-    """What was SEND_OK and is nowhere in the log."""
+    """Messages with SEND_OK that are not in the log."""
     stored = set(final.bodies.values())
     return [sent for sent in history.promised() if sent.body not in stored]
 
 
 def _promised_is_there(history: History, final: Log) -> Iterator[str]:
-    """Every SEND_OK is in the log, at the place that the answer named."""
+    """Every message with SEND_OK is in the log, at the place in the answer."""
     for sent in missing(history, final):
         yield f"LOST: {sent.body!r} was SEND_OK at {sent.place} and is not in the log"
     yield from _moved(history, final)
 
 
 def _moved(history: History, final: Log, tries: float = float("inf")) -> Iterator[str]:
-    """Less often sent than `tries`, there, and elsewhere than the answer said."""
+    """Messages with fewer copies than `tries` that are in the log at another place than the answer said."""
     stored = set(final.bodies.values())
     for sent in history.promised():
         if sent.body in stored and not stayed(sent, final) and history.tries[sent.body] < tries:
@@ -81,7 +82,7 @@ def _moved(history: History, final: Log, tries: float = float("inf")) -> Iterato
 
 
 def _in_order(sends: list[Sent]) -> Iterator[str]:
-    """A send that began after another one of its queue was acknowledged comes after it."""
+    """A send that began after an acknowledgement for the same queue comes after the acknowledged message."""
     queues: dict[int, list[Sent]] = {}
     for sent in sends:
         if sent.place is not None:
@@ -104,10 +105,10 @@ def _offset(sent: Sent) -> int:
 
 
 def _once(history: History, final: Log) -> Iterator[str]:
-    """Nothing is stored more often than the client sent it, and nothing that nobody sent; queues have no holes."""
+    """No message has more copies than sends, every message was sent, and queues have no holes."""
     for body, times in Counter(final.bodies.values()).items():
         if body not in history.sent:
-            yield f"MADE UP: {body!r} is in the log, and nobody sent it"
+            yield f"MADE UP: {body!r} is in the log, and no client sent it"
         elif times > history.tries[body]:
             yield f"TWICE: {body!r} is in the log {times} times and was sent {history.tries[body]} times"
     held = Counter(place.queue for place in final.bodies)
@@ -117,14 +118,14 @@ def _once(history: History, final: Log) -> Iterator[str]:
 
 
 def _nothing_undone(history: History, final: Log) -> Iterator[str]:
-    """Whatever anybody was shown is in the log, at that place, and was never different."""
+    """Every message that a reader got is in the log at that place, and each place showed one message only."""
     for place, bodies in history.shown.items():
         for body, reader in bodies.items():
             if final.bodies.get(place) != body:
                 yield f"UNDONE: {reader} was shown {body!r} at {place}, where now {final.bodies.get(place)!r} is"
     for queue, (end, reader) in history.ends.items():
         if end > final.ends.get(queue, 0):
-            yield f"UNDONE: {reader} was told that queue {queue} ends at {end}; it ends at {final.ends.get(queue, 0)}"
+            yield f"UNDONE: {reader} read that queue {queue} ends at {end}; it ends at {final.ends.get(queue, 0)}"
 
 
 def _every_group_saw_it(history: History, final: Log) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""One local cluster whose members know each other through `Links`."""
+"""One local cluster whose members reach each other through `Links`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ READY_S = 60.0
 
 
 class NotInTime(Exception):
-    """Something that must come about after the faults did not."""
+    """The expected state was not reached in time after the faults."""
 
 
 class Cluster:
@@ -56,7 +56,7 @@ class Cluster:
         small_disks: bool,
         replication: str = "Sync",
     ) -> None:
-        """`small_disks`: every member has a disk of its own that can be filled, for which one must be root."""
+        """`small_disks`: every member has a small disk of its own, which a fault can fill. This needs root."""
         self.folder = ClusterFolder(base)
         self.replication = replication
         spec: dict[str, Any] = {
@@ -67,7 +67,7 @@ class Cluster:
             "nameServers": {"replicas": 2},
             "brokerGroups": [{"name": GROUP, "members": 3}],
             "broker": {
-                # The oldest segments of a full disk go, but never the one that is written.
+                # Retention removes the oldest segments of a full disk, but never the segment that is written.
                 "mappedFileSizeCommitLog": 64 << 20 if small_disks else 1 << 20,
                 "mappedFileSizeConsumeQueue": 20_000,
                 "maxHashSlotNum": 5_000,
@@ -98,8 +98,8 @@ class Cluster:
         self._mounted: list[Path] = []
         self.stopped: set[str] = set()
         self.ending: set[int] = set()
-        """Processes that are stopping: they still answer for a moment."""
-        """Names of processes that stand still."""
+        """Processes that are stopping. They still answer for a moment."""
+        """Names of frozen processes."""
 
     # ---- life
 
@@ -129,7 +129,7 @@ class Cluster:
         self._unmount_all()
 
     def kill_everything(self) -> None:
-        """Without the event loop, and at once; for a run that does not end otherwise."""
+        """Kill every process at once, without the event loop: for a run that does not end otherwise."""
         self.kill_supervisor()
         end(self._records(), 0.0)
         self._unmount_all()
@@ -152,7 +152,7 @@ class Cluster:
 
     def start_supervisor(self) -> None:
         root = Path(__file__).resolve().parents[2]
-        # What this process was told to import is what is to be broken.
+        # The supervisor imports the same modules as this process, mutants included.
         paths = [str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         with open(self.folder.supervisor_log, "ab") as out:
             self._supervisor = subprocess.Popen(
@@ -200,15 +200,15 @@ class Cluster:
 
     @property
     def name_server_addresses(self) -> str:
-        """The addresses that clients get."""
+        """The addresses for clients."""
         return ";".join(f"{HOST}:{self.told[n]}" for n in self.name_servers)
 
     def direct(self, use: str) -> str:
-        """Past the links: for those who only watch."""
+        """An address past the links, for observers."""
         return f"{HOST}:{self.real[use]}"
 
     async def status(self, name: str) -> MemberStatus | None:
-        """What a member says of itself; None when it does not answer."""
+        """A member's status; None when it does not answer."""
         try:
             answer = await self.http.get(f"http://{self.direct(f'{name}/http')}/v1/status", timeout=0.5)
             return MemberStatus.model_validate_json(answer.content) if answer.status_code == 200 else None
@@ -220,7 +220,7 @@ class Cluster:
         return {name: s for name, s in zip(self.members, said, strict=True) if s is not None}
 
     async def lineage(self, name: str) -> Lineage:
-        """What a member's log has gone through. Raises NotInTime when it does not answer."""
+        """The leadership history of a member's log. Raises NotInTime when the member does not answer."""
         try:
             url = f"http://{self.direct(f'{name}/http')}/v1/log"
             known = LogInfo.model_validate_json((await self.http.get(url, timeout=5.0)).content)
@@ -236,7 +236,7 @@ class Cluster:
         return max(masters)[1] if masters else None
 
     async def whole(self) -> bool:
-        """Everybody answers, one leads, and all present disks are in sync with it."""
+        """Every process answers, one member leads, and all present disks are in sync with it."""
         said = await self.statuses()
         masters = [s for s in said.values() if s.role == "Master"]
         if len(said) != len(self.members) or len(masters) != 1 or not masters[0].writable:
@@ -250,7 +250,7 @@ class Cluster:
         }
 
     async def until(self, what: str, condition: Callable[[], Any], timeout_s: float) -> None:
-        """Raises NotInTime."""
+        """Wait for a condition. Raises NotInTime."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         while not await condition():
@@ -270,7 +270,7 @@ class Cluster:
         return False
 
     def end(self, name: str) -> None:
-        """Told to stop cleanly; the supervisor starts it again."""
+        """Ask a process to stop cleanly; the supervisor starts it again."""
         record = self.record(name)
         if record is not None:
             self.ending.add(record.pid)
@@ -290,7 +290,7 @@ class Cluster:
         return self.signal(name, signal.SIGKILL)
 
     def plant(self, name: str, **faults: float | Sequence[int]) -> None:
-        """See tests/chaos/broker.py; without arguments all is well again."""
+        """Plant faults (tests/chaos/broker.py); without arguments, end them."""
         path = self.folder.root / "faults" / f"{name}.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(faults))
@@ -300,7 +300,7 @@ class Cluster:
         return sorted((self.folder.data(name) / "commitlog").iterdir())
 
     def wipe(self, name: str) -> None:
-        """The disk is new and empty."""
+        """Replace the disk by a new, empty one."""
         for path in self.folder.data(name).iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -308,7 +308,7 @@ class Cluster:
                 path.unlink()
 
     def corrupt(self, name: str, at: int, size: int = 64) -> None:
-        """Other bytes in its log, from the offset `at` on."""
+        """Change bytes of its log from the offset `at` on."""
         base = max((s for s in self.segments(name) if int(s.name) <= at), key=lambda s: int(s.name))
         with open(base, "r+b") as file:
             file.seek(at - int(base.name))
@@ -320,7 +320,7 @@ class Cluster:
         return self.folder.data(name) / "ballast"
 
     def fill(self, name: str) -> None:
-        """Not a byte is free on the member's disk."""
+        """Fill the member's disk to the last byte."""
         with suppress(OSError), open(self.ballast(name), "ab") as file:
             while True:
                 file.write(bytes(1 << 16))
@@ -331,7 +331,7 @@ class Cluster:
             self.ballast(name).unlink(missing_ok=True)
 
     def story(self, size: int = 1_500) -> str:
-        """What happened, for a run that went wrong."""
+        """The events of the cluster, for the report of a failed run."""
         logs = sorted((self.folder.root / "log").iterdir())
         text = "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')[-size:]}" for p in logs)
         events = self.folder.events

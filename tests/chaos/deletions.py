@@ -1,4 +1,4 @@
-"""A topic that is deleted and created repeatedly: deleted messages stay away, later ones are there."""
+"""A topic that is deleted and created repeatedly. Deleted messages must not come back, later messages must stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Deletions:
         self.attempted = 0
         """Rounds below this one may be deleted."""
         self.gone = 0
-        """Rounds below this one are deleted: that was acknowledged."""
+        """Rounds below this one are deleted: the broker acknowledged it."""
 
     async def work(self, name_servers: str, producer: Producer, goes_on: Callable[[], bool]) -> None:
         """Ends with a round that is not deleted."""
@@ -50,9 +50,9 @@ class Deletions:
                 sent.status = (await producer.send(DELETED_TOPIC, body)).status.name
 
     def check(self, shown: Mapping[str, set[bytes]]) -> Iterator[str]:
-        """`shown`: what each member shows of the topic at the end."""
+        """`shown`: the messages of the topic that each member shows at the end."""
         for number, sends in enumerate(self.rounds):
-            # What was sent more than once may have been stored once more after its deletion.
+            # A message with several sends may have another copy that was stored after its deletion.
             known = {s.body for s in sends if s.status == "SEND_OK" and self._history.tries[s.body] <= 1}
             for member, bodies in shown.items():
                 if number < self.gone:

@@ -1,7 +1,7 @@
-"""One run by seed: a fresh cluster, a plan of faults, and the check of everything that was seen.
+"""One seeded run: a new cluster, a plan of faults, and the check of the whole history.
 
-The seed alone decides on the kind of group and on the faults; how processes and faults interleave is up to the machine,
-so a run that failed may need some repetitions to fail again.
+The seed alone decides on the kind of group and on the faults. The machine decides how processes and faults interleave,
+so a failed run may need some repetitions to fail again.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ from tests.chaos.workload import Workload
 STEPS = 8
 SEES_ALL_S = 40.0
 BEGINS_S, STEP_S = 60.0, 30.0
-"""A run may take so long and so much for each fault; one of eight ends within a minute on a calm machine."""
+"""The time limit of a run: a base, and an addition for each fault. A run of eight faults ends within a minute on an
+idle machine.
+"""
 COMMON = ("kill", "freeze", "cut-off", "hand-over")
-"""Drawn more often, since they meet whatever the others have left behind."""
+"""Drawn more often, because these faults meet the effects of the others."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed stands for."""
+    """The plan of a seed."""
 
     seed: int
     mode: str
@@ -61,7 +63,7 @@ class Plan:
 
     @property
     def limit_s(self) -> float:
-        """A run of it that takes longer has failed."""
+        """A run that takes longer has failed."""
         return BEGINS_S + STEP_S * len(self.steps)
 
     def __str__(self) -> str:
@@ -79,7 +81,7 @@ def can_fill_disks() -> bool:
 
 
 def not_here() -> frozenset[str]:
-    """Kinds of faults that cannot be played by this user on this system."""
+    """Kinds of faults that this user cannot cause on this system."""
     return (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
 
 
@@ -92,8 +94,10 @@ def make_plan(
     steps: int = STEPS,
     replication: str = "Sync",
 ) -> Plan:
-    """`kinds`: these faults in this order, instead of as many as `steps` says. With `replication` Async a seed is
-    another plan than without: always MasterSlave, and of more kinds of faults."""
+    """`kinds`: these faults in this order; `steps` then has no effect. With `replication` Async, a seed has another
+    plan
+    than without: always MasterSlave, and with more kinds of faults.
+    """
     rng = random.Random(seed)
     drawn_mode = rng.choice(("MasterSlave", "Raft"))
     drawn_flush = rng.choice(("Async", "Sync"))
@@ -110,7 +114,7 @@ def make_plan(
 
 @dataclass
 class Outcome:
-    """What came of a plan."""
+    """The result of a plan."""
 
     plan: Plan
     problems: list[str]
@@ -119,11 +123,11 @@ class Outcome:
     seconds: float
     story: str
     played: list[str]
-    """The kinds of the faults that were begun."""
+    """The kinds of the faults that began."""
     lost: int | None
-    """How many SEND_OK are not in the log at the end and should be; None: it did not come to that."""
+    """The number of SEND_OK that are missing in the log although it must have them; None: the logs were not read."""
     given_up: list[Sent]
-    """SEND_OK that are not in the log at the end, and need not be: replication is Async."""
+    """The number of SEND_OK that are missing in the log as replication Async allows."""
 
     @property
     def summary(self) -> str:
@@ -143,7 +147,7 @@ class Outcome:
 async def run(
     plan: Plan, cluster: Cluster, say: Callable[[str], None] = lambda line: None, keep: Path | None = None
 ) -> Outcome:
-    """`say` gets the trace line by line. With `keep` the cluster's folder is left there when something is wrong."""
+    """`say` gets the trace line by line. With `keep`, the folder of a failed run's cluster stays there."""
     began = time.monotonic()
     history, trace, problems = History(), [], []
     story = ""
@@ -170,7 +174,7 @@ async def run(
             except NotInTime as error:
                 problems = [f"NOT IN TIME: {error}"]
             except Exception:
-                # The seed and the trace are wanted then, too.
+                # A run that is not in time needs its seed and trace, too.
                 problems = [f"BROKE OFF: {traceback.format_exc()}"]
             if problems:
                 story = cluster.story()
@@ -187,8 +191,9 @@ async def run(
 async def _play(
     plan: Plan, cluster: Cluster, history: History, played: list[str], tell: Callable[[str], None]
 ) -> tuple[str, dict[str, Log], Lineage | None, list[str]]:
-    """Who leads at the end, what every member shows then, with Async by which leaderships it came there, and what is
-    wrong with deletions."""
+    """Return the leader at the end, the messages that every member shows, the log's lineage with Async, and the faults
+    of deletions.
+    """
     scene = Scene(cluster, tell)
     async with Workload(cluster, history, plan.seed) as work:
         try:
@@ -210,7 +215,7 @@ async def _play(
         await work.sends_again()
         await work.stop_sending()
         leader, logs = await _read_logs(cluster, work)
-        with suppress(NotInTime):  # The checker says which messages were not seen.
+        with suppress(NotInTime):  # The checker reports which messages were not seen.
             await work.caught_up(logs[leader], SEES_ALL_S)
         shown = {} if plan.is_async else {name: await work.read_deleted(name) for name in cluster.members}
         undeleted = list(work.deletions.check(shown))
@@ -218,7 +223,7 @@ async def _play(
 
 
 async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, Log]]:
-    """Once everybody shows the same end: slaves hear of the last confirmed offset a moment later."""
+    """Read the logs once all members show the same end: slaves learn the last confirmed offset a moment later."""
 
     async def settled() -> bool:
         said = (await cluster.statuses()).values()
@@ -228,13 +233,15 @@ async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, L
     await cluster.until("all members confirm the end of the log", settled, 20.0)
     leader = await cluster.master()
     if leader is None:
-        raise NotInTime("nobody leads at the end")
+        raise NotInTime("no member leads at the end")
     return leader, {name: await work.read(name) for name in cluster.members}
 
 
 def play(plan: Plan, say: Callable[[str], None] = print, keep: Path | None = None, again: str = "") -> Outcome:
-    """`run`, from outside of an event loop. Ends this process when not even giving the run up comes to an end; `again`
-    is said then: how to play it once more."""
+    """`run`, from outside of an event loop. Ends this process when even the cancellation does not end; the last line
+    then
+    has `again`, the command that repeats the run.
+    """
     base = Path(tempfile.mkdtemp(prefix="gantry-chaos-"))
     cluster = Cluster(
         base / "cluster",

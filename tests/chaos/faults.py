@@ -1,7 +1,7 @@
-"""What can go wrong, each as a coroutine that does it, waits, and puts it right again.
+"""The kinds of faults. Each is a coroutine that causes a fault, waits, and ends it.
 
-`Plan` says with which member and for how long; it comes from the seed alone. Who is master is looked up when the fault
-begins. A fault that takes a disk away, or part of one, needs a group that is whole: losing the only copy is no bug.
+`Plan` chooses the member and the duration from the seed alone. A fault looks up the master when it begins. A fault that
+takes away a disk, or a part of one, needs a whole group: the loss of the only copy is no bug.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.chaos.packets import Losses
 
 FAILURES = ((errno.EIO,), (errno.ENOSPC,), (errno.EMFILE,), (errno.EIO, errno.ENOSPC, errno.EMFILE))
 WHOLE_S = 60.0
-"""How long a group may take to be whole again, on a machine of two cores that does other things as well."""
+"""Seconds within which a group must be whole again, on a busy machine of two cores."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Step:
 
     kind: str
     on_master: bool
-    """Else on a slave."""
+    """Act on the master; otherwise on a slave."""
     which: int
-    """Of several, which one."""
+    """Which one of several members."""
     seconds: float
     amount: float
-    """From 0 to 1: how much of it, whatever that is."""
+    """From 0 to 1: the strength of the fault."""
     calm: bool
     """Wait until the group is whole before the next fault."""
 
@@ -44,7 +44,7 @@ class Step:
 
 
 class Scene:
-    """What faults act upon. `say` writes a line of the trace."""
+    """The objects on which faults act. `say` writes a line of the trace."""
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self.cluster = cluster
@@ -62,7 +62,7 @@ class Scene:
         return [m for m in self.cluster.members if m != name]
 
     async def heal(self) -> None:
-        """Everything that can go on goes on."""
+        """End every fault that can end."""
         self.links.heal()
         lost = self.losses.end()
         if lost is not None:
@@ -75,10 +75,10 @@ class Scene:
             self.cluster.start_supervisor()
 
     async def whole(self) -> None:
-        await self.cluster.until("everybody in sync under one master", self.cluster.whole, WHOLE_S)
+        await self.cluster.until("every member in sync under one master", self.cluster.whole, WHOLE_S)
 
     async def killed(self, name: str) -> None:
-        """Until the process is gone that was just killed."""
+        """Wait until the killed process is gone."""
         pid = self.cluster.pid(name)
         self.cluster.kill(name)
         for _ in range(200):
@@ -94,7 +94,7 @@ async def kill(scene: Scene, step: Step) -> None:
 
 
 async def kill_twice(scene: Scene, step: Step) -> None:
-    """The next leader, too."""
+    """Kill the next leader, too."""
     first = await scene.pick(step)
     scene.say(f"kill -9 {first}")
     await scene.killed(first)
@@ -121,16 +121,16 @@ async def freeze(scene: Scene, step: Step) -> None:
 
 
 async def cut_off(scene: Scene, step: Step) -> None:
-    """From everybody."""
+    """Cut the member off from all others."""
     name = await scene.pick(step)
-    scene.say(f"{name} is cut off from everybody")
+    scene.say(f"{name} is cut off from all others")
     scene.links.cut(name, ANYBODY)
     scene.links.cut(ANYBODY, name)
     await asyncio.sleep(step.seconds)
 
 
 async def cut_from_peers(scene: Scene, step: Step) -> None:
-    """Clients and the supervisor still reach it."""
+    """Cut the member off from its peers. Clients and the supervisor still reach it."""
     name = await scene.pick(step)
     scene.say(f"{name} and the other members do not reach each other")
     for peer in await scene.peers(name):
@@ -139,17 +139,17 @@ async def cut_from_peers(scene: Scene, step: Step) -> None:
 
 
 async def one_way(scene: Scene, step: Step) -> None:
-    """It is heard and hears nothing, or the other way round."""
+    """Cut one direction: the others hear the member, but it hears nothing, or the reverse."""
     name = await scene.pick(step)
     deaf = step.amount < 0.5
-    scene.say(f"{name} {'hears nobody, and is heard' if deaf else 'is heard by nobody, and hears'}")
+    scene.say(f"{name} {'receives nothing, and is heard' if deaf else 'is not heard, and receives'}")
     for peer in (*await scene.peers(name), SUPERVISOR):
         scene.links.cut(*((peer, name) if deaf else (name, peer)))
     await asyncio.sleep(step.seconds)
 
 
 async def unsupervised(scene: Scene, step: Step) -> None:
-    """The supervisor and the member do not hear each other, in one direction or both."""
+    """Cut the supervisor and the member off from each other, in one direction or both."""
     name = await scene.pick(step)
     scene.say(f"{name} and the supervisor do not hear each other")
     scene.links.cut(name, SUPERVISOR)
@@ -174,7 +174,7 @@ async def bad_weather(scene: Scene, step: Step) -> None:
 
 
 async def slow_link(scene: Scene, step: Step) -> None:
-    """Of one member to another one, or to the supervisor, in one direction or both; all others are as fast as ever."""
+    """Slow the link to one member or to the supervisor, in one direction or both. All other links keep their speed."""
     name = await scene.pick(step)
     others = [*await scene.peers(name), SUPERVISOR]
     other = others[step.which % len(others)]
@@ -222,9 +222,9 @@ async def slow_disk(scene: Scene, step: Step) -> None:
 
 
 async def failing_calls(scene: Scene, step: Step) -> None:
-    """Some of the calls on its disk fail. It may end, and start, as often as that takes."""
+    """Let some calls on its disk fail. The member may end and start any number of times."""
     errors = FAILURES[step.which % len(FAILURES)]
-    if errno.EIO in errors:  # What it cannot read it may give up.
+    if errno.EIO in errors:  # The member may give up records that it cannot read.
         await scene.heal()
         await scene.whole()
     name = await scene.pick(step)
@@ -251,7 +251,7 @@ async def clock_skew(scene: Scene, step: Step) -> None:
 
 
 async def corrupted(scene: Scene, step: Step) -> None:
-    """Bytes of its log change while it is down, near the end or anywhere."""
+    """Change bytes of its log while the member is down, near the end or anywhere."""
     await scene.heal()
     await scene.whole()
     name = await scene.pick(step)
@@ -283,7 +283,7 @@ async def name_server_killed(scene: Scene, step: Step) -> None:
 
 
 async def name_servers_away(scene: Scene, step: Step) -> None:
-    """All of them stand still: clients and brokers go on with what they know."""
+    """Freeze all NameServers: clients and brokers continue with the routes that they know."""
     scene.say("SIGSTOP of every NameServer")
     for name in scene.cluster.name_servers:
         scene.cluster.freeze(name)
@@ -318,22 +318,23 @@ async def hand_over(scene: Scene, step: Step) -> None:
 
 
 async def replaced_under_weather(scene: Scene, step: Step) -> None:
-    """A member dies while the network is bad."""
+    """Kill a member while the network is bad."""
     scene.links.weather = Weather(0.01, 0.03, 0.03)
     await kill(scene, step)
     await asyncio.sleep(step.seconds)
 
 
 async def signalled(scene: Scene, step: Step) -> None:
-    """A clean stop that nobody planned."""
+    """A clean stop that is not planned."""
     name = await scene.pick(step)
     scene.say(f"SIGTERM {name}")
     scene.cluster.end(name)
 
 
 async def kill_alone(scene: Scene, step: Step) -> None:
-    """The master goes on without its slaves, or without one of them, and then dies: Async has acknowledged what nobody
-    else has. Where one slave still follows, it has to be the one that is promoted."""
+    """Kill the master after it has lost its slaves, or some of them. Async has then acknowledged records that only the
+    master had. If one slave still follows, that slave must be promoted.
+    """
     master = await scene.cluster.master()
     if master is None:
         return
@@ -374,10 +375,10 @@ FAULTS: dict[str, Fault] = {
     "supervisor-killed": supervisor_killed,
     "hand-over": hand_over,
 }
-"""Drawn for every plan: one more would change what the seeds below `MORE_FROM` stand for."""
+"""Drawn for every plan. One more kind would change the plans of the seeds below `MORE_FROM`."""
 MORE: dict[str, Fault] = {"slow-link": slow_link, "packets-lost": packets_lost, "failing-calls": failing_calls}
 MORE_FROM = 1_000_000
-"""From this seed on these are drawn as well; results were written down of seeds below."""
+"""Plans from this seed on also draw these kinds. Recorded results refer to seeds below it."""
 ALONE: dict[str, Fault] = {"kill-alone": kill_alone}
 """Only drawn where replication is Async."""
 EVERY_FAULT: dict[str, Fault] = FAULTS | MORE | ALONE

@@ -1,4 +1,4 @@
-"""Everything that clients did and saw, for the checker."""
+"""The history of all sends and reads of the clients, for the checker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a message is: which queue, which offset of it."""
+    """The place of a message: a queue, and an offset in it."""
 
     queue: int
     offset: int
@@ -16,19 +16,19 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Sent:
-    """One send as the application asked for it; every one has a body of its own. Times: seconds of one clock."""
+    """One send of the application. Every send has a unique body. Times: seconds of one clock."""
 
     body: bytes
     began: float
     ended: float = float("inf")
     status: str = "unknown"
-    """SEND_OK and the other statuses, or the error's name; "unknown" while it goes on."""
+    """SEND_OK or another status, or the name of the error; "unknown" while the send runs."""
     place: Place | None = None
-    """Where the broker said that it is."""
+    """The place of the message, from the answer."""
     phys: int = -1
-    """The same, as an offset of its log."""
+    """The same place, as an offset of the log."""
     via: int = 0
-    """The connection over which it was acknowledged; 0: not known."""
+    """The connection that brought the acknowledgement; 0: unknown."""
 
 
 class Led(NamedTuple):
@@ -53,19 +53,19 @@ class History:
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     tries: Counter[bytes] = field(default_factory=Counter)
-    """How often the client may have brought a body to a broker."""
+    """The number of times that the client may have sent a body to a broker."""
     shown: dict[Place, dict[bytes, str]] = field(default_factory=dict)
-    """By place: the bodies that readers saw there, and the first reader."""
+    """By place: the bodies that readers saw there, each with its first reader."""
     ends: dict[int, tuple[int, str]] = field(default_factory=dict)
     """By queue: the highest end in any answer, and its sender."""
     consumed: dict[str, Counter[bytes]] = field(default_factory=dict)
     """By consumer group: the messages that its members received."""
     leaders: dict[int, set[str]] = field(default_factory=dict)
-    """By epoch: the members that were seen as its leader."""
+    """By epoch: the members that reported themselves as its leader."""
     rounds: list[Round] = field(default_factory=list)
-    """Who said that it leads, in the order of time."""
+    """The members that reported themselves as leader, in the order of time."""
     reads: Counter[str] = field(default_factory=Counter)
-    """How many messages were read from whom."""
+    """The number of messages read from each member."""
 
     def show(self, place: Place, body: bytes, reader: str) -> None:
         self.shown.setdefault(place, {}).setdefault(body, reader)
@@ -82,7 +82,7 @@ class History:
 
 
 class Log(NamedTuple):
-    """A member's queues at the end: bodies by place, and the offset after the last by queue."""
+    """A member's queues at the end: bodies by place, and the offset after the last message by queue."""
 
     bodies: dict[Place, bytes]
     ends: dict[int, int]

@@ -1,4 +1,4 @@
-"""Which leaderships a log has gone through, and how each came about."""
+"""The leaderships in the history of a log, and the cause of each."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _EPOCH = re.compile(r" becomes master in epoch (\d+): ")
 
 @dataclass(frozen=True)
 class Lineage:
-    """Of the log that is left at the end."""
+    """The lineage of the log that is left at the end."""
 
     epochs: tuple[tuple[int, int], ...]
     """(epoch, offset of its first record), in their order."""
     end: int
     """Offset after the last record."""
     changes: Mapping[int, str] = field(default_factory=dict)
-    """By epoch how it came about: FAILOVER to another member, RESTART of the same one, or a planned HAND_OVER."""
+    """By epoch, its cause: FAILOVER to another member, RESTART of the same member, or a planned HAND_OVER."""
 
     def at(self, offset: int) -> int:
-        """The epoch that wrote what lies there; 0 below the first."""
+        """The epoch of the record at the offset; 0 below the first."""
         return max((epoch for epoch, start in self.epochs if start <= offset), default=0)
 
     def after(self, epoch: int) -> int | None:
-        """The next one that has left something; None: it was the last."""
+        """The next epoch with a record in the log; None: it is the last."""
         return next((later for later, _ in self.epochs if later > epoch), None)
 
     def parts_from(self, epoch: int) -> int:
-        """Where this log leaves the one that the epoch's master had."""
+        """The offset at which this log diverges from the log of the epoch's master."""
         return next((start for later, start in self.epochs if later > epoch), self.end)
 
 
 def epochs_in(log: bytes) -> tuple[tuple[int, int], ...]:
-    """Of a log from its first byte on. Raises RecordError."""
+    """The epochs in a log, from its first byte on. Raises RecordError."""
     found, at = [], 0
     while at < len(log):
         size, magic = _HEAD.unpack_from(log, at)
@@ -54,7 +54,9 @@ def epochs_in(log: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def changes_in(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """What the operator's events tell: a promotion without one was made by an operator that ended in that moment."""
+    """The changes in the operator's events. A promotion without an event was made by an operator that ended at that
+    moment.
+    """
     found = {}
     for event in events:
         told = _EPOCH.search(str(event["message"]))

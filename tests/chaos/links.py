@@ -1,12 +1,12 @@
-"""The network between the processes: every connection goes through here, where it can be cut, delayed and reset.
+"""The network between the processes. Every connection goes through it, and it can cut, delay and reset connections.
 
-Each port of the cluster has a second one, which is the one that everybody is told. Who connects is found out from
-/proc, so that a link is known by the names of its two ends, and can be cut in one direction only. What is sent into a
-cut is held and arrives when the cut heals, as TCP would send it again. While nobody listens behind a port, connections
-to it are refused, as they would be without us.
+Each port of the cluster has a second one, and all processes know only the second. /proc tells which process connects,
+so a link is known by the names of its two ends, and one direction can be cut alone. A cut holds the sent bytes until it
+heals, as TCP would send them again. While no process listens behind a port, connections to it are refused, as without
+these links.
 
 This needs neither root nor a kernel with netem. Single packets cannot be lost here: TCP turns such a loss into delay,
-and so does `Weather`. Where the kernel can be told to lose them, `packets.py` does.
+and so does `Weather`. `packets.py` loses packets where the kernel can.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tests.chaos import whois
 
 HOST = "127.0.0.1"
 LOOK_S = 0.03
-"""How late it is noticed that a process began or ceased to listen."""
+"""Seconds after which the links notice that a process began or ceased to listen."""
 CHUNK = 1 << 16
 RETRANSMIT_S = 0.2
-"""What one lost packet costs at least (Linux' smallest retransmission time-out)."""
+"""The least delay of one lost packet (Linux' smallest retransmission time-out)."""
 ANYBODY = "*"
 
 
 @dataclass(frozen=True)
 class Weather:
-    """What every byte has to go through."""
+    """The conditions of a link."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -45,10 +45,10 @@ CLEAR = Weather()
 
 
 class Links:
-    """Use as an async context manager. `processes` gives the names of those who may connect, by pid."""
+    """Use as an async context manager. `processes` returns the names of the processes that may connect, by pid."""
 
     def __init__(self, ports: Mapping[int, int], processes: Callable[[], Mapping[int, str]], seed: int) -> None:
-        """`ports`: the port that is told, by the port that is really listened on."""
+        """`ports`: the port that the processes know, by the port of the real listener."""
         self.weather = CLEAR
         self.slow: dict[tuple[str, str], Weather] = {}
         """Links with a weather of their own, by source and target."""
@@ -79,7 +79,7 @@ class Links:
     # ---- faults
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing gets from `source` to `target` any more; ANYBODY stands for all."""
+        """Hold all bytes from `source` to `target`; ANYBODY stands for all."""
         self._cuts.add((source, target))
 
     def part(self, one: str, other: str) -> None:
@@ -87,7 +87,7 @@ class Links:
         self.cut(other, one)
 
     def heal(self) -> None:
-        """All cuts end, and what was held goes on."""
+        """End all cuts, and deliver the held bytes."""
         self._cuts.clear()
         self.slow.clear()
         self.weather = CLEAR
@@ -95,7 +95,7 @@ class Links:
         self._healed = asyncio.Event()
 
     def reset(self, share: float = 1.0) -> int:
-        """Break connections that are open, each with this probability; answers how many."""
+        """Break open connections, each with this probability; returns their number."""
         broken = [w for w in list(self._open) if self._rng.random() < share]
         for writer in broken:
             _abort(writer)
@@ -108,7 +108,7 @@ class Links:
     # ---- listeners
 
     async def _follow_listeners(self) -> None:
-        """A port is listened on while somebody listens behind it."""
+        """Listen on a port while a process listens behind it."""
         while True:
             there = whois.listening()
             for real, told in self._ports.items():
@@ -157,7 +157,7 @@ class Links:
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str, target: str
     ) -> None:
-        """One direction. Ends with an OSError when either side has ended, after everything before was delivered."""
+        """One direction. Raises OSError when either side has ended, after it has delivered everything before."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
         clock = asyncio.get_running_loop().time
 
@@ -207,7 +207,7 @@ def _no_delay(writer: asyncio.StreamWriter) -> None:
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """End it with a reset, as the end of a process does."""
+    """End the connection with a reset, as the end of a process does."""
     sock = writer.get_extra_info("socket")
     with contextlib.suppress(OSError, AttributeError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,7 +1,7 @@
-"""Packets that the kernel loses at random, in a network that a run has for itself.
+"""Random loss of packets by the kernel, in a network namespace of the run.
 
-That takes root, `unshare`, `ip`, and an iptables whose kernel can match at random. All of the run's processes are in
-that network, and it is gone with the last of them.
+It needs root, `unshare`, `ip`, and an iptables whose kernel can match at random. All processes of the run are in that
+network, and it disappears with the last of them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def enter() -> None:
 
 
 class Losses:
-    """Of every packet that arrives, for any receiver."""
+    """The loss of packets, for any receiver."""
 
     def __init__(self) -> None:
         self._share = 0.0
 
     def lose(self, share: float) -> None:
-        """Raises ValueError in the network of the machine, whose firewall is left alone."""
+        """Raises ValueError in the network of the machine: its firewall stays unchanged."""
         if not is_own():
             raise ValueError(
                 "packets are lost only in a network of one's own: start it with root by `python -m tests.chaos.run`"
@@ -51,7 +51,7 @@ class Losses:
         self._share = share
 
     def end(self) -> int | None:
-        """How many were lost; None: no loss was on."""
+        """Return the number of lost packets; None: no loss was active."""
         if not self._share:
             return None
         shown = subprocess.run(["iptables", "-w", "-nvxL", "INPUT"], check=True, capture_output=True, text=True).stdout

@@ -1,12 +1,12 @@
-"""Breaks clusters of real processes, and checks that nothing was lost, moved, doubled, undone or left unseen.
+"""Breaks clusters of real processes, and checks that no message is lost, moved, doubled, undone or left unseen.
 
     python -m tests.chaos.run --seed 4711               # one run by its seed, with the trace
-    python -m tests.chaos.run --minutes 10              # seeds 1, 2, 3, ..., every second one with Async as well
-    python -m tests.chaos.run --minutes 480 --fresh --keep ~/failed    # for the night: seeds that were never played
+    python -m tests.chaos.run --minutes 10              # seeds 1, 2, 3, ..., every third run with Async
+    python -m tests.chaos.run --minutes 480 --fresh --keep ~/failed    # for the night: new seeds
     python -m tests.chaos.run --seed 1 --fault freeze --fault kill --mode Raft --repeat 5
 
-The exit code is 1 when something was wrong or a run did not end; the seed, the trace and the command for the same run
-are printed.
+The exit code is 1 when a check failed or a run did not end. The output then has the seed, the trace and the command
+that repeats the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-if not __package__:  # By its path: only as a module does it find the package `tests`.
+if not __package__:  # As a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.chaos.run", *sys.argv[1:])
 
 from tests.chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play
@@ -28,11 +28,11 @@ from tests.chaos.faults import EVERY_FAULT, MORE_FROM, NEEDS_OWN_NETWORK
 from tests.chaos.packets import can_enter, enter, is_own
 
 SEEDS = 1_000_000
-"""--fresh begins at one of so many, from `MORE_FROM` on."""
+"""--fresh begins at a random seed of this many, from `MORE_FROM` on."""
 
 
 def command(plan: Plan, options: argparse.Namespace) -> str:
-    """What plays the same plan again."""
+    """The command that plays the same plan again."""
     words = [f"python -m tests.chaos.run --seed {plan.seed}"]
     words += [f"--fault {kind}" for kind in options.fault or ()]
     words += [f"--steps {options.steps}"] if options.steps != STEPS else []
@@ -43,7 +43,9 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
 
 
 def turn(count: int, options: argparse.Namespace) -> tuple[int, str]:
-    """Seed and replication of the run after `count` others. Every third one is of Async, with the seed before it."""
+    """Seed and replication of the run after `count` others. Every third run is Async, with the seed of the run before
+    it.
+    """
     if options.replication or options.mode == "Raft":
         return options.first + count, options.replication or "Sync"
     thirds, rest = divmod(count, 3)
@@ -51,7 +53,7 @@ def turn(count: int, options: argparse.Namespace) -> tuple[int, str]:
 
 
 def has_time(outcomes: list[Outcome], began: float, limit_s: float) -> bool:
-    """For one more, if that takes as long as the others did."""
+    """Whether another run fits, if it takes as long as the others."""
     gone = time.monotonic() - began
     return not outcomes or gone + gone / len(outcomes) <= limit_s
 
@@ -60,9 +62,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--repeat", type=int, default=1, help="times that --seed is played (default 1)")
-    parser.add_argument("--minutes", type=float, default=10.0, help="as many runs as end within (default 10)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="runs that fit into this time (default 10)")
     parser.add_argument("--first", type=int, default=1, help="first seed (default 1)")
-    parser.add_argument("--fresh", action="store_true", help="a first seed that is drawn, and printed")
+    parser.add_argument("--fresh", action="store_true", help="a random first seed, which is printed")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"faults of a run (default {STEPS})")
     parser.add_argument("--fault", choices=sorted(EVERY_FAULT), action="append", help="these, in this order")
     parser.add_argument("--mode", choices=["MasterSlave", "Raft"], help="instead of the seed's choice")
@@ -80,7 +82,7 @@ def main() -> int:
         if NEEDS_OWN_NETWORK & set(options.fault or ()):
             parser.error(f"--fault packets-lost: {lossless}")
         print(f"{lossless}: the fault packets-lost is not drawn, so seeds from {MORE_FROM} on mean other plans")
-    # As Ctrl-C, which a shell's background jobs ignore: the cluster's processes, disks and links end with the run.
+    # As Ctrl-C, which a shell's background jobs ignore: the run's processes, disks and links end with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     if not can_fill_disks():
@@ -112,13 +114,13 @@ def main() -> int:
 
 
 def told(outcomes: list[Outcome]) -> str:
-    """What all of them saw together. What Async may lose is never counted with what nobody may lose."""
+    """The totals of all runs. Losses that Async allows are counted apart from losses that nothing allows."""
     faults = Counter(kind for o in outcomes for kind in o.played)
-    # What was acknowledged in a run whose logs could not be read is neither kept nor lost.
+    # The messages of a run whose logs could not be read count as neither kept nor lost.
     ended = [o for o in outcomes if o.lost is not None]
     sync, asynchronous = [o for o in ended if not o.plan.is_async], [o for o in ended if o.plan.is_async]
     words = [f"{faults.total()} faults ({', '.join(f'{kind} {n}' for kind, n in sorted(faults.items()))})"]
-    words += [f"{_promised(sync)} SEND_OK looked for, {_lost(sync)} lost"] if sync or not asynchronous else []
+    words += [f"{_promised(sync)} SEND_OK checked, {_lost(sync)} lost"] if sync or not asynchronous else []
     if asynchronous:
         gone = sum(len(o.given_up) for o in asynchronous)
         words += [f"with replication Async {_lost(asynchronous)} lost that it keeps, "

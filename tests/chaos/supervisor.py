@@ -1,4 +1,4 @@
-"""The supervisor of `gantry up`, whose processes know each other by the ports of `links` and can be made to fail.
+"""The supervisor of `gantry up`, whose processes know each other by the ports of `links` and can fail on command.
 
 `python -m tests.chaos.supervisor DIR` runs gantry_operator.platforms.local.supervisor with these two changes.
 """
@@ -23,12 +23,12 @@ from gantry_operator.platforms.local.supervisor_lock import take_lock
 
 
 def links_file(folder: ClusterFolder) -> Path:
-    """The ports that everybody is told, by use."""
+    """The file with the ports that the processes know, by use."""
     return folder.root / "links.json"
 
 
 class LinkedPorts(Ports):
-    """Processes listen on the ports of the cluster, and are told those of the links."""
+    """Processes listen on the ports of the cluster, and know those of the links."""
 
     links: dict[str, int]
 
@@ -37,7 +37,7 @@ class LinkedPorts(Ports):
 
 
 class FaultyChildren(Children):
-    """Brokers run with faults planted."""
+    """Runs brokers with planted faults."""
 
     def plan(self, plans: Iterable[ProcessPlan], *, keep_alive: bool = True) -> None:
         modules = {"gantry_broker.broker": "tests.chaos.broker"}

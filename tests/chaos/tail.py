@@ -1,13 +1,13 @@
-"""What `replication: Async` promises of the messages that were SEND_OK, each as a check.
+"""The promises of `replication: Async` for messages with SEND_OK, each as a check.
 
-1. What stays, stays where the answer said that it is; order, and nothing twice, as with Sync.
-2. Only a failover to another member takes anything: not the master's restart, be it killed or stopped, nor a hand-over.
-3. What a failover takes is the newest tail of what the old master had: no record stays that lies behind one that went.
-4. What was confirmed stays: all members of the in-sync set had it.
+1. A message that stays is at the place in its answer. Order, and no duplicates, as with Sync.
+2. Only a failover to another member loses messages: not a restart of the master, by kill or stop, and not a handover.
+3. A failover loses the newest tail of the old master: no record stays behind a lost record.
+4. A confirmed message stays: all members of the in-sync set had it.
 
-Under which leadership a message was acknowledged is told by its offset if it stayed. One that went was acknowledged by
-the leadership that others were which came over the same connection, or else that others were before and after it, or
-that alone was seen before and after it: two masters do not have the group's port at the same time.
+The offset of a message that stayed gives the leadership that acknowledged it. For a lost message, the other messages of
+its connection give the leadership, or else the messages before and after it, or the only leadership that was seen
+before and after it: two masters do not have the group's port at the same time.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ class Tail:
     """SEND_OK that are not in the log at the end."""
 
     allowed: list[Sent] = field(default_factory=list)
-    """The newest tail of a master that was followed by another one after a failure."""
+    """Losses of the newest tail of a master, after a failover to another member."""
     wrong: list[tuple[Sent, str]] = field(default_factory=list)
-    """With what is wrong about it."""
+    """All other losses, each with the reason."""
 
 
 def stayed(sent: Sent, final: Log) -> bool:
-    """Where it was said to be."""
+    """Whether the message is at the place in its answer."""
     return sent.place is not None and final.bodies.get(sent.place) == sent.body
 
 
 def judge(history: History, final: Log, lineage: Lineage) -> Tail:
-    """Of each that went, whether it may have. Its body may be there all the same, from an earlier try."""
+    """Decide for each lost message whether Async allows the loss. Its body may still be in the log, from an earlier
+    try.
+    """
     tail = Tail()
     stored = set(final.bodies.values())
     leaderships = Leaderships(history, final, lineage)
@@ -44,7 +46,7 @@ def judge(history: History, final: Log, lineage: Lineage) -> Tail:
         if stayed(sent, final):
             continue
         if sent.body in stored and history.tries[sent.body] < 2:
-            continue  # It has moved, which is another finding.
+            continue  # The message has moved, which is another finding.
         why = _why_not(history, lineage, sent, leaderships.of(sent))
         if why:
             tail.wrong.append((sent, why))
@@ -54,7 +56,7 @@ def judge(history: History, final: Log, lineage: Lineage) -> Tail:
 
 
 def _why_not(history: History, lineage: Lineage, sent: Sent, epoch: int | None) -> str:
-    """Empty: Async allows that it went."""
+    """Empty: Async allows the loss; otherwise the reason."""
     if epoch is None:
         unknown = {e for e, _ in lineage.epochs} - set(lineage.changes)
         failed_over = FAILOVER in lineage.changes.values() or len(unknown) > 1
@@ -72,7 +74,7 @@ def _why_not(history: History, lineage: Lineage, sent: Sent, epoch: int | None) 
 
 
 def confirmed_undone(history: History, lineage: Lineage) -> Iterator[str]:
-    """What a master said to be confirmed is in the log at the end."""
+    """Offsets that a master reported as confirmed and that the log at the end does not have."""
     told = set()
     for seen in history.rounds:
         for name, epoch, confirmed in seen.leaders:
@@ -83,7 +85,7 @@ def confirmed_undone(history: History, lineage: Lineage) -> Iterator[str]:
 
 
 class Leaderships:
-    """Finds out which epoch acknowledged what is not there any more."""
+    """Finds the epoch that acknowledged a lost message."""
 
     def __init__(self, history: History, final: Log, lineage: Lineage) -> None:
         self._lineage = lineage
@@ -103,7 +105,7 @@ class Leaderships:
         if len(over) == 1:
             epoch = next(iter(over))
             then = self._lineage.after(epoch)
-            # A master that handed over forwards what still comes, and the answers come from it.
+            # A master that handed over forwards late sends, and returns the answers.
             forwarded = then is not None and self._lineage.changes.get(then) == HAND_OVER
             if not forwarded or sent.phys < self._lineage.parts_from(epoch):
                 return epoch
@@ -112,7 +114,7 @@ class Leaderships:
 
 
 def _around(ended: list[tuple[float, int]], began: list[tuple[float, int]], sent: Sent) -> int | None:
-    """The epoch of the last that was over before and of the first that began after, if they have the same."""
+    """The epoch of the last send before and of the first send after, if both have the same."""
     before = bisect_left(ended, (sent.began, -1))
     after = bisect_right(began, (sent.ended, 1 << 62))
     if before == 0 or after == len(began) or ended[before - 1][1] != began[after][1]:

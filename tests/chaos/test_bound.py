@@ -1,4 +1,4 @@
-"""A run that does not end is ended, and says where it stood."""
+"""A run that does not end is stopped, and reports where it stands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with at_the_latest(0.2, "seed 7; again: run it", lambda: print("cleared away", f
 """
 
 
-async def test_what_ends_in_time_gives_its_answer_or_its_error() -> None:
+async def test_work_that_ends_in_time_returns_its_result_or_error() -> None:
     async def fails() -> None:
         raise ValueError("wrong")
 
@@ -35,7 +35,7 @@ async def test_what_ends_in_time_gives_its_answer_or_its_error() -> None:
         await within(fails(), 5)
 
 
-async def test_what_waits_for_ever_is_told_to_the_innermost_line_and_cancelled() -> None:
+async def test_work_that_waits_forever_is_reported_to_the_innermost_line_and_cancelled() -> None:
     ended = asyncio.Event()
 
     async def waits() -> None:
@@ -54,7 +54,7 @@ async def test_what_waits_for_ever_is_told_to_the_innermost_line_and_cancelled()
     assert "after it was cancelled" not in str(told.value)
 
 
-async def test_what_goes_on_although_it_is_cancelled_is_left_alone() -> None:
+async def test_work_that_ignores_its_cancellation_is_left_alone() -> None:
     enough = asyncio.Event()
 
     async def stubborn() -> None:
@@ -67,7 +67,7 @@ async def test_what_goes_on_although_it_is_cancelled_is_left_alone() -> None:
     enough.set()
 
 
-async def test_a_run_that_is_cancelled_ends_what_it_runs() -> None:
+async def test_a_cancelled_run_ends_its_work() -> None:
     ended = asyncio.Event()
 
     async def waits() -> None:
@@ -84,7 +84,7 @@ async def test_a_run_that_is_cancelled_ends_what_it_runs() -> None:
     assert ended.is_set()
 
 
-def test_a_process_whose_event_loop_stands_still_is_ended() -> None:
+def test_a_process_with_a_blocked_event_loop_is_ended() -> None:
     done = subprocess.run(
         [sys.executable, "-c", STUCK], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
@@ -94,7 +94,7 @@ def test_a_process_whose_event_loop_stands_still_is_ended() -> None:
     assert "cleared away" in done.stdout
 
 
-def test_what_ends_is_left_alone() -> None:
+def test_work_that_ends_is_left_alone() -> None:
     out = io.StringIO()
     with at_the_latest(30, "it", lambda: None, out):
         pass

@@ -19,7 +19,7 @@ from tests.chaos.packets import can_enter
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.timeout(500)
-"""More than a run of six faults may take, which says itself where it stands."""
+"""More than the limit of a run of six faults, which reports where it stands."""
 
 PLANS = {
     ("MasterSlave", "Async", 1967): (
@@ -37,8 +37,9 @@ PLANS = {
         "kill-alone",
     ),
 }  # fmt: skip
-"""Seeds whose faults are short, most of them upon the master, with a long one and a calm between some. Each ends with
-a leader that nobody follows when it dies: what it acknowledged alone is lost, which takes luck with the other faults.
+"""Seeds with short faults, most of them on the master, with some long ones and pauses between them. Each plan ends with
+a
+leader that dies while no slave follows it. Its last records are lost, which the other faults cause only by luck.
 """
 
 
@@ -56,8 +57,9 @@ ASYNC = {
     ("Async", 26804): ("kill-alone", "hand-over", "stop", "kill-in-bad-weather"),
     ("Sync", 48121): ("kill-alone", "kill-all", "cut-from-peers", "freeze", "corrupted"),
 }
-"""Both begin with a master that acknowledges for 0.3 s what no slave gets, and is killed. It is a slave's log that is
-corrupted here; in `PLANS` it is the master's."""
+"""Both plans begin with a master that acknowledges for 0.3 s without slaves, and is killed. They corrupt a slave's log;
+those of `PLANS` corrupt the master's.
+"""
 
 
 @pytest.mark.parametrize(("flush", "seed"), ASYNC)
@@ -69,7 +71,7 @@ def test_async_replication_loses_the_newest_tail_by_a_failover_and_nothing_else(
     outcome = play(plan, again=again)
     assert not outcome.problems, "\n".join([*outcome.trace, outcome.story, again])
     assert outcome.lost == 0
-    assert outcome.given_up, "what nobody else had is lost, or nothing here sees a loss"
+    assert outcome.given_up, "records that only the master had must be lost"
     assert len(outcome.history.promised()) >= 90
 
 

@@ -1,4 +1,4 @@
-"""The checker finds each kind of wrong history, and nothing in a right one."""
+"""The checker finds each kind of wrong history, and accepts a correct one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Story = tuple[History, dict[str, Log]]
 
 
 def right() -> Story:
-    """Six messages on two queues, each sent after the one before it was acknowledged, seen by all."""
+    """Six messages on two queues. Each send follows the acknowledgement of the one before it. All readers see all."""
     history = History()
     bodies = {}
     for number in range(6):
@@ -97,26 +97,26 @@ WRONG: dict[str, tuple[Callable[[History, dict[str, Log]], None], str]] = {
     "made up": (made_up, "MADE UP: b'what'"),
     "hole": (hole, "HOLE: queue 0"),
     "undone": (undone, "UNDONE: g was shown b'another'"),
-    "end undone": (end_undone, "UNDONE: a was told that queue 1 ends at 4"),
+    "end undone": (end_undone, "UNDONE: a read that queue 1 ends at 4"),
     "unseen": (unseen, "UNSEEN: group g never saw 1 messages of queue"),
     "logs differ": (logs_differ, "LOGS DIFFER: b has b'm3'"),
     "two leaders": (two_leaders, "TWO LEADERS: epoch 2"),
 }
 
 
-def test_a_right_history() -> None:
+def test_a_correct_history() -> None:
     history, logs = right()
     assert check(history, logs, "a") == []
 
 
-def test_what_was_sent_twice_may_be_there_twice() -> None:
+def test_a_message_sent_twice_may_have_two_copies() -> None:
     history, logs = right()
     twice(history, logs)
     history.tries[b"m1"] = 2
     assert check(history, logs, "a") == []
 
 
-def test_what_was_not_promised_may_be_lost() -> None:
+def test_a_message_without_acknowledgement_may_be_lost() -> None:
     history, logs = right()
     lost(history, logs)
     history.sent[b"m5"].status = "FLUSH_SLAVE_TIMEOUT"
@@ -132,7 +132,7 @@ def test_a_wrong_history(kind: str) -> None:
     assert any(p.startswith(finding) for p in check(history, logs, "a")), check(history, logs, "a")
 
 
-def test_what_was_deleted_stays_away_and_what_came_after_it_is_there() -> None:
+def test_deleted_messages_stay_away_and_later_ones_are_there() -> None:
     history = History()
     made = Deletions(history)
     made.rounds = [[Sent(b"r%d %d" % (number, n), 0.0, status="SEND_OK") for n in range(2)] for number in range(4)]

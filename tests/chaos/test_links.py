@@ -1,5 +1,6 @@
-"""The links between processes: they pass everything on, can be cut in one direction, delayed and reset, and refuse
-when nobody listens."""
+"""The links between processes: they pass all bytes on, can be cut in one direction, delayed and reset, and refuse
+connections without a listener.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def started(words: list[str]) -> subprocess.Popen[bytes]:
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[tuple[Links, int, subprocess.Popen[bytes]]]:
-    """Another process that echoes, behind links: the ends are called "me" and "echo"."""
+    """Another process that echoes, behind links. The ends are "me" and "echo"."""
     real, told = free_ports(2)
     process = started([sys.executable, "-c", ECHO, str(real)])
     try:
@@ -78,14 +79,14 @@ async def test_everything_is_passed_on_in_order() -> None:
 
 
 @pytest.mark.parametrize("direction", [("me", "echo"), ("echo", "me"), ("*", "me"), ("echo", "*")])
-async def test_a_cut_holds_what_is_sent_until_it_heals(direction: tuple[str, str]) -> None:
+async def test_a_cut_holds_sent_bytes_until_it_heals(direction: tuple[str, str]) -> None:
     async with echo() as (links, port, _), asyncio.timeout(20):
         reader, writer = await connected(port)
         assert await ask(reader, writer, b"before") == b"before"
         links.cut(*direction)
         writer.write(b"held")
         assert await silent(reader)
-        # Nor is a new connection made, whichever direction is cut.
+        # A new connection fails as well, whichever direction is cut.
         later_reader, later_writer = await connected(port)
         later_writer.write(b"later")
         assert await silent(later_reader)
@@ -138,7 +139,7 @@ async def test_a_reset_is_seen_at_both_ends() -> None:
         assert await ask(*await connected(port), b"again") == b"again"
 
 
-async def test_where_nobody_listens_connections_are_refused() -> None:
+async def test_connections_without_a_listener_are_refused() -> None:
     async with echo() as (_, port, process), asyncio.timeout(20):
         reader, writer = await connected(port)
         await ask(reader, writer, b"x")
@@ -152,5 +153,5 @@ async def test_where_nobody_listens_connections_are_refused() -> None:
             except ConnectionRefusedError:
                 return
             except ConnectionResetError:
-                pass  # It stopped listening in this moment.
+                pass  # It stopped listening at this moment.
             await asyncio.sleep(0.02)

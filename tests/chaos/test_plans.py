@@ -1,4 +1,4 @@
-"""A seed is a plan, the same at every draw, and every kind of fault is drawn."""
+"""A seed is a plan, the same at every draw, and the seeds draw every kind of fault."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_later_seeds_draw_more() -> None:
         assert drawn == kinds - not_here()
 
 
-def test_what_the_seeds_of_sync_and_raft_stand_for_stays() -> None:
-    """Results that were written down name them."""
+def test_the_plans_of_seeds_for_sync_and_raft_stay() -> None:
+    """Recorded results refer to them."""
     assert [str(make_plan(seed)) for seed in (5, 6, 7)] == [
         "seed 5: Raft, flush Sync, minInSyncReplicas 1",
         "seed 6: MasterSlave, flush Sync, minInSyncReplicas 2",

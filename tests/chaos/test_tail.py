@@ -1,4 +1,4 @@
-"""What replication: Async promises, by histories that keep it and histories that break it."""
+"""The promises of replication Async, by histories that keep them and histories that break them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ SIZE = 100
 
 @dataclass
 class Story:
-    """Twelve messages on one queue, one after the other. Epoch 1 acknowledged 0 to 7; epoch 2 began at 500 and has 8 to
-    11, which lie behind its control record. 5, 6 and 7 went with the failover."""
+    """Twelve messages on one queue, one after the other. Epoch 1 acknowledged 0 to 7. Epoch 2 began at 500 and has 8
+    to
+    11, behind its control record. The failover lost 5, 6 and 7.
+    """
 
     history: History
     logs: dict[str, Log]
@@ -41,7 +43,7 @@ class Story:
         return {s.body for s in judge(self.history, self.logs["b"], self.lineage).allowed}
 
     def forget(self, number: int, behind: bool = True) -> None:
-        """It is in nobody's log; what lies behind it moves up or leaves a hole."""
+        """Remove it from all logs. Later messages move up or leave a hole."""
         for log in self.logs.values():
             place = next(p for p, body in log.bodies.items() if body == b"m%d" % number)
             del log.bodies[place]
@@ -74,153 +76,153 @@ def story() -> Story:
     return Story(history, {name: Log(dict(bodies), {0: 9}) for name in "abc"}, lineage)
 
 
-def test_the_newest_tail_may_go_with_a_failover() -> None:
-    told = story()
-    assert told.findings == []
-    assert told.went() == {b"m5", b"m6", b"m7"}
+def test_a_failover_may_lose_the_newest_tail() -> None:
+    case = story()
+    assert case.findings == []
+    assert case.went() == {b"m5", b"m6", b"m7"}
 
 
 def test_a_former_master_forwards_over_the_connection_on_which_it_is_master_again() -> None:
-    """Later messages reuse the successor's offsets, and all answers came over one connection."""
-    told = story()
-    for sent in told.history.sent.values():
-        told.history.sent[sent.body] = replace(sent, via=1)
-    assert told.findings == []
-    assert told.went() == {b"m5", b"m6", b"m7"}
+    """Later messages reuse the successor's offsets, and one connection brought all answers."""
+    case = story()
+    for sent in case.history.sent.values():
+        case.history.sent[sent.body] = replace(sent, via=1)
+    assert case.findings == []
+    assert case.went() == {b"m5", b"m6", b"m7"}
 
 
-def test_nothing_need_go() -> None:
-    told = story()
+def test_a_history_without_losses_is_correct() -> None:
+    case = story()
     for number in (5, 6, 7):
-        del told.history.sent[b"m%d" % number]
-    assert told.findings == []
-    assert told.went() == set()
+        del case.history.sent[b"m%d" % number]
+    assert case.findings == []
+    assert case.went() == set()
 
 
-def test_a_whole_leadership_may_go_that_nobody_else_has_heard_of() -> None:
-    told = story()
-    told.lineage = Lineage(((1, 0), (4, 500)), 1000, {2: RESTART, 3: FAILOVER, 4: RESTART})
-    told.history.leaders = {1: {"a"}, 2: {"a"}, 4: {"b"}}
-    told.history.rounds = []
-    assert told.findings == []
+def test_a_whole_unseen_leadership_may_be_lost() -> None:
+    case = story()
+    case.lineage = Lineage(((1, 0), (4, 500)), 1000, {2: RESTART, 3: FAILOVER, 4: RESTART})
+    case.history.leaders = {1: {"a"}, 2: {"a"}, 4: {"b"}}
+    case.history.rounds = []
+    assert case.findings == []
 
 
-def test_what_an_earlier_try_left_is_not_lost_with_the_one_that_was_acknowledged() -> None:
-    told = story()
-    for log in told.logs.values():
+def test_a_copy_of_an_earlier_try_is_not_lost_with_the_acknowledged_one() -> None:
+    case = story()
+    for log in case.logs.values():
         log.bodies[Place(0, 9)] = b"m6"
         log.ends[0] = 10
-    told.history.consumed["g"][b"m6"] += 1
-    assert told.findings == [f"MOVED: b'm6' was SEND_OK at {Place(0, 6)}, where now {b'm9'!r} is"]
-    told.history.tries[b"m6"] = 2
-    assert told.findings == []
-    assert told.went() == {b"m5", b"m7"}
+    case.history.consumed["g"][b"m6"] += 1
+    assert case.findings == [f"MOVED: b'm6' was SEND_OK at {Place(0, 6)}, where now {b'm9'!r} is"]
+    case.history.tries[b"m6"] = 2
+    assert case.findings == []
+    assert case.went() == {b"m5", b"m7"}
 
 
-def test_what_an_old_master_forwards_after_it_handed_over_goes_with_the_new_one() -> None:
-    """All of it came over one connection, and nothing that was forwarded is left to tell by."""
-    told = story()
-    told.lineage = Lineage(((1, 0), (2, 450), (3, 500)), 1000, {2: HAND_OVER, 3: FAILOVER})
-    told.history.leaders = {1: {"a"}, 2: {"c"}, 3: {"b"}}
-    told.history.rounds = []
-    assert told.findings == []
+def test_sends_forwarded_after_a_handover_are_lost_with_the_new_master() -> None:
+    """One connection brought all answers, and no forwarded message is left as evidence."""
+    case = story()
+    case.lineage = Lineage(((1, 0), (2, 450), (3, 500)), 1000, {2: HAND_OVER, 3: FAILOVER})
+    case.history.leaders = {1: {"a"}, 2: {"c"}, 3: {"b"}}
+    case.history.rounds = []
+    assert case.findings == []
 
 
-def hole(told: Story) -> None:
-    told.forget(2)
+def hole(case: Story) -> None:
+    case.forget(2)
 
 
-def hole_of_another_connection(told: Story) -> None:
-    """Nothing else that came over its connection is left: it is told by what was before and after it."""
-    told.sent(2).via = 7
-    told.forget(2)
+def hole_of_another_connection(case: Story) -> None:
+    """No other message of its connection is left: the messages before and after it are the evidence."""
+    case.sent(2).via = 7
+    case.forget(2)
 
 
-def hole_that_was_closed(told: Story) -> None:
-    """Its place has another message, and so on until the end."""
-    for log in told.logs.values():
+def hole_that_was_closed(case: Story) -> None:
+    """Another message has its place, and so on until the end."""
+    for log in case.logs.values():
         bodies = [log.bodies[Place(0, offset)] for offset in range(9) if offset != 2]
         log.bodies.clear()
         log.bodies.update({Place(0, offset): body for offset, body in enumerate(bodies)})
         log.ends[0] = 8
-    told.history.shown = {}
+    case.history.shown = {}
 
 
-def without_a_failover(told: Story) -> None:
-    told.lineage = replace(told.lineage, changes={2: RESTART})
+def without_a_failover(case: Story) -> None:
+    case.lineage = replace(case.lineage, changes={2: RESTART})
 
 
-def by_a_hand_over(told: Story) -> None:
-    told.lineage = replace(told.lineage, changes={2: HAND_OVER})
+def by_a_handover(case: Story) -> None:
+    case.lineage = replace(case.lineage, changes={2: HAND_OVER})
     for number in (5, 6, 7):
-        told.sent(number).via = 0
-    told.history.rounds[2] = Round(7.6, 7.7, (Led("a", 1, 450),))
+        case.sent(number).via = 0
+    case.history.rounds[2] = Round(7.6, 7.7, (Led("a", 1, 450),))
 
 
-def by_nobody(told: Story) -> None:
-    """The last ones, though nobody took over afterwards."""
-    told.forget(11)
+def without_a_successor(case: Story) -> None:
+    """The last messages are lost, although no member took over afterwards."""
+    case.forget(11)
 
 
-def without_any_change(told: Story) -> None:
-    told.lineage = Lineage(((1, 0),), 500)
-    told.history.leaders = {1: {"a"}}
+def without_any_change(case: Story) -> None:
+    case.lineage = Lineage(((1, 0),), 500)
+    case.history.leaders = {1: {"a"}}
     for number in range(8, 12):
-        told.forget(number)
-        del told.history.sent[b"m%d" % number]
-    told.history.rounds = []
+        case.forget(number)
+        del case.history.sent[b"m%d" % number]
+    case.history.rounds = []
 
 
-def nobody_knows_when(told: Story) -> None:
+def at_an_unknown_time(case: Story) -> None:
     """Over a connection of its own, and between two leaderships; but no leadership ended by a failover."""
-    told.sent(7).via = 9
-    told.history.rounds = []
-    told.lineage = replace(told.lineage, changes={2: RESTART})
+    case.sent(7).via = 9
+    case.history.rounds = []
+    case.lineage = replace(case.lineage, changes={2: RESTART})
 
 
-def confirmed(told: Story) -> None:
-    told.history.rounds.insert(2, Round(6.6, 6.7, (Led("a", 1, 600),)))
+def confirmed(case: Story) -> None:
+    case.history.rounds.insert(2, Round(6.6, 6.7, (Led("a", 1, 600),)))
 
 
-def confirmed_by_one_who_is_forgotten(told: Story) -> None:
-    told.history.rounds.insert(3, Round(7.8, 7.9, (Led("c", 2, 900),)))
-    told.lineage = Lineage(((1, 0), (3, 500)), 1000, {2: FAILOVER, 3: FAILOVER})
+def confirmed_by_a_former_member(case: Story) -> None:
+    case.history.rounds.insert(3, Round(7.8, 7.9, (Led("c", 2, 900),)))
+    case.lineage = Lineage(((1, 0), (3, 500)), 1000, {2: FAILOVER, 3: FAILOVER})
 
 
-def shown(told: Story) -> None:
-    told.history.show(Place(0, 5), b"m5", "g")
+def shown(case: Story) -> None:
+    case.history.show(Place(0, 5), b"m5", "g")
 
 
-def told_of(told: Story) -> None:
-    told.history.told_end(0, 10, "a")
+def ends_undone(case: Story) -> None:
+    case.history.told_end(0, 10, "a")
 
 
-def twice(told: Story) -> None:
-    for log in told.logs.values():
+def twice(case: Story) -> None:
+    for log in case.logs.values():
         log.bodies[Place(0, 9)] = b"m1"
         log.ends[0] = 10
 
 
-def out_of_order(told: Story) -> None:
-    told.sent(0).began, told.sent(0).ended = 20.0, 21.0
+def out_of_order(case: Story) -> None:
+    case.sent(0).began, case.sent(0).ended = 20.0, 21.0
 
 
-def out_of_order_in_the_tail(told: Story) -> None:
-    """One master gave two that went the wrong places."""
-    told.sent(5).place, told.sent(6).place = told.sent(6).place, told.sent(5).place
+def out_of_order_in_the_tail(case: Story) -> None:
+    """One master acknowledged two messages in the wrong order."""
+    case.sent(5).place, case.sent(6).place = case.sent(6).place, case.sent(5).place
 
 
-def moved(told: Story) -> None:
-    for log in told.logs.values():
+def moved(case: Story) -> None:
+    for log in case.logs.values():
         log.bodies[Place(0, 0)], log.bodies[Place(0, 1)] = log.bodies[Place(0, 1)], log.bodies[Place(0, 0)]
 
 
-def unseen(told: Story) -> None:
-    del told.history.consumed["g"][b"m9"]
+def unseen(case: Story) -> None:
+    del case.history.consumed["g"][b"m9"]
 
 
-def slave_differs(told: Story) -> None:
-    told.logs["a"].bodies[Place(0, 5)] = b"m5"
+def slave_differs(case: Story) -> None:
+    case.logs["a"].bodies[Place(0, 5)] = b"m5"
 
 
 WRONG: dict[str, tuple[Callable[[Story], None], str]] = {
@@ -229,16 +231,17 @@ WRONG: dict[str, tuple[Callable[[Story], None], str]] = {
     "hole that was closed": (hole_that_was_closed, "LOST: b'm2'"),
     "without a failover": (without_a_failover, "LOST: b'm5' was SEND_OK at Place(queue=0, offset=5), offset 500, "
                            "and epoch 1 was followed by restart, which loses nothing"),
-    "by a hand-over": (by_a_hand_over, "LOST: b'm5'"),
-    "by nobody": (by_nobody, "LOST: b'm11' was SEND_OK at Place(queue=0, offset=8), offset 900, and the log goes on"),
+    "by a handover": (by_a_handover, "LOST: b'm5'"),
+    "without a successor": (without_a_successor, "LOST: b'm11' was SEND_OK at Place(queue=0, offset=8), offset 900, "
+                            "and the log goes on"),
     "without any change": (without_any_change, "LOST: b'm7' was SEND_OK at Place(queue=0, offset=7), offset 700, "
                            "and the master of epoch 1, which acknowledged it, leads to the end"),
-    "nobody knows when": (nobody_knows_when, "LOST: b'm7' was SEND_OK at Place(queue=0, offset=7), offset 700, "
+    "at an unknown time": (at_an_unknown_time, "LOST: b'm7' was SEND_OK at Place(queue=0, offset=7), offset 700, "
                           "and there was no failover"),
     "confirmed": (confirmed, "UNDONE: a had confirmed 600 in epoch 1, which the log leaves at 500"),
-    "confirmed by one who is forgotten": (confirmed_by_one_who_is_forgotten, "UNDONE: c had confirmed 900 in epoch 2"),
+    "confirmed by a former member": (confirmed_by_a_former_member, "UNDONE: c had confirmed 900 in epoch 2"),
     "shown": (shown, "UNDONE: g was shown b'm5'"),
-    "told of": (told_of, "UNDONE: a was told that queue 0 ends at 10"),
+    "ends undone": (ends_undone, "UNDONE: a read that queue 0 ends at 10"),
     "twice": (twice, "TWICE: b'm1'"),
     "out of order": (out_of_order, "OUT OF ORDER: b'm0'"),
     "out of order in the tail": (out_of_order_in_the_tail, "OUT OF ORDER: b'm6'"),
@@ -251,14 +254,14 @@ WRONG: dict[str, tuple[Callable[[Story], None], str]] = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_history(kind: str) -> None:
     spoil, finding = WRONG[kind]
-    told = story()
-    spoil(told)
-    assert any(found.startswith(finding) for found in told.findings), told.findings
+    case = story()
+    spoil(case)
+    assert any(found.startswith(finding) for found in case.findings), case.findings
 
 
-def test_what_async_may_lose_is_a_fault_of_sync() -> None:
-    told = story()
-    assert [f[:11] for f in check(told.history, told.logs, "b") if f.startswith("LOST")] == ["LOST: b'm5'"] * 1 + [
+def test_losses_that_async_allows_are_faults_with_sync() -> None:
+    case = story()
+    assert [f[:11] for f in check(case.history, case.logs, "b") if f.startswith("LOST")] == ["LOST: b'm5'"] * 1 + [
         "LOST: b'm6'",
         "LOST: b'm7'",
     ]
@@ -283,7 +286,7 @@ def test_epochs_are_read_from_the_log_past_the_fillers_of_its_segments() -> None
     assert epochs_in(log) == ((1, 0), (3, second))
 
 
-def test_how_an_epoch_came_about_is_told_by_the_events() -> None:
+def test_events_give_the_cause_of_an_epoch() -> None:
     def event(reason: str, kind: str, message: str) -> dict[str, str]:
         return {"reason": reason, "type": kind, "message": message}
 
@@ -297,14 +300,14 @@ def test_how_an_epoch_came_about_is_told_by_the_events() -> None:
     ) == {2: FAILOVER, 3: RESTART, 4: HAND_OVER}
 
 
-def test_a_lineage_tells_where_it_leaves_a_master() -> None:
+def test_a_lineage_gives_its_divergence_from_a_master() -> None:
     lineage = Lineage(((1, 0), (2, 500), (5, 800)), 1000, {})
     assert [lineage.at(o) for o in (0, 499, 500, 799, 800, 999)] == [1, 1, 2, 2, 5, 5]
     assert [lineage.parts_from(e) for e in (1, 2, 3, 4, 5)] == [500, 800, 800, 800, 1000]
     assert [lineage.after(e) for e in (1, 2, 3, 5)] == [2, 5, 5, None]
 
 
-def test_every_third_run_is_of_async_and_the_others_keep_their_seeds() -> None:
+def test_every_third_run_is_async_and_the_others_keep_their_seeds() -> None:
     options = argparse.Namespace(first=5, replication=None, mode=None)
     assert [turn(n, options) for n in range(7)] == [
         (5, "Sync"), (6, "Sync"), (6, "Async"), (7, "Sync"), (8, "Sync"), (8, "Async"), (9, "Sync"),

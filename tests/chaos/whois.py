@@ -1,4 +1,4 @@
-"""Which process has which TCP socket of the loopback, from /proc (Linux)."""
+"""The processes behind TCP sockets of the loopback, from /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _rows() -> Iterator[tuple[int, int, str, str]]:
 
 
 def listening() -> dict[int, str]:
-    """Inode by port, of every port that is listened on."""
+    """Inode by port, of every port with a listener."""
     return {port: inode for port, _, state, inode in _rows() if state == _LISTEN}
 
 
@@ -33,7 +33,7 @@ def inode_of(local_port: int, remote_port: int) -> str | None:
 
 
 def owner(inode: str | None, processes: Mapping[int, str]) -> str:
-    """The name of the process that has the socket; "other" when it is none of `processes` (names by pid)."""
+    """The name of the process that has the socket; "other" when none of `processes` (names by pid) has it."""
     wanted = f"socket:[{inode}]"
     for pid, name in processes.items():
         try:
@@ -42,5 +42,5 @@ def owner(inode: str | None, processes: Mapping[int, str]) -> str:
                     if os.readlink(entry.path) == wanted:
                         return name
         except OSError:
-            continue  # It ended, or closed the descriptor meanwhile.
+            continue  # The process ended, or closed the descriptor meanwhile.
     return "other"

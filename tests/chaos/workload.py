@@ -1,4 +1,4 @@
-"""Clients that send, consume and look on without pause, and write down everything."""
+"""Clients that send, consume and observe without pause, and record everything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAUSE_S = 0.01
 """Between two sends of one sender."""
 GROUPS = ("steady", "restarted")
 STAYS_S = 4.0
-"""For so long a member of the second group stays; then another takes its place."""
+"""A member of the second group stays this long; then another takes its place."""
 PULL_S = 2.0
 BACK_S = 20.0
 """A member that was stopped is back by then."""
@@ -49,7 +49,7 @@ class Workload:
         self._direct = RemotingClient(connect_timeout=0.5)
         self._number = 0
         self._via: dict[bytes, int] = {}
-        """By body which connection its last answer came over."""
+        """By body: the connection of its last answer."""
         self._sending = False
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
@@ -62,7 +62,7 @@ class Workload:
         await self._producer.start()
         self._sending = True
         self._senders = [asyncio.create_task(self._send()) for _ in range(SENDERS)]
-        if self._cluster.replication == "Sync":  # Async may take a deletion back.
+        if self._cluster.replication == "Sync":  # Async may undo a deletion.
             servers = self._cluster.name_server_addresses
             work = self.deletions.work(servers, self._producer, lambda: self._sending)
             self._senders.append(asyncio.create_task(work))
@@ -90,7 +90,7 @@ class Workload:
         await asyncio.gather(*self._senders)
 
     async def sends_again(self, count: int = 30, timeout_s: float = 20.0) -> None:
-        """Until so many more were SEND_OK. Raises NotInTime."""
+        """Wait for this many more SEND_OK. Raises NotInTime."""
         wanted = len(self.history.promised()) + count
 
         async def enough() -> bool:
@@ -99,7 +99,7 @@ class Workload:
         await self._cluster.until(f"{count} more SEND_OK", enough, timeout_s)
 
     async def caught_up(self, log: Log, timeout_s: float) -> None:
-        """Until every group has seen the whole log. Raises NotInTime."""
+        """Wait until every group has received the whole log. Raises NotInTime."""
         stored = set(log.bodies.values())
 
         async def seen() -> bool:
@@ -110,7 +110,9 @@ class Workload:
     # ---- sending
 
     def _count_tries(self) -> None:
-        """Beneath the producer, whose tries of one send are its own affair; and see which connection answers."""
+        """Wrap the connection below the producer, which hides its tries of a send; record the connection of each
+        answer.
+        """
         remoting = self._producer.session.remoting
         request = remoting.request
         numbers: dict[Connection, int] = {}
@@ -181,7 +183,7 @@ class Workload:
                 await asyncio.sleep(0.05)
                 continue
             self.history.told_end(queue, end, name)
-            # The end of the log is where something may be undone.
+            # A failover may undo the end of the log.
             at = max(0, end - 16) if self._rng.random() < 0.8 else self._rng.randrange(end + 1)
             for place, body in await self._pull(name, queue, at) or ():
                 self.history.show(place, body, name)
@@ -226,8 +228,10 @@ class Workload:
             return None
 
     async def read(self, name: str) -> Log:
-        """All that a member shows of the topic. Raises NotInTime when it does not answer; one that was stopped by the
-        last fault may still be on its way back."""
+        """All messages of the topic that a member shows. Raises NotInTime when it does not answer. A member that the
+        last
+        fault stopped may still be starting.
+        """
         log = Log({}, {})
         for queue in range(QUEUES):
             end = await _patiently(partial(self._end, name, queue))
@@ -244,7 +248,7 @@ class Workload:
         return log
 
     async def read_deleted(self, name: str) -> set[bytes]:
-        """What a member shows of the topic that is deleted again and again. Raises NotInTime as `read` does."""
+        """The messages of the repeatedly deleted topic that a member shows. Raises NotInTime as `read` does."""
         found: set[bytes] = set()
         for queue in range(QUEUES):
             asked = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)

@@ -78,7 +78,7 @@ def test_examples_are_listed_and_printed(tmp_path: Path) -> None:
     assert (unknown.returncode, unknown.stderr.count("quickstart")) == (2, 1)
 
 
-def test_up_without_a_file_starts_what_was_there_or_the_quickstart(
+def test_up_without_a_file_starts_the_last_cluster_or_the_quickstart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -106,7 +106,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     assert "is not empty and holds no cluster" in done.stderr
 
 
-def test_help_of_dead_letters_says_what_comes_of_it(tmp_path: Path) -> None:
+def test_help_of_dead_letters_says_the_effect(tmp_path: Path) -> None:
     said = " ".join(gantry(tmp_path, "dlq", "resend", "--help").stdout.replace("│", " ").split())
     assert "to this group alone, with all its tries" in said
     assert "The cluster stores the progress" in said

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gantry_broker.broker.process import BrokerProcess
@@ -15,20 +12,8 @@ from gantry_broker.namesrv.server import NameServer
 from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.settings import BrokerSettings
 
+from tests.client.tour import until as until
 from tests.support.free_ports import free_port
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
-    """Waits until a condition is true; fails with `what` after a timeout."""
-    deadline = time.monotonic() + seconds
-    while True:
-        held = condition()
-        if isinstance(held, Awaitable):
-            held = await held
-        if held:
-            return
-        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 class Inbox:

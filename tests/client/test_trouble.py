@@ -27,7 +27,7 @@ from gantry_broker.client.errors import SendFailed
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets
 from gantry_broker.client.process_queue import FlowLimits
-from gantry_broker.client.transactions import Check
+from gantry_broker.client.transaction_state import Check
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection

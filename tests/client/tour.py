@@ -38,6 +38,7 @@ STAMP = f"{time.time_ns() // 1_000_000 % 10**9}"
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 20.0) -> None:
+    """Waits until a condition is true; fails with `what` after a timeout."""
     deadline = time.monotonic() + seconds
     while True:
         held = condition()
@@ -46,7 +47,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seco
         if held:
             return
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
 
 
 async def until_polled(consumer: PullConsumer, got: list[ReceivedMessage], count: int) -> None:

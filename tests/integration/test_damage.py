@@ -1,4 +1,6 @@
-"""Real processes: a member whose disk changed while it was down leads later, and every message is as it was sent."""
+"""Real processes: a member whose disk changed while it was down leads later, and every message has its original
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ BODIES = [b"%03d-" % n + b"x" * 100 for n in range(60)]
 
 
 def spoil(member: Member) -> None:
-    """One byte of a body that lies amidst the log."""
+    """Change one byte of a body in the middle of the log."""
     path = member.config.data_dir / "commitlog" / f"{0:020d}"
     with path.open("r+b") as file:
         at = file.read(1 << 20).index(BODIES[30]) + 50
@@ -27,10 +29,12 @@ def spoil(member: Member) -> None:
 
 
 async def repaired(member: Member) -> bool:
-    return bool(re.search(r"^gantry_log_repaired_total{.*} 1$", (await member.http.get("/metrics")).text, re.MULTILINE))
+    return bool(
+        re.search(r"^gantry_log_repaired_total{.*} 1\.0$", (await member.http.get("/metrics")).text, re.MULTILINE)
+    )
 
 
-async def test_what_the_disk_of_a_slave_lost_comes_back_before_it_leads(make_group: Any) -> None:
+async def test_damaged_bytes_of_a_slave_are_repaired_before_it_leads(make_group: Any) -> None:
     group: Group = await make_group(3)
     await group.lead(0)
     await group.all_in_sync()
@@ -41,7 +45,7 @@ async def test_what_the_disk_of_a_slave_lost_comes_back_before_it_leads(make_gro
     await slave.kill(signal.SIGTERM)
     spoil(slave)
     await slave.start()
-    await until(lambda: repaired(slave), "the walk over the log has found and repaired the damage")
+    await until(lambda: repaired(slave), "the scrub has found and repaired the damage")
     await group.all_in_sync()
     await group.members[0].kill()
     await group.lead(1, [1, 2])

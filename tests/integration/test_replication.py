@@ -1,4 +1,4 @@
-"""Real processes: sends survive the death of a master, a hand-over loses and repeats nothing, a crash recovers."""
+"""Real processes: sends survive the death of a master, a handover loses and repeats nothing, a crash recovers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def send_frame(topic: str, body: bytes, queue: int = 0) -> Frame:
 
 
 class Load:
-    """Senders that never stop, and remember all promises."""
+    """Senders that never stop, and remember all acknowledgements."""
 
     def __init__(self, address: str, senders: int = 8) -> None:
         self.address = address
@@ -99,7 +99,7 @@ class Load:
 
 
 async def stored(address: str, topic: str = "Load", queues: int = 4) -> list[list[bytes]]:
-    """Every message of a topic, by queue, as a consumer is given them."""
+    """Every message of a topic, by queue, as a consumer gets them."""
     out = []
     async with RemotingClient() as client:
         for queue in range(queues):
@@ -129,7 +129,7 @@ async def stored(address: str, topic: str = "Load", queues: int = 4) -> list[lis
 
 
 def check(load: Load, queues: list[list[bytes]]) -> None:
-    """Nothing promised is missing; nothing is there more often than it was sent; each sender's order holds."""
+    """No acknowledged message is missing, no message has more copies than sends, and each sender's order holds."""
     count = Counter(body for queue in queues for body in queue)
     missing = [body for body in load.promised if body not in count]
     assert missing == []
@@ -143,7 +143,7 @@ def check(load: Load, queues: list[list[bytes]]) -> None:
                 last[sender] = int(serial)
 
 
-async def test_one_member_restarts_after_a_crash_with_everything_it_promised(make_group: Any) -> None:
+async def test_one_member_restarts_after_a_crash_with_every_acknowledged_message(make_group: Any) -> None:
     group: Group = await make_group(1)
     await group.lead(0)
     async with Load(group.group_address) as load:
@@ -157,7 +157,7 @@ async def test_one_member_restarts_after_a_crash_with_everything_it_promised(mak
     check(load, await stored(group.group_address))
 
 
-async def test_a_killed_master_is_replaced_without_losing_what_was_promised(make_group: Any) -> None:
+async def test_a_killed_master_is_replaced_without_loss_of_acknowledged_messages(make_group: Any) -> None:
     group: Group = await make_group(3)
     await group.lead(0)
     await group.all_in_sync()
@@ -170,7 +170,7 @@ async def test_a_killed_master_is_replaced_without_losing_what_was_promised(make
     check(load, await stored(group.group_address))
 
 
-async def test_a_hand_over_shows_no_error_loses_nothing_and_repeats_nothing(make_group: Any) -> None:
+async def test_a_handover_shows_no_error_loses_nothing_and_repeats_nothing(make_group: Any) -> None:
     group: Group = await make_group(3)
     await group.lead(0)
     await group.all_in_sync()
@@ -184,13 +184,13 @@ async def test_a_hand_over_shows_no_error_loses_nothing_and_repeats_nothing(make
             group.leadership = group.leadership.promoted(target, group.leadership.in_sync)
             await group.members[new].assign(_told(group, new))
             await group.members[old].assign(_told(group, new))
-            await group.tell()
+            await group.send_assignments()
             await load.sent(200)
     queues = await stored(group.group_address)
     check(load, queues)
     refused = {k: n for k, n in load.errors.items() if k[0].isdigit()}
     assert refused == {}
-    assert load.gap() < 3.0  # the benchmarks measure it; here: no sender waited out its timeout
+    assert load.gap() < 3.0  # The benchmarks measure the gap. Here: no sender waited for its timeout.
 
 
 def _told(group: Group, master: int) -> Any:
@@ -199,8 +199,8 @@ def _told(group: Group, master: int) -> Any:
     return Assignment(group.leadership, group.members[master].replication_address)
 
 
-async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_there(make_group: Any) -> None:
-    """It forwards sends while clients still come to it: a request for a queue's end must not get a slave's."""
+async def test_a_former_master_answers_for_the_sends_that_it_forwarded(make_group: Any) -> None:
+    """It forwards sends while clients still use it. A request for a queue's end must not get a slave's value."""
     group: Group = await make_group(3)
     await group.lead(0)
     await group.all_in_sync()
@@ -211,7 +211,7 @@ async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_ther
         target = (await group.members[1].status()).member.value()
         assert (await group.members[0].handover(target, group.leadership)).ready
         group.leadership = group.leadership.promoted(target, group.leadership.in_sync)
-        await group.tell()
+        await group.send_assignments()
         ends = []
         for number in range(20):
             sent = await _answered(client, former, send_frame("T", b"%d" % number))
@@ -224,7 +224,7 @@ async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_ther
         await client.close()
 
 
-async def test_a_new_master_tells_no_end_of_a_queue_before_it_knows_what_was_promised(make_group: Any) -> None:
+async def test_a_new_master_answers_no_queue_end_before_it_knows_the_acknowledged_messages(make_group: Any) -> None:
     """After a restart it knows a lower bound only, until its followers have its first record."""
     group: Group = await make_group(3)
     await group.lead(0)
@@ -243,14 +243,14 @@ async def test_a_new_master_tells_no_end_of_a_queue_before_it_knows_what_was_pro
         early = await client.request(group.members[1].address, asked, 5.0)
         assert early.code == ResponseCode.SYSTEM_BUSY, early.ext
         answer = asyncio.create_task(client.request(group.members[1].address, asked, 5.0))
-        await group.tell()
+        await group.send_assignments()
         assert (await answer).ext["offset"] == "50"
     finally:
         await client.close()
 
 
 async def _answered(client: RemotingClient, address: str, frame: Frame) -> Frame:
-    """While a broker drains its clients, a request on an ended connection was not carried out."""
+    """While a broker drains its clients, a request on an ended connection was not executed."""
     try:
         return await client.request(address, frame, 5.0)
     except RemotingError:
@@ -275,8 +275,9 @@ async def test_a_clean_stop_and_start_keeps_topics_groups_and_offsets(make_group
 
 
 async def test_a_send_that_reaches_a_slave_is_refused_and_its_connection_ends(make_group: Any) -> None:
-    """On Kubernetes it came by the master's Service before that had moved: over the same connection it would come here
-    for ever."""
+    """On Kubernetes it came by the master's Service before the Service moved: on the same connection all later sends
+    would come here.
+    """
     group = await make_group(2)
     await group.lead(0)
     await group.all_in_sync()
@@ -284,7 +285,7 @@ async def test_a_send_that_reaches_a_slave_is_refused_and_its_connection_ends(ma
     ended = asyncio.Event()
     async with RemotingClient(on_disconnect=lambda address: ended.set()) as client:
         await client.request(slave, Frame(RequestCode.GET_MAX_OFFSET, ext=QUEUE_0), 3)
-        assert client.connected(slave), "questions are answered as before"
+        assert client.connected(slave), "other requests still get answers"
         sent = await client.request(slave, send_frame("T", b"astray"), 3)
         assert sent.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "is a slave" in (sent.remark or "")

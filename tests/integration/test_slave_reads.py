@@ -1,4 +1,4 @@
-"""Reading a backlog from a slave, and many topics, groups and connections in one broker."""
+"""Reads of a backlog from a slave, and many topics, groups and connections in one broker."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def send_ext(topic: str, queue_id: int) -> dict[str, str]:
 
 
 async def given_out(member: Member, topic: str) -> int:
-    """Messages that a member gave to consumers, from its metrics."""
+    """Messages that a member has sent to consumers, from its metrics."""
     page = (await member.http.get("/metrics")).text
     rows = [r for r in page.splitlines() if r.startswith("gantry_messages_out_total{") and f'topic="{topic}"' in r]
-    return sum(int(r.rsplit(" ", 1)[1]) for r in rows)
+    return sum(int(float(r.rsplit(" ", 1)[1])) for r in rows)
 
 
 def bytes_read(member: Member) -> int:
-    """What the member's process has read from files so far, whether it was cached or not."""
+    """Bytes that the member's process has read from files, cached or not."""
     assert member.process is not None
     lines = Path(f"/proc/{member.process.pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar:"))
@@ -42,11 +42,11 @@ def bytes_read(member: Member) -> int:
 async def test_a_backlog_is_read_from_a_slave_and_its_end_from_the_master(
     make_group: Callable[..., Awaitable[Group]],
 ) -> None:
-    """20 MB in a group whose members have 1 MB of memory: the master gives out each queue's first pull, and the end."""
+    """20 MB in a group whose members have 1 MB of memory: the master answers each queue's first pull, and the end."""
     group = await make_group(2, settings={"slaveReadEnable": True}, memory_limit_bytes=1 << 20)
     await group.lead(0)
     await group.all_in_sync()
-    # The walk over the log that each member takes once after its start would count as reads: it finds an empty log.
+    # Each member scrubs its log once after the start, which would count as reads: here the log is empty.
     await asyncio.sleep(FIRST_S + 1)
     bodies: list[bytes] = []
     done = asyncio.Event()
@@ -134,7 +134,9 @@ async def test_many_topics_groups_and_connections_in_little_memory(
     status = await group.members[0].status()
     assert status.connections >= connections
     page = (await group.members[0].http.get("/metrics")).text
-    resident = next(int(r.split()[1]) for r in page.splitlines() if r.startswith("process_resident_memory_bytes "))
+    resident = next(
+        int(float(r.split()[1])) for r in page.splitlines() if r.startswith("process_resident_memory_bytes ")
+    )
     for _, writer in streams:
         writer.close()
     print(f"{resident >> 20} MiB with {topics} topics, {groups} groups and {status.connections} connections")

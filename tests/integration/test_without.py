@@ -1,4 +1,4 @@
-"""What goes on without a NameServer, and without a master."""
+"""Clients and brokers without a NameServer, and without a master."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Group
 
 HEARTBEAT_S = 30.0
-"""How often brokers register when nothing happens: a NameServer that comes back must be complete within it."""
+"""The interval in which brokers register when nothing happens: a returned NameServer must be complete within it."""
 
 
 async def until(condition: Callable[[], bool], timeout_s: float) -> float:
-    """Seconds until it holds; raises TimeoutError."""
+    """Seconds until the condition holds; raises TimeoutError."""
     clock = asyncio.get_running_loop().time
     began = clock()
     async with asyncio.timeout(timeout_s):
@@ -29,7 +29,7 @@ async def until(condition: Callable[[], bool], timeout_s: float) -> float:
 
 
 class Seen:
-    """Bodies that a consumer got."""
+    """Bodies that a consumer received."""
 
     def __init__(self) -> None:
         self.bodies: set[bytes] = set()
@@ -71,20 +71,20 @@ async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_
         await group.names.close()
         sent |= await send(producer, *(b"alone-%d" % n for n in range(20)))
         await seen.all_of(sent)
-        # Another master has the same address: nobody has to be asked for it.
+        # Another master has the same address: no client needs a NameServer for it.
         await group.members[0].kill()
         await group.lead(1)
         sent |= await send(producer, b"after the switch")
         await seen.all_of(sent)
         async with NameServer(group.name_server_settings(port, registration_port)) as names:
             took = await until(lambda: "T" in names.service.routes.topics(), HEARTBEAT_S)
-            assert took < 5.0, "it should be told at once, not by the heartbeat"
+            assert took < 5.0, "brokers should register at once, not with the heartbeat"
             async with Producer(group.name_server, "new") as other:
                 sent |= await send(other, b"by a new client")
             await seen.all_of(sent)
 
 
-async def test_brokers_may_be_started_before_the_name_server(make_group: Callable[..., Awaitable[Group]]) -> None:
+async def test_brokers_may_start_before_the_name_server(make_group: Callable[..., Awaitable[Group]]) -> None:
     """apache/rocketmq-operator 50"""
     port, registration_port = free_ports(2)
     group = await make_group(1, registration_addresses=[f"127.0.0.1:{registration_port}"])
@@ -116,7 +116,7 @@ async def test_a_backlog_is_read_from_a_slave_while_there_is_no_master(
             await group.members[0].kill()
             first.resume()
             await seen.all_of(sent)
-            # Who has read everything is not sent back by a slave that may be behind.
+            # A slave that may be behind must not send back a consumer that has read everything.
             await asyncio.sleep(0.5)
             assert running.bodies == sent
             await group.lead(1)

@@ -1,4 +1,4 @@
-"""Requests with every code and every field of it absent, empty, of the wrong type and enormous.
+"""Requests with every code, each with every field absent, empty, of the wrong type and enormous.
 
 The cases come from the typed headers. `tests/data/fields/4.9.7.json` holds Apache RocketMQ's answer code for each;
 `python -m tests.interop.fields` records them again.
@@ -98,7 +98,7 @@ BODIES: dict[int, str] = {
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: "subscriptionGroupConfig",
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: "groupConfigList",
 }
-"""Codes with the request in the body, and its name in a refusal."""
+"""Codes with the request in the body, and the name of the request in an error."""
 REGISTRATION: frozenset[int] = frozenset({Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION})
 """Codes that a NameServer of Gantry accepts from brokers only, on its registration port."""
 WITHOUT: frozenset[int] = frozenset({

@@ -27,7 +27,7 @@ EPOCH = "2000-01-01#00:00:00:000"
 
 LEFT_OUT = {
     "clusterRT": "prints until it is stopped; it is played in a process of its own",
-    "startMonitoring": "prints until it is stopped, and only when something is wrong",
+    "startMonitoring": "prints until it is stopped, and only faults",
     **dict.fromkeys(
         ("updateAclConfig", "deleteAclConfig", "updateGlobalWhiteAddr", "clusterAclConfigVersion", "getAclConfig"),
         "access control is not offered",
@@ -40,7 +40,7 @@ DIFFERENT = {
     "getBrokerConfig -b $broker": "each has its own settings",
     "getBrokerConfig -c $cluster": "each has its own settings",
     "getNamesrvConfig": "each has its own settings",
-    "updateNamesrvConfig -k clusterTest -v false": "clusterTest is no setting here, and what is none is refused",
+    "updateNamesrvConfig -k clusterTest -v false": "clusterTest is no setting here, and unknown settings are refused",
 }
 """Command lines with intended differences: Gantry's must print something."""
 

@@ -55,7 +55,7 @@ def test_answers(plain: Target, code: int) -> None:
             answer = wire.ask(code, {})
         supported = answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert supported == (code in served), f"{address}: {answer}"
-        assert answer.code == 0 or answer.remark, f"a refusal says why: {answer}"
+        assert answer.code == 0 or answer.remark, f"a refusal gives the reason: {answer}"
 
 
 @pytest.mark.parametrize("code", sorted(compatibility.BROKER))

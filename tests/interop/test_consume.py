@@ -138,7 +138,7 @@ def test_broadcasting(driver: Driver, target: Target, fresh: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["first", "last"])
-def test_where_a_new_group_starts(driver: Driver, target: Target, fresh: str, start: str) -> None:
+def test_start_of_a_new_group(driver: Driver, target: Target, fresh: str, start: str) -> None:
     """A topic with its first message is read from its beginning, whatever the client requests."""
     driver.run("produce", topic=fresh, run=fresh, count=20)
     got = driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=20, timeout_s=8, start=start).summary

@@ -48,7 +48,7 @@ class Both:
         return wire.ask(case.code, case.ext, case.body)
 
     def everything(self) -> list[bytes]:
-        """Everything that a request could write: configurations with their versions, settings, a queue's end."""
+        """Everything that a request could change: configurations with their versions, settings, a queue's end."""
         queue = {"topic": fields.TOPIC, "queueId": "0"}
         asked = (
             self.broker.call(Code.GET_ALL_TOPIC_CONFIG, {}),
@@ -68,7 +68,7 @@ class Both:
 
 TAKEN = {
     **{
-        f"{code} value enormous": "a value may have 1 MiB, and is not looked at by the others"
+        f"{code} value enormous": "a value may have 1 MiB, and the others do not read it"
         for code in (Code.PUT_KV_CONFIG, Code.GET_KV_CONFIG, Code.DELETE_KV_CONFIG)
     },
     f"{Code.CONSUME_MESSAGE_DIRECTLY} clientId empty": "any member of the group is asked",

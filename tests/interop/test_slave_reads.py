@@ -44,7 +44,7 @@ def test_a_backlog_is_read_by_both_versions(java_side: Path, tmp_path: Path) -> 
         asyncio.run(_send(";".join(servers)))
         processes = cluster.processes()
         master = next(m for m in cluster.members() or [] if m["role"] == "Master")
-        # A slave shows confirmed messages, and learns of the confirmation a moment after the message.
+        # A slave shows confirmed messages, and learns the confirmed offset a moment after the message.
         promised = master["confirmed"]
         until("the slaves know", lambda: all(m["confirmed"] >= promised for m in cluster.answering()), 10)
         # No control plane is left to promote a slave, or to restart the master.

@@ -27,7 +27,7 @@ def test_commit_rollback_and_check(driver: Driver, target: Target, fresh: str) -
     assert got.summary["repeated"] == 0
     at_once = {n for n in range(10) if PLAN[n % 5] in ("commit", "rollback")}
     checks = {int(n): times for n, times in sent.summary["checks"].items()}
-    assert not at_once & checks.keys(), "a decided transaction is not asked about"
+    assert not at_once & checks.keys(), "a decided transaction is not checked again"
     assert checks.keys() == set(range(10)) - at_once
     for n, times in checks.items():
         if PLAN[n % 5] == "unknown":

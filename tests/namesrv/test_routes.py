@@ -102,7 +102,7 @@ def test_a_broken_connection_ends_a_foreign_master_at_once() -> None:
     assert seen(table) == {1: "b:2"}
 
 
-def test_the_end_of_an_old_connection_removes_nobody() -> None:
+def test_the_end_of_an_old_connection_removes_no_broker() -> None:
     table = RouteTable()
     table.register(apache(source=7), configs("T"), 0)
     table.register(apache(source=9), configs("T"), 1)
@@ -190,7 +190,7 @@ def test_an_old_master_cannot_take_the_route_back() -> None:
     table.register(ours(0, 1, 2), configs("T"), 2001)
 
 
-def test_what_a_slave_says_of_epochs_fences_no_master() -> None:
+def test_epochs_from_a_slave_fence_no_master() -> None:
     table = group_of_three()
     table.register(ours(2, 3, 5), configs("T"), 10)
     table.register(ours(0, 0, 1), configs("U", version=2), 11)

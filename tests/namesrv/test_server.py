@@ -177,7 +177,7 @@ def test_compressed_registrations_come_back() -> None:
     assert decode_registration(encode_compressed(body), compressed=True) == body
 
 
-async def test_a_slave_is_told_its_master_and_orders(ask: Asker) -> None:
+async def test_a_slave_gets_its_master_and_orders(ask: Asker) -> None:
     await ask.register()
     await ask(100, namespace="ORDER_TOPIC_CONFIG", key="T", value="a:4")
     answer = await ask.register(brokerId=1, brokerAddr="h:3")
@@ -334,7 +334,7 @@ async def test_health_and_metrics(ask: Asker) -> None:
     assert (await http(port, "HEAD /healthz HTTP/1.1\r\n\r\n"))[1] == ""
 
 
-def test_what_the_planner_writes_is_what_the_process_reads(tmp_path: Path) -> None:
+def test_the_process_reads_the_config_of_the_planner(tmp_path: Path) -> None:
     path = tmp_path / "ns.json"
     for config in (
         NameServerConfig(name="ns-0"),

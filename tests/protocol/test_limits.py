@@ -43,7 +43,7 @@ def test_every_code_has_a_limit_and_only_what_is_over_it_is_refused(code: int, s
 
 
 @pytest.mark.parametrize("step", [1, 7, 1_000, 65_536])
-def test_the_body_of_what_is_refused_is_never_kept(step: int) -> None:
+def test_the_body_of_a_refused_request_is_never_kept(step: int) -> None:
     made = decoder()
     data = encode_frame(Frame(RequestCode.HEART_BEAT, 1, body=bytes(600_000)))
     data += encode_frame(Frame(RequestCode.GET_MIN_OFFSET, 2))
@@ -79,7 +79,7 @@ def test_headers_are_limited_by_bytes_and_fields() -> None:
     assert len(made.feed(encode_frame(Frame(10, 4, ext={"properties": "x" * SMALL_HEADER})))) == 1
 
 
-def test_answers_to_what_was_asked_have_no_limit_but_the_frames() -> None:
+def test_answers_to_own_requests_have_only_the_limit_of_a_frame() -> None:
     answer = encode_frame(Frame(0, 5, FLAG_RESPONSE, body=bytes(10_000_000)))
     assert len(decoder().feed(answer)) == 1
 

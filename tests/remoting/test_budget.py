@@ -26,7 +26,7 @@ def test_parts_of_memory(memory: int, wanted: RemotingBudget) -> None:
 @pytest.mark.parametrize("memory", [128 * MIB, 200 * MIB, 512 * MIB, GIB, 5 * GIB, 64 * GIB])
 def test_all_parts_together_are_less_than_half_of_memory(memory: int) -> None:
     parts = remoting_budget(memory)
-    assert parts.unfinished_bytes + parts.unsent_bytes + parts.parked_bytes <= memory // 2
+    assert parts.unfinished_bytes + parts.unsent_bytes + parts.buffered_bytes <= memory // 2
     assert parts.unsent_bytes_each <= parts.unsent_bytes
 
 

@@ -69,14 +69,14 @@ async def test_a_lost_syn_does_not_cost_its_repetition(deaf: tuple[socket.socket
         server.close()
 
 
-async def test_nobody_answers_at_all(deaf: tuple[socket.socket, list[socket.socket]]) -> None:
+async def test_no_answer_at_all(deaf: tuple[socket.socket, list[socket.socket]]) -> None:
     listener, _ = deaf
     async with RemotingClient(connect_timeout=0.6) as client:
         with pytest.raises(ConnectError, match="no connection to"):
             await client.request("{}:{}".format(*listener.getsockname()), Frame(1), timeout=3)
 
 
-async def test_a_refusal_is_told_at_once() -> None:
+async def test_a_refusal_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with RemotingClient() as client:
@@ -114,7 +114,7 @@ async def test_another_address_is_tried_at_once_when_one_refuses_and_none_twice(
     assert tried == ["a", "b", "b"]
 
 
-async def test_what_came_too_late_is_given_back() -> None:
+async def test_a_late_connection_is_closed() -> None:
     given_back: list[int] = []
     begun: list[int] = []
 

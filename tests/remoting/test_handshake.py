@@ -108,7 +108,7 @@ def test_a_server_that_does_not_know_the_token_is_refused() -> None:
         (NAMES, TWO),
     ],
 )
-def test_who_does_not_belong_there_is_refused_before_its_proof(me: Identity, other: Identity) -> None:
+def test_a_foreign_identity_is_refused_before_its_proof(me: Identity, other: Identity) -> None:
     left, right = client(me), server(other)
     with pytest.raises(HandshakeError, match=r"^this is ") as refused:
         right.receive(left.hello())
@@ -118,7 +118,7 @@ def test_who_does_not_belong_there_is_refused_before_its_proof(me: Identity, oth
 
 
 @pytest.mark.parametrize("other", [Identity("other", "a", 2), Identity("demo", "b", 2), ONE])
-def test_a_client_gives_no_proof_to_who_is_not_of_its_group(other: Identity) -> None:
+def test_a_client_gives_no_proof_to_a_member_of_another_group(other: Identity) -> None:
     left = client()
     hello = frame_of(left.hello())
     ext = {
@@ -173,7 +173,7 @@ def test_a_server_cannot_be_made_to_prove_a_stranger() -> None:
             machine.receive(encode_frame(Frame(GantryCode.HANDSHAKE, 2, ext={"step": "proof", "mac": mac.hex()})))
 
 
-def test_what_is_proved_cannot_be_shifted_between_fields() -> None:
+def test_proved_bytes_cannot_be_shifted_between_fields() -> None:
     key, a, b = derive_key(TOKEN), nonce(), nonce()
     ends = [Identity("ab", "c", 1), Identity("a", "bc", 1), Identity("abc", "", 1), Identity("ab", "c1", 1)]
     assert len({proof(key, "client", end, TWO, a, b) for end in ends}) == len(ends)

@@ -165,7 +165,7 @@ async def test_after_a_failed_handshake_there_is_a_pause_that_grows_and_a_line_i
         assert not client._failing
 
 
-async def test_who_says_nothing_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "HANDSHAKE_S", 0.2)
     async with port() as opened:
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.server.port)

@@ -158,7 +158,7 @@ async def test_a_refused_connection_was_never_sent(client: RemotingClient) -> No
 
 
 @pytest.mark.parametrize("address", ["", "nohost", "host:", ":1", "host:0", "host:70000", "host:x"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_a_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(ConnectError, match="host:port"):
         split_address(address)
 
@@ -177,7 +177,7 @@ async def test_no_answer_in_time(served: Served, client: RemotingClient) -> None
     assert time.monotonic() - started < 2
 
 
-async def test_a_peer_that_has_gone_silent_is_connected_anew(served: Served, client: RemotingClient) -> None:
+async def test_a_silent_peer_is_connected_again(served: Served, client: RemotingClient) -> None:
     """After a failover the connection may lead to a machine that does not even refuse."""
     await client.request(served.address, Frame(ECHO), 5)
     with pytest.raises(RequestTimeout):
@@ -243,7 +243,7 @@ async def test_a_slow_answer_does_not_end_a_connection_that_answers_others(
     assert served.handler.opened == 1
 
 
-async def test_a_lost_connection_fails_what_waits_and_the_next_request_connects_again(served: Served) -> None:
+async def test_a_lost_connection_fails_waiting_requests_and_the_next_one_connects_again(served: Served) -> None:
     lost = []
     async with RemotingClient(on_disconnect=lost.append) as client:
         waiting = asyncio.create_task(client.request(served.address, Frame(SILENT), 5))
@@ -328,7 +328,7 @@ async def test_a_port_can_be_freed_and_taken_again(served: Served, client: Remot
         assert (await other.request(served.address, Frame(ECHO), 5)).code == 0
 
 
-async def test_close_sends_what_was_written(served: Served) -> None:
+async def test_close_sends_written_bytes(served: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
     writer.write(b"".join(encode_frame(Frame(ECHO, n, body=bytes(1000))) for n in range(100)))
     await until(lambda: sum(served.handler.reads) == 100, "all requests have come")

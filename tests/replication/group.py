@@ -151,11 +151,11 @@ class Group:
     def ids(self, *numbers: int) -> frozenset[MemberId]:
         return frozenset(self.nodes[n].service.me for n in numbers)
 
-    async def promote(self, master: int, in_sync: tuple[int, ...], tell: tuple[int, ...] | None = None) -> None:
+    async def promote(self, master: int, in_sync: tuple[int, ...], assigned: tuple[int, ...] | None = None) -> None:
         self.leadership = self.leadership.promoted(self.nodes[master].service.me, self.ids(*in_sync))
-        await self.tell(tell)
+        await self.send_assignments(assigned)
 
-    async def tell(self, numbers: tuple[int, ...] | None = None) -> None:
+    async def send_assignments(self, numbers: tuple[int, ...] | None = None) -> None:
         assert self.leadership.master is not None
         address = self.nodes[self.leadership.master.member].address
         for node in self.nodes if numbers is None else [self.nodes[n] for n in numbers]:

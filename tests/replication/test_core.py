@@ -416,7 +416,7 @@ def test_rule_14_the_same_version_with_other_content_is_refused() -> None:
     assert "other content" in done.reason
 
 
-def test_rule_14_who_saw_a_higher_epoch_leads_no_lower_one() -> None:
+def test_rule_14_a_member_that_saw_a_higher_epoch_leads_no_lower_one() -> None:
     power = Power()
     core = Replica(HardState(A), ModelLog(power), ModelDisk(power), Options())
     core.saw_epoch(7)
@@ -425,7 +425,7 @@ def test_rule_14_who_saw_a_higher_epoch_leads_no_lower_one() -> None:
     assert "saw epoch 7" in core.reason
 
 
-def test_rule_23_a_hand_over_is_on_the_version_that_the_master_holds_and_to_a_member_of_its_set() -> None:
+def test_rule_23_a_handover_is_on_the_version_that_the_master_holds_and_to_a_member_of_its_set() -> None:
     core, log = master(Options(), A, B)
     proposal(core, log, B, 10)
     assert "version" in core.pause_writes(B, 1, 2)
@@ -436,7 +436,7 @@ def test_rule_23_a_hand_over_is_on_the_version_that_the_master_holds_and_to_a_me
     assert core.writes_paused
 
 
-def test_rule_23_only_a_newer_leadership_record_ends_a_hand_over_whose_target_has_everything() -> None:
+def test_rule_23_only_a_newer_leadership_record_ends_a_handover_whose_target_has_everything() -> None:
     core, log = master(Options(), A, B, C)
     proposal(core, log, B, 10)
     proposal(core, log, C, 10)
@@ -457,7 +457,7 @@ def test_rule_23_only_a_newer_leadership_record_ends_a_hand_over_whose_target_ha
     assert core.may_append
 
 
-def test_rule_23_the_same_version_told_again_ends_no_hand_over() -> None:
+def test_rule_23_a_repeated_assignment_ends_no_handover() -> None:
     """For example, its leader has another address. The target is reported complete: any later append is lost."""
     core, log = master(Options(sync_replication=False), A, B)
     proposal(core, log, B, 10)

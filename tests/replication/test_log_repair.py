@@ -69,7 +69,9 @@ async def test_a_read_shows_no_damage_and_has_it_mended(damaged: tuple[Group, No
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
-async def test_the_walk_finds_what_nobody_reads(damaged: tuple[Group, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_scrub_finds_damage_that_no_reader_meets(
+    damaged: tuple[Group, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     group, node = damaged
     monkeypatch.setattr(log_repair, "FIRST_S", 0.0)
     node.log_repair.start()
@@ -90,7 +92,7 @@ async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tm
         )
         _spoil(group.nodes[0], part=part)
         assert empty.store.end == 0
-        await group.tell()
+        await group.send_assignments()
         await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything", PATIENCE_S)
         assert group.nodes[0].log_repair.repaired == 1
         assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1

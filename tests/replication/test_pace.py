@@ -28,7 +28,7 @@ def catch_up(lacks: int, growth: float, took_s: float, turnaround_s: float, limi
 
 @pytest.mark.parametrize("growth_mib", [0.5, 2, 8, 20, 40])
 @pytest.mark.parametrize("took_ms", [0.5, 2, 12])
-def test_whoever_lacks_much_arrives_however_busy_the_machine_is(growth_mib: float, took_ms: float) -> None:
+def test_a_slave_that_lacks_much_catches_up_on_a_busy_machine(growth_mib: float, took_ms: float) -> None:
     seconds, _ = catch_up(200 * MIB, growth_mib * MIB, took_ms / 1000, 0.01, 1200)
     # Faster than the log grows by a quarter, or sixteen pieces a second: then 200 MiB are made up for in this time.
     assert seconds < 10 + 200 / max(0.23 * growth_mib, 15 - growth_mib)

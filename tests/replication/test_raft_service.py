@@ -149,7 +149,7 @@ async def test_rule_27_a_member_is_removed_through_the_log(tmp_path: Path) -> No
             assert await follower.service.remove_member(number), "it does not lead, so it cannot know"
 
 
-async def test_everybody_restarts(tmp_path: Path) -> None:
+async def test_all_members_restart(tmp_path: Path) -> None:
     async with raft_group(tmp_path) as nodes:
         leader = await elected(nodes)
         assert await leader.put(b"a") is SendStatus.SEND_OK
@@ -164,7 +164,7 @@ async def test_everybody_restarts(tmp_path: Path) -> None:
         await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
 
 
-async def test_everybody_comes_back_on_other_ports(tmp_path: Path) -> None:
+async def test_all_members_restart_on_other_ports(tmp_path: Path) -> None:
     """The log names the addresses at which they were added; no process is there any more."""
     async with raft_group(tmp_path) as nodes:
         leader = await elected(nodes)

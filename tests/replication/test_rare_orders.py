@@ -41,7 +41,7 @@ async def _one_is_away(group: Group) -> tuple[Node, Node]:
     await until(lambda: _same(one, other), "both have it", PATIENCE_S)
     await other.stop()
     group.leadership = group.leadership.with_set(group.ids(0))
-    await group.tell((0,))
+    await group.send_assignments((0,))
     return one, other
 
 
@@ -56,7 +56,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
     other.store.remove_before(1 << 20)
     await other.stop()
     group.leadership = group.leadership.with_set(group.ids(0))
-    await group.tell((0,))
+    await group.send_assignments((0,))
     return one, other
 
 
@@ -66,7 +66,7 @@ async def _the_other_leads(group: Group) -> None:
     await old.stop()
     await new.start()
     group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
-    await group.tell((1,))
+    await group.send_assignments((1,))
     await new.put(b"the leader's")
     await old.start()
 
@@ -124,7 +124,7 @@ class Steps:
 @pytest.mark.parametrize("step", range(1, 7))
 @pytest.mark.parametrize("crash", [True, False], ids=["crash", "error"])
 @pytest.mark.parametrize("away_so", [_one_is_away, _one_is_away_without_its_beginning], ids=["whole", "shortened"])
-async def test_a_full_copy_that_was_interrupted_is_begun_anew(
+async def test_an_interrupted_full_copy_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, crash: bool, away_so: Any
 ) -> None:
     async with Group(tmp_path, 2, settings=SMALL) as group:
@@ -143,7 +143,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
             shutil.copytree(away.root, image)
 
         steps = Steps(monkeypatch, away, step, happens)
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await until(lambda: _same(leader, away), "the member has everything", PATIENCE_S)
         assert steps.left <= 0
         monkeypatch.undo()
@@ -152,7 +152,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
             shutil.rmtree(away.root)
             shutil.copytree(image, away.root)
             await away.start()
-            await group.tell((1,))
+            await group.send_assignments((1,))
             await until(lambda: _same(leader, away), "the member has everything after its crash", PATIENCE_S)
 
 
@@ -190,7 +190,7 @@ async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.Mon
             await other.stop()
 
 
-async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:
+async def test_a_member_that_gives_up_its_whole_log_takes_a_full_copy(tmp_path: Path) -> None:
     """Its own retention has removed the offset where its log diverges from the leader's."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = await _one_has_nothing_in_common(group)
@@ -208,7 +208,7 @@ async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path
         await old.stop()
         await new.start()
         group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await new.put(b"the leader's")
         new.refuse_fetches = True
         await old.start()
@@ -287,13 +287,11 @@ async def _leader_with(bad_sector: dict[str, Any], group: Group) -> tuple[Node, 
     return leader, empty
 
 
-async def test_what_a_disk_cannot_read_is_mended_like_what_it_changed(
-    tmp_path: Path, bad_sector: dict[str, Any]
-) -> None:
+async def test_unreadable_bytes_are_repaired_like_changed_ones(tmp_path: Path, bad_sector: dict[str, Any]) -> None:
     async with Group(tmp_path, 3) as group:
         leader, empty = await _leader_with(bad_sector, group)
         leader.log_repair.start()
-        await group.tell((2,))
+        await group.send_assignments((2,))
         await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
         assert not bad_sector
         assert leader.log_repair.repaired == 1
@@ -335,7 +333,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
         for number in range(2):
             old.put(b"%d" % number)
         await _the_other_leads(group)
-        await group.tell((0,))
+        await group.send_assignments((0,))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert old.store.log.read(0, old.store.end) == new.store.log.read(0, new.store.end)
         assert _shown(old) == _shown(new)
@@ -383,7 +381,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
     async with Group(tmp_path, 2) as group:
         old, new = await _one_is_away(group)
         group.leadership = group.leadership.promoted(old.service.me, group.ids(0) if unclean else group.ids(0, 1))
-        await group.tell((0,))
+        await group.send_assignments((0,))
         for number in range(3):
             old.put(b"only here %d" % number)
         await asyncio.sleep(0.1)
@@ -391,7 +389,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
         await old.stop()
         await new.start()
         group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
-        await group.tell((1,))
+        await group.send_assignments((1,))
         for number in range(5):
             await new.put(b"the leader's, and longer: %d" % number)
         await old.start()
@@ -402,7 +400,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
             await old.stop(clean=False)
             await old.start()
             group.leadership = group.leadership.with_set(group.ids(1))
-            await group.tell((1,))
+            await group.send_assignments((1,))
             await old.service.assign(Assignment(group.leadership, new.address, unclean))
             await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert shorts.happened or (not unclean and step in ("queues", "index"))
@@ -437,7 +435,7 @@ async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for
     async with Group(tmp_path, 3) as group:
         leader, empty = await _leader_with(bad_sector, group)
         if found_by == "a follower":
-            await group.tell((2,))
+            await group.send_assignments((2,))
             await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
         elif found_by == "the index":
             index = leader.store.index
@@ -483,7 +481,7 @@ def _spoil_head(node: Node, at: int) -> None:
         file.write(b"\xff" * 8)
 
 
-async def test_who_cannot_be_given_anything_does_not_ask_all_the_time(tmp_path: Path) -> None:
+async def test_a_follower_without_room_does_not_fetch_without_pause(tmp_path: Path) -> None:
     """Each question is a connection, and a line in the leader's log."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
         leader, away = await _one_is_away(group)
@@ -492,7 +490,7 @@ async def test_who_cannot_be_given_anything_does_not_ask_all_the_time(tmp_path: 
         middle = [r.phys_offset for r in leader.store.walk(0) if r.topic == "T"][15]
         _spoil_head(leader, middle)
         await away.start()
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await until(lambda: away.store.end == middle, "it has what comes before", PATIENCE_S)
         asked, real = 0, leader.service.on_fetch
 

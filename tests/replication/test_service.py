@@ -45,25 +45,25 @@ async def test_many_sends_one_by_one(tmp_path: Path, flush: str) -> None:
 
 async def test_rule_08_without_the_set_nothing_is_confirmed_and_the_send_says_so(tmp_path: Path) -> None:
     async with Group(tmp_path, 2, min_in_sync=2) as group:
-        await group.promote(0, (0, 1), tell=(0,))
+        await group.promote(0, (0, 1), assigned=(0,))
         master = group.nodes[0]
         assert await master.put(b"a", timeout_ms=300) is SendStatus.FLUSH_SLAVE_TIMEOUT
         assert master.store.confirmed == 0
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await until(lambda: master.store.confirmed == master.store.end, "confirmed once the follower is there")
 
 
 async def test_async_replication_answers_at_once_and_confirms_later(tmp_path: Path) -> None:
     async with Group(tmp_path, 2, replication="Async") as group:
-        await group.promote(0, (0, 1), tell=(0,))
+        await group.promote(0, (0, 1), assigned=(0,))
         master = group.nodes[0]
         assert await master.put(b"a") is SendStatus.SEND_OK
         assert master.store.confirmed == 0
-        await group.tell((1,))
+        await group.send_assignments((1,))
         await until(lambda: master.store.confirmed == master.store.end, "confirmed")
 
 
-async def test_rule_12_an_acknowledgement_within_a_record_confirms_what_lies_before(tmp_path: Path) -> None:
+async def test_rule_12_an_acknowledgement_within_a_record_confirms_the_records_before(tmp_path: Path) -> None:
     async with Group(tmp_path, 2) as group:
         await group.promote(0, (0, 1))
         master = group.nodes[0]
@@ -99,17 +99,17 @@ async def test_rule_10_a_demoted_master_answers_its_waiting_sends_first(tmp_path
         assert b"lost" not in group.nodes[1].bodies()
 
 
-async def test_an_old_master_cuts_what_nobody_else_has_and_follows(tmp_path: Path) -> None:
+async def test_an_old_master_truncates_records_that_only_it_has_and_follows(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
         group.nodes[0].refuse_fetches = True
         await until(lambda: not group.nodes[0].service.core.waiters, "quiet")
         late = group.nodes[0].put(b"only here", timeout_ms=200)
-        await group.promote(1, (1, 2), tell=(1, 2))
+        await group.promote(1, (1, 2), assigned=(1, 2))
         assert await group.nodes[1].put(b"b") is SendStatus.SEND_OK
         assert await late is not SendStatus.SEND_OK
-        await group.tell((0,))
+        await group.send_assignments((0,))
         await until(lambda: group.nodes[0].bodies() == [b"a", b"b"], "the old master follows")
 
 
@@ -123,11 +123,11 @@ async def test_rule_14_a_higher_epoch_stops_a_master_at_once(tmp_path: Path) -> 
 
 async def test_rule_19_a_follower_that_catches_up_is_proposed(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
-        await group.promote(0, (0,), tell=(0,))
+        await group.promote(0, (0,), assigned=(0,))
         master = group.nodes[0]
         for number in range(50):
             assert await master.put(b"%d" % number) is SendStatus.SEND_OK
-        await group.tell()
+        await group.send_assignments()
         wanted = group.ids(0, 1, 2)
         while master.service.core.leadership.in_sync != wanted:
             await until(lambda: master.service.core.proposal is not None, "a proposal")
@@ -135,14 +135,14 @@ async def test_rule_19_a_follower_that_catches_up_is_proposed(tmp_path: Path) ->
             assert proposal is not None
             assert proposal.base_version == group.leadership.version
             group.leadership = group.leadership.with_set(proposal.in_sync)
-            await group.tell()
+            await group.send_assignments()
         assert await master.put(b"x") is SendStatus.SEND_OK
         assert all(n.bodies() == master.bodies() for n in group.nodes)
 
 
 async def test_a_follower_catches_up_while_the_log_grows(tmp_path: Path) -> None:
     async with Group(tmp_path, 2) as group:
-        await group.promote(0, (0,), tell=(0,))
+        await group.promote(0, (0,), assigned=(0,))
         master = group.nodes[0]
         body = bytes(1000)
         for _ in range(200):
@@ -158,7 +158,7 @@ async def test_a_follower_catches_up_while_the_log_grows(tmp_path: Path) -> None
             return count
 
         task = asyncio.create_task(send())
-        await group.tell()
+        await group.send_assignments()
         try:
             await until(lambda: master.service.core.proposal is not None, "a proposal while producers send", 20)
         finally:
@@ -177,12 +177,12 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
         silent_ms = Options().silent_ms
         await until(lambda: master.service.status_fields()["followers"][0].last_fetch_ms > silent_ms, "it is silent")
         group.leadership = group.leadership.with_set(group.ids(0))
-        await group.tell((0,))
+        await group.send_assignments((0,))
         for number in range(50):
             assert await master.put(*[b"%d" % number + bytes(1_000)] * 60) is SendStatus.SEND_OK
         master.store.remove_before(2 << 20)
         await away.start()
-        await group.tell()
+        await group.send_assignments()
         await until(lambda: master.service.core.proposal is not None, "a proposal")
         assert away.store.start == master.store.start == 2 << 20
         assert away.bodies() == master.bodies()
@@ -232,7 +232,7 @@ async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
         assert node.store.last_epoch == 1
 
 
-async def test_rule_23_a_hand_over_parks_and_the_target_gets_everything(tmp_path: Path) -> None:
+async def test_rule_23_a_handover_pauses_writes_and_the_target_gets_everything(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
@@ -251,22 +251,22 @@ async def test_rule_23_a_hand_over_parks_and_the_target_gets_everything(tmp_path
         assert new.bodies() == [b"%d" % n for n in range(20)] + [b"after"]
 
 
-async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadership_record(tmp_path: Path) -> None:
+async def test_rule_23_a_newer_leadership_record_ends_a_cancelled_handover(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
-        await group.tell()
+        await group.send_assignments()
         assert old.service.writes_paused, "the same record again proves nothing"
         group.leadership = group.leadership.touched()
-        await group.tell()
+        await group.send_assignments()
         assert not old.service.writes_paused
         assert old.service.handed_to is None
         assert await old.put(b"a") is SendStatus.SEND_OK
 
 
 @pytest.mark.parametrize("successor", [1, 2], ids=["the target", "another member"])
-async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_it_parks(
+async def test_rule_23_a_leader_that_sees_the_new_epoch_before_its_assignment_keeps_paused_writes(
     tmp_path: Path, successor: int
 ) -> None:
     """A NameServer may be first to say so: it answers with the epoch in which the new master has registered."""
@@ -274,16 +274,16 @@ async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_i
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
         assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
-        await group.promote(successor, (0, 1, 2), tell=(successor,))
+        await group.promote(successor, (0, 1, 2), assigned=(successor,))
         old.service.saw_epoch(group.leadership.epoch)
         assert old.service.role is Role.WAITING
         assert old.service.writes_paused
-        await group.tell()
+        await group.send_assignments()
         assert not old.service.writes_paused
         assert old.service.handed_to == (new.address if successor == 1 else None)
 
 
-async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads(
+async def test_rule_23_paused_writes_have_a_time_limit_without_a_new_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "MOVING_S", 0.2)
@@ -299,7 +299,7 @@ async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads
         assert old.service.handed_to is None
 
 
-async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is_ready(tmp_path: Path) -> None:
+async def test_rule_23_a_second_handover_does_not_replace_a_ready_one(tmp_path: Path) -> None:
     """The operator may still swap: after a resume this leader would append records that the new one never gets."""
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
@@ -311,7 +311,7 @@ async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is
         assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
 
 
-async def test_rule_23_a_hand_over_on_another_version_is_refused(tmp_path: Path) -> None:
+async def test_rule_23_a_handover_on_another_version_is_refused(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         answer = await group.nodes[0].service.handover(group.nodes[1].service.me, 1, group.leadership.version + 1)
@@ -331,13 +331,13 @@ async def test_rule_21_a_master_that_restarts_waits_for_a_new_epoch(tmp_path: Pa
         await node.start()
         assert node.service.me == me, "the machine has not booted since: its log is proven"
         assert node.service.role is Role.WAITING
-        await group.tell()
+        await group.send_assignments()
         assert node.service.role is Role.WAITING
         await group.promote(0, (0, 1, 2))
         assert await node.put(b"b") is SendStatus.SEND_OK
 
 
-async def test_status_tells_what_an_operator_decides_by(tmp_path: Path) -> None:
+async def test_status_has_the_fields_for_an_operators_decisions(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK

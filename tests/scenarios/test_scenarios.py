@@ -1,4 +1,4 @@
-"""Stories with the expected trace beneath each step; those named `rule_NN_...` end badly without that rule.
+"""Stories with the expected trace below each step. Stories with the name `rule_NN_...` fail without that rule.
 
 The language is that of tests/simulation/scenario.py, and of raft_scenario.py for groups in mode Raft. After a change
 that is meant to change a trace: `python -m tests.simulation.scenario tests/scenarios/*.txt`, then read the diff.
@@ -17,12 +17,12 @@ from tests.simulation.scenario import run
 HERE = Path(__file__).parent
 STORIES = sorted(HERE.glob("*.txt"))
 PLAYED_WITHOUT_HARM = {
-    # What these rules keep up here is an answer or a reason, not an invariant.
+    # Without these rules the trace changes, but no invariant breaks.
     "rule_03_a_follower_never_truncates_below_confirmed",
     "rule_08_without_enough_members_nothing_is_confirmed",
     "rule_14_a_higher_epoch_stops_a_master_at_once",
     "rule_17_a_proposal_is_never_rebased",
-    "rule_23_a_hand_over_that_fails_ends_with_a_newer_leadership_record",
+    "rule_23_a_handover_that_fails_ends_with_a_newer_leadership_record",
     "rule_24_a_leader_without_a_majority_steps_down",
     "rule_24_a_pre_vote_is_refused_while_a_leader_is_heard",
 }

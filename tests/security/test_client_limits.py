@@ -452,7 +452,7 @@ async def test_a_batch_of_very_many_messages_is_refused(broker: Broker) -> None:
     peer.close()
 
 
-async def test_very_many_held_pulls_of_one_queue_hold_nobody_up(broker: Broker) -> None:
+async def test_many_held_pulls_of_one_queue_delay_no_other_request(broker: Broker) -> None:
     peer = await fill(broker, 0, "")
     end = int((await peer.ask(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0})).ext["offset"])
     held = [await Peer.connect(broker.port) for _ in range(8)]

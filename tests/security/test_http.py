@@ -190,7 +190,7 @@ async def test_a_body_without_the_token_is_refused_before_it_is_read(broker: Pro
     assert broker.resident() - before < 16 << 20
 
 
-async def test_what_of_a_refused_body_comes_after_the_answer_is_thrown_away(broker: Process) -> None:
+async def test_the_rest_of_a_refused_body_is_discarded(broker: Process) -> None:
     """So that a client that sends its head and its body apart always sees why it was refused."""
     async with connected(broker.http_port) as (reader, writer):
         for _ in range(3):
@@ -424,7 +424,7 @@ async def test_only_a_known_host_is_answered(kind: str, request: pytest.FixtureR
     assert await asked(process.http_port, "GET /livez HTTP/1.0\r\n\r\n") == 200
 
 
-def test_a_refused_host_is_told_what_to_write(broker: Process) -> None:
+def test_a_refused_host_gets_the_permitted_names(broker: Process) -> None:
     answer = broker.get("/v1/status", TOKEN, Host="evil.example")
     assert answer.status_code == 421
     assert "evil.example" in answer.json()["detail"]

@@ -73,7 +73,7 @@ class Target:
         """How many handshakes failed there for that reason."""
         lines = self.get(member, "/metrics").text.splitlines()
         mine = [x for x in lines if x.startswith("gantry_member_handshakes_failed_total") and f'"{reason}"' in x]
-        return sum(int(line.rpartition(" ")[2]) for line in mine)
+        return sum(int(float(line.rpartition(" ")[2])) for line in mine)
 
     def settled(self, reason: str) -> int:
         """As `failed` on the master, once two pages made one after the other agree."""
@@ -196,7 +196,7 @@ def test_a_wrong_token_opens_no_port_between_members(target: Target) -> None:
     target.counts("token", counted + 3)
 
 
-def test_who_has_the_token_but_is_of_another_group_is_refused(target: Target) -> None:
+def test_a_member_of_another_group_is_refused_despite_its_token(target: Target) -> None:
     for who in (Identity("t", "b", 1), Identity("other", "a", 1), Identity.of_name_server("t")):
         with pytest.raises(HandshakeError, match="this is member"):
             Wire(target.replication, member=who, token=target.token)
@@ -226,7 +226,7 @@ def test_a_member_fetches_and_polls_in_its_own_name_only(target: Target) -> None
 
 
 @pytest.mark.parametrize("code", [103, 104, 322])
-def test_nobody_registers_at_the_port_for_clients(target: Target, code: int) -> None:
+def test_no_broker_registers_at_the_port_for_clients(target: Target, code: int) -> None:
     before = target.route()
     ext, body = forged_registration()
     own = {**ext, "brokerAddr": target.ports.address("group/a")}

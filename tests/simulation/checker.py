@@ -1,14 +1,14 @@
-"""The invariants, looked at after every step.
+"""The invariants. The checker tests them after every step.
 
 (a) A SEND_OK record is in the log of every later master of a clean failover.
-(b) What a reader was shown is never undone and never differs at the same offset.
+(b) A record that a reader saw is never undone and never differs at the same offset.
 (c) No two masters complete SEND_OK for different records at one offset.
-(d) Epochs of the leadership record only grow; an epoch has one leader, which begins it once.
+(d) Epochs of the leadership record only grow. An epoch has one leader, which begins it once.
 (e) Logs agree up to the confirmed offset.
-(f) Under Async (a) holds for what was confirmed; and a master that restarts and leads again, with nobody in between,
-has all that it had answered SEND_OK, but for what a power failure took that was on no disk.
-Also: logs are whole records, queue offsets follow each other, no send is stored twice, sends of one client that were
-buffered or forwarded keep their order, and a handover loses nothing that was answered SEND_OK.
+(f) Under Async, (a) holds for confirmed records. A master that restarts and leads again, with no other leader in
+between, has all records that it answered with SEND_OK, except those that a power failure took before they were on disk.
+Also: logs are whole records, queue offsets follow each other, and no send is stored twice. Sends of one client that
+were buffered or forwarded keep their order. A handover loses no record with SEND_OK.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Checker:
         self.acked: dict[int, tuple[Record, int]] = {}
         """By offset: the record, and the epoch of the master that answered."""
         self.epoch_of: dict[int, int] = {}
-        """Which member began an epoch."""
+        """By epoch: the member that began it."""
         self.began: dict[int, int] = {}
-        """How often an epoch was begun."""
+        """By epoch: the number of times that it began."""
         self._verified: dict[int, tuple[int, int]] = {}
         self.leadership = LeadershipRecord()
         self.clean = True
@@ -70,8 +70,10 @@ class Checker:
                 self._holds(peer.log, record, f"{what} of epoch {epoch} came after epoch {leader.epoch} began")
 
     def began_epoch(self, member: Member, epoch: int, answered: Sequence[Record] = ()) -> None:
-        """A member has taken the role of master: it must have all that was promised and shown. `answered`: under Async
-        what it said SEND_OK to when it led last."""
+        """A member has taken the role of master: it must have all acknowledged and shown records. `answered`: under
+        Async, the
+        records that it answered with SEND_OK when it led last.
+        """
         former = max(self.began, default=0)
         if former < epoch and self.clean and self.epoch_of.get(former) == member.number:
             for record in answered:
@@ -82,21 +84,23 @@ class Checker:
             raise Violation(f"(d) epoch {epoch} was begun by m{holder} and by m{member.number}")
         if self.began[epoch] > 1:
             raise Violation(f"(d) epoch {epoch} was begun twice by m{holder}")
-        # An epoch may be begun late, after a higher one: then it confirms nothing more, and need not have all.
+        # An epoch may begin late, after a higher one: then it confirms nothing more, and need not have all records.
         for record, before in self.acked.values():
             if before < epoch:
                 self._holds(member.log, record, f"(a) master m{member.number} of epoch {epoch}")
         for record, before in self.shown.values():
             if before < epoch:
-                self._holds(member.log, record, f"(b) master m{member.number} of epoch {epoch} lacks what was shown")
+                self._holds(
+                    member.log, record, f"(b) master m{member.number} of epoch {epoch} lacks a record that was shown"
+                )
 
     def handed_over(self, source: Member, target: Member) -> None:
-        """The registry has recorded a hand-over: nothing that was answered may be missing."""
+        """The registry has recorded a handover: no record with SEND_OK may be missing."""
         for record in source.oks:
-            self._holds(target.log, record, f"(a) hand-over from m{source.number} to m{target.number}")
+            self._holds(target.log, record, f"(a) handover from m{source.number} to m{target.number}")
 
     def unclean(self) -> None:
-        """From here on records were given up on purpose: earlier promises and reads do not count."""
+        """Records are given up on purpose: earlier acknowledgements and reads do not count from here on."""
         self.clean = False
         self.acked.clear()
         self.shown.clear()
@@ -135,7 +139,7 @@ class Checker:
         self._verified[member.number] = (member.life, readable)
 
     def look_whole(self, member: Member) -> None:
-        """What need not be looked at after every step: order and number of the records."""
+        """Checks that are not needed after every step: order and number of the records."""
         seen: set[int] = set()
         expected: int | None = None
         for record in member.log.records:

@@ -1,7 +1,7 @@
 """The operator's real decisions (`gantry_operator.failover`) in the simulated world.
 
-What it sees is old, and now and then plainly wrong: a healthy member seems silent, a dead one seems to answer. Safety
-must not depend on that; when the faults stop it sees well, and must bring the group back.
+Its view is old, and sometimes wrong: a healthy member seems silent, a dead one seems to answer. Safety must not depend
+on the view. After the faults, the view is correct, and the operator must bring the group back.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class DecidingOperator:
                 self._refused[int(message.source[1:])] = (body[2], "it refused the assignment")
 
     def hand_over(self, rng: random.Random) -> None:
-        """Somebody wants another master."""
+        """Request another master."""
         self._wanted = Switchover()
 
-    def tell(self, number: int) -> None:
+    def assign(self, number: int) -> None:
         """`decide` chooses the receivers; this sends the remaining assignments."""
         for decision in self._decide(random.Random(0), well=True):
             if isinstance(decision, SendAssignment | Demote) and decision.member == number:
@@ -94,7 +94,7 @@ class DecidingOperator:
         if plan is None:
             return
         if not self._world.registry.swap(plan.expected, plan.leadership):
-            self._world.trace(f"  {self.name}: somebody else was first ({plan.why})")
+            self._world.trace(f"  {self.name}: another operator was first ({plan.why})")
             return
         self._world.trace(f"  {self.name}: {plan.why}: {describe_leadership(plan.leadership)}")
         self.leadership = plan.leadership
@@ -167,7 +167,9 @@ class DecidingOperator:
         )
 
     def _is_assigning(self, number: int) -> bool:
-        """An assignment to the member, or its answer, is under way: its last report may be older, whenever it came."""
+        """An assignment to the member, or its answer, is under way: the member's last report may be older than the
+        assignment.
+        """
         ends = {self.name, f"m{number}"}
         return any(
             {m.source, m.target} == ends and (isinstance(m.body, Assignment) or m.body[:1] == ("assigned",))

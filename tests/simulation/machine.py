@@ -1,8 +1,8 @@
 """Random schedules: a seed decides on the group and on every step.
 
-One schedule is a few hundred steps of members, network, disks, clocks, operators and a client; the invariants are
-checked after every step. Then the faults stop, and within a bound a master must lead, everybody must have its log and
-be in the in-sync set, and a new send must be answered SEND_OK.
+One schedule is a few hundred steps of members, network, disks, clocks, operators and a client, with a check of the
+invariants after every step. Then the faults stop. Within a bound a master must lead, every member must have its log and
+be in the in-sync set, and a new send must get SEND_OK.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SETTLE_ROUNDS = 60
 
 @dataclass(frozen=True)
 class Profile:
-    """How a schedule is drawn: `weights` override those of `DEFAULT`, the others are fixed or drawn from the seed."""
+    """The parameters of a schedule: `weights` override those of `DEFAULT`; the others are fixed or drawn from the
+    seed.
+    """
 
     steps: int = 220
     members: int | None = None
@@ -50,7 +52,7 @@ DEFAULT: dict[str, float] = {
     "poll": 6,
     "think": 3,
     "swap": 4,
-    "tell": 7,
+    "assign": 7,
     "forward": 4,
     "hand_over": 0.7,
     "kill": 0.6,
@@ -118,7 +120,7 @@ class Schedule:
             self._settle()
 
     def _start_up(self) -> None:
-        """Most schedules begin with a group that runs; the others find their way by dice."""
+        """Most schedules begin with a group that runs; the others start by random steps."""
         if self.rng.random() < 0.85:
             for _ in range(4):
                 self._round()
@@ -139,11 +141,11 @@ class Schedule:
         messages = self.world.messages
         if not messages:
             return
-        # Mostly in order, sometimes any: all reordering at once would leave little that ever succeeds.
+        # Mostly in order, sometimes any message: complete reordering would let few requests succeed.
         index = 0 if self.rng.random() < 0.6 else self.rng.randrange(len(messages))
         message = messages[index]
         if keep and isinstance(message.body, tuple) and message.body[0] in ("forward", "forwarded"):
-            keep = False  # One connection: nothing on it comes twice.
+            keep = False  # One connection: no message on it comes twice.
         if self.tracing:
             self._say(f"{'(answer_fetch later) ' if keep else ''}{message}")
         left = self.world.deliver(message, keep=keep)
@@ -194,8 +196,8 @@ class Schedule:
         self._say(f"{operator.name} writes")
         operator.swap()
 
-    def _tell(self) -> None:
-        self._operator().tell(self._member().number)
+    def _assign(self) -> None:
+        self._operator().assign(self._member().number)
 
     def _forward(self) -> None:
         self.world.forward(self._member())
@@ -203,7 +205,7 @@ class Schedule:
     def _hand_over(self) -> None:
         operator = self._operator()
         operator.read()
-        self._say(f"{operator.name} asks for a hand-over")
+        self._say(f"{operator.name} requests a handover")
         operator.hand_over(self.rng)
 
     def _kill(self) -> None:
@@ -219,7 +221,9 @@ class Schedule:
             member.crash(lose_tail=True)
 
     def _may_lose_power(self, member: Member) -> bool:
-        """With ASYNC_FLUSH one member of the recorded set keeps its proof; otherwise there is no promise (rule 16)."""
+        """With ASYNC_FLUSH one member of the recorded set keeps its proof; otherwise nothing is guaranteed (rule
+        16).
+        """
         leadership = self.world.registry.leadership
         if self.world.options.sync_flush or leadership is None:
             return True
@@ -286,18 +290,18 @@ class Schedule:
             log.expire(old[len(old) // 2])
 
     def _lie(self) -> None:
-        """A follower acknowledges more than there is (apache/rocketmq 1155): a master must not believe it."""
+        """A follower acknowledges more than the leader's log (apache/rocketmq 1155): a master must not believe it."""
         member = self._member()
         fetch = member.core.next_fetch() if member.core is not None else None
         if fetch is not None and member.core is not None and member.core.leadership.master is not None:
-            self._say(f"{member.name} acknowledges what nobody has")
+            self._say(f"{member.name} acknowledges records that no member has")
             self.world.post(
                 member.name, f"m{member.core.leadership.master.member}", replace(fetch, flushed=fetch.flushed + 100_000)
             )
 
     def _lose_leadership(self) -> None:
         """The registry loses its content; an operator must not guess a new one (rule 22)."""
-        # An assignment that is still under way when the disks are asked would be known to nobody who answers.
+        # No answering member would know of an assignment that is still under way when the operator asks the disks.
         under_way = any(isinstance(m.body, Assignment) for m in self.world.messages)
         if self.world.registry.leadership is not None and not self._lost_leadership and not under_way:
             self._say("the registry is emptied")
@@ -337,7 +341,7 @@ class Schedule:
         raise Violation(f"no calm after {SETTLE_ROUNDS} rounds without faults:\n{world.draw()}")
 
     def _nobody_left(self) -> bool:
-        """Every recorded disk has lost its proof: the next promotion gives records up and is no clean failover."""
+        """Every recorded disk has lost its proof: the next promotion gives up records and is no clean failover."""
         leadership, members = self.world.registry.leadership, self.world.members
         lives = {m.core.me for m in members if m.core is not None}
         if leadership is None:
@@ -348,7 +352,7 @@ class Schedule:
         return not leadership.in_sync & lives and not self.world.options.sync_flush
 
     def _round(self) -> None:
-        """Everybody gets a turn, and every message arrives."""
+        """Every member acts once, and every message arrives."""
         world = self.world
         for operator in self.operators:
             operator.read()
@@ -359,7 +363,7 @@ class Schedule:
             operator.settle(self.rng)
             operator.swap()
             for member in world.members:
-                operator.tell(member.number)
+                operator.assign(member.number)
             self._deliver_all()
         for _ in range(3):
             for member in world.members:
@@ -414,7 +418,7 @@ def _pick(fixed: bool | None, rng: random.Random, chance: float) -> bool:
 
 
 def _ignore(text: str) -> None:
-    """Nobody looks."""
+    """Does nothing with a step's text."""
 
 
 def run_seed(
@@ -423,7 +427,7 @@ def run_seed(
     profile: Profile = Profile(),
     make_operator: MakeOperator = ModelOperator,
 ) -> Violation | None:
-    """Run one schedule; gives the violation that it found."""
+    """Run one schedule; returns the violation that it found."""
     try:
         Schedule(seed, profile=profile, make_operator=make_operator).run()
     except Violation as violation:

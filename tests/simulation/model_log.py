@@ -1,8 +1,8 @@
-"""A log and a disk in memory that forget what real ones forget.
+"""A log and a disk in memory that lose the same bytes as real ones.
 
-`file` is what the kernel would give back (it survives the death of the process), `disk` what a power failure leaves.
-Between them lies the unsynced tail, of which a power failure keeps any part, also half a record. Every step that
-matters to a crash calls `step`, which may raise `Crash`. A log may have segments, as real ones have.
+`file` is the content that the kernel would return: it survives the death of the process. `disk` is the content after a
+power failure. Between them is the unsynced tail; a power failure keeps any part of it, also half a record. Every step
+that matters to a crash calls `step`, which may raise `Crash`. A log may have segments, as real ones have.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _HEAD = Struct(">BBHHHI")
 MESSAGE, CONTROL, MEMBERS, FILLER = 0, 1, 2, 3
 
 SEGMENT = 128
-"""Bytes of a segment in every second schedule; the others have one that does not end."""
+"""Bytes of a segment in every second schedule; the others have one without an end."""
 ROOM = _HEAD.size + 8
-"""Of a record of the largest size: none begins where its segment has less left (rule 7)."""
+"""Bytes of the largest record: no record begins where its segment has fewer bytes left (rule 7)."""
 
 MEMBER_TABLE: list[Members] = []
-"""What a MEMBERS record's id means."""
+"""The meaning of a MEMBERS record's id."""
 
 
 class Crash(Exception):
@@ -74,7 +74,7 @@ def decode(data: bytes | bytearray, at: int, base: int) -> Record | None:
 
 @dataclass
 class Power:
-    """Decides where a process dies: after `countdown` more steps; None: not at all."""
+    """Decides where a process dies: after `countdown` more steps; None: nowhere."""
 
     countdown: int | None = None
 
@@ -100,10 +100,10 @@ class ModelDisk:
 
 
 class ModelLog:
-    """`ports.Log` in memory, with a queue-offset counter as the one thing that derives from the log."""
+    """`ports.Log` in memory. Its only derived data are the queue offsets."""
 
     def __init__(self, power: Power, segment: int = 0) -> None:
-        """`segment`: bytes of each, of which the last hold no record but a filler; 0: one without an end."""
+        """`segment`: bytes of a segment, of which the last hold only a filler; 0: one segment without an end."""
         self.on_confirmed: Callable[[], None] = lambda: None
         self.start = 0
         self.records: list[Record] = []
@@ -115,7 +115,7 @@ class ModelLog:
         self.leader_epochs: LeaderEpochs = ()
         self.member_changes: tuple[MemberChange, ...] = ()
         self._expired_changes: tuple[MemberChange, ...] = ()
-        """Those that no record tells any more: config/members.json."""
+        """The epochs that no record in the log has: config/members.json."""
         self.next_queue_offset = 0
         self.end = 0
         self._power = power
@@ -187,7 +187,7 @@ class ModelLog:
         self._put(MEMBERS, epoch, MEMBER_TABLE.index(members))
         self._power.step()
 
-    # ---- what the broker and the disk do
+    # ---- steps of the broker and the disk
 
     def append(self, epoch: int, ident: int) -> Record:
         """A master's own record."""
@@ -201,7 +201,7 @@ class ModelLog:
         self.saved_confirmed = self.confirmed
 
     def expire(self, to: int) -> None:
-        """Retention: drop what lies below the record border `to`, which is confirmed and on disk."""
+        """Retention: drop the records below the record boundary `to`, which is confirmed and on disk."""
         del self.file[: to - self.start]
         self.disk = self.disk[to - self.start :]
         self.records = [r for r in self.records if r.offset >= to]
@@ -227,7 +227,7 @@ class ModelLog:
         while at < stop:
             record = decode(self.file[:stop], at, self.start)
             if record is None:
-                break  # Half a record (only without rule 6): nobody can read on from here.
+                break  # Half a record (only without rule 6): a reader cannot go on from here.
             self.records.append(record)
             self._learn(record)
             at += record.size
@@ -235,7 +235,7 @@ class ModelLog:
 
     def _learn(self, record: Record) -> None:
         if record.kind == CONTROL:
-            # Not `epochs.extended`: with a rule taken away the log must hold what it should not.
+            # Not `epochs.extended`: with a rule removed, the log must also hold wrong records.
             self.leader_epochs = (
                 *epochs.truncate(self.leader_epochs, record.offset),
                 EpochStart(record.epoch, record.offset),
@@ -249,7 +249,7 @@ class ModelLog:
         self.next_queue_offset = self.records[-1].queue_offset + 1 if self.records else 0
 
     def recover(self, rng: random.Random, *, lose_tail: bool) -> None:
-        """A start after a crash: what is on disk decides, the first damaged record and all after it go."""
+        """A start after a crash: the disk decides, and the first damaged record and all later ones are dropped."""
         if lose_tail:
             kept = self.file[len(self.disk) :]
             kept = kept[: rng.randint(0, len(kept))]

@@ -1,7 +1,7 @@
 """The operator as the simulation sees it: it reads, queries members, decides on old data, swaps, and assigns.
 
-`ModelOperator` does by dice everything that rules 13, 16, 17, 20, 22 and 23 allow it: safety must not depend on good
-decisions. A mutant (`mutants/rules.py`) widens what it may do.
+`ModelOperator` does at random everything that rules 13, 16, 17, 20, 22 and 23 allow: safety must not depend on good
+decisions. A mutant (`mutants/rules.py`) allows more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.simulation.world import Message, Report, World, describe_leadership
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A write that was decided on and not yet done."""
+    """A write that is decided but not done yet."""
 
     expected: LeadershipRecord | None
     leadership: LeadershipRecord
@@ -35,13 +35,13 @@ class Operator(Protocol):
     def receive(self, message: Message) -> None: ...
     def think(self, rng: random.Random) -> None: ...
     def swap(self) -> None: ...
-    def tell(self, number: int) -> None: ...
+    def assign(self, number: int) -> None: ...
     def hand_over(self, rng: random.Random) -> None: ...
     def settle(self, rng: random.Random) -> None: ...
 
 
 class ModelOperator:
-    """One of possibly several; all it knows is old by the time it acts."""
+    """One of possibly several operators. All its data is old by the time it acts."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
@@ -67,14 +67,14 @@ class ModelOperator:
             new = leadership.promoted(target, leadership.in_sync)
             source = leadership.master.member if leadership.master is not None else target.member
             # Rule 23: on exactly the record of the handover request.
-            self.plan = Plan(leadership, new, f"hand over to {target}", (source, target.member))
+            self.plan = Plan(leadership, new, f"handover to {target}", (source, target.member))
 
     def swap(self) -> None:
         plan, self.plan = self.plan, None
         if plan is None:
             return
         if not self._world.registry.swap(plan.expected, plan.leadership):
-            self._world.trace(f"  {self.name}: somebody else was first ({plan.why})")
+            self._world.trace(f"  {self.name}: another operator was first ({plan.why})")
             return
         self._world.trace(f"  {self.name}: {plan.why}: {describe_leadership(plan.leadership)}")
         self.leadership = plan.leadership
@@ -85,8 +85,8 @@ class ModelOperator:
             if source.alive and saved is not None and saved.me == plan.leadership.master:
                 self._world.checker.handed_over(source, target)
 
-    def tell(self, number: int) -> None:
-        """Rule 13: only what it knows to be recorded."""
+    def assign(self, number: int) -> None:
+        """Rule 13: assign only a recorded leadership."""
         if self.leadership is not None and self.leadership.master is not None:
             self._world.post(self.name, f"m{number}", Assignment(self.leadership, str(self.leadership.master.member)))
 
@@ -100,7 +100,7 @@ class ModelOperator:
             self._world.post(self.name, f"m{leadership.master.member}", body)
 
     def think(self, rng: random.Random) -> None:
-        """Any of the writes that it may do, whether that is wise or not."""
+        """Any of the permitted writes, sensible or not."""
         if self.leadership is None:
             self.plan = self._first()
             return
@@ -108,7 +108,7 @@ class ModelOperator:
         self.plan = rng.choice(makers)(self.leadership, rng) or self.plan
 
     def settle(self, rng: random.Random) -> None:
-        """Without faults: what a sensible operator does."""
+        """Without faults: the actions of a sensible operator."""
         leadership = self.leadership
         if leadership is None:
             self.plan = self._first()
@@ -123,7 +123,7 @@ class ModelOperator:
         if told and not leads:
             self.plan = self._promote(leadership, rng, best=True)
         elif leads and master.writes_paused:
-            self.plan = Plan(leadership, leadership.touched(), "end the hand-over")
+            self.plan = Plan(leadership, leadership.touched(), "end the handover")
         elif leads:
             self.plan = self._stale(leadership) or self._answer(leadership, rng, refuse=False)
         elif master.member != leadership.master:
@@ -133,7 +133,7 @@ class ModelOperator:
 
     def _first(self) -> Plan | None:
         reports = [self.reports[n] for n in sorted(self.reports)]
-        # Rule 22: only when every disk says that it is new.
+        # Rule 22: only when every disk reports that it is new.
         if len(reports) < len(self._world.members) or not all(r.empty for r in reports):
             return None
         members = frozenset(r.member for r in reports)
@@ -172,7 +172,7 @@ class ModelOperator:
         return Plan(leadership, leadership.with_set(leadership.in_sync - {gone}), f"remove {gone}")
 
     def _stale(self, leadership: LeadershipRecord) -> Plan | None:
-        """A former life of a disk leaves the set, so that the new one can join."""
+        """A former incarnation of a disk leaves the set, so that the new one can join."""
         lives: set[MemberId] = {r.member for r in self.reports.values()}
         gone = leadership.in_sync - lives
         return Plan(leadership, leadership.with_set(leadership.in_sync - gone), "remove former lives") if gone else None

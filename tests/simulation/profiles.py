@@ -1,4 +1,4 @@
-"""Kinds of schedules: which faults are frequent. Each finds other bugs, so that a run mixes them."""
+"""Kinds of schedules, by their frequent faults. Each finds other bugs, so a run mixes them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Kind(NamedTuple):
     operator: MakeOperator = ModelOperator
 
 
-_BUSY = {"think": 8, "swap": 9, "tell": 14, "poll": 10, "read": 6, "send": 14, "tick": 2}
+_BUSY = {"think": 8, "swap": 9, "assign": 14, "poll": 10, "read": 6, "send": 14, "tick": 2}
 
 PROFILES: dict[str, Kind] = {
     "mixed": Kind(Profile()),
     "mixed-again": Kind(Profile(steps=300)),
-    # The operator's real decisions instead of dice; two more of them below.
+    # The operator's real decisions instead of random ones; two more such kinds below.
     "decided": Kind(Profile(), DecidingOperator),
-    # Masters and sets change all the time.
+    # Masters and sets change often.
     "churn": Kind(Profile(steps=300, weights=_BUSY, operators=2)),
     # Processes die between any two steps, machines lose their tails.
     "crash": Kind(
         Profile(
             steps=250,
-            weights={"kill": 2, "power": 1.5, "arm": 2, "restart": 8, "tell": 12, "think": 6, "swap": 6},
+            weights={"kill": 2, "power": 1.5, "arm": 2, "restart": 8, "assign": 12, "think": 6, "swap": 6},
             sync_replication=True,
         )
     ),
@@ -36,7 +36,7 @@ PROFILES: dict[str, Kind] = {
     "late": Kind(
         Profile(
             steps=300,
-            weights={"duplicate": 15, "drop": 0.5, "think": 5, "swap": 5, "tell": 12, "fetch": 25},
+            weights={"duplicate": 15, "drop": 0.5, "think": 5, "swap": 5, "assign": 12, "fetch": 25},
             sync_replication=True,
             members=3,
         )
@@ -45,15 +45,15 @@ PROFILES: dict[str, Kind] = {
     "pair": Kind(
         Profile(
             steps=300,
-            weights={"think": 6, "swap": 6, "tell": 16, "poll": 8, "tick": 8, "kill": 0.1, "power": 0, "arm": 0},
+            weights={"think": 6, "swap": 6, "assign": 16, "poll": 8, "tick": 8, "kill": 0.1, "power": 0, "arm": 0},
             members=2,
             operators=1,
             sync_replication=True,
             min_in_sync=1,
         )
     ),
-    # One hand-over after the other.
-    "hand-over": Kind(Profile(steps=250, weights={"hand_over": 5, "swap": 8, "forward": 8, "send": 16, "tell": 12})),
+    # One handover after the other.
+    "handover": Kind(Profile(steps=250, weights={"hand_over": 5, "swap": 8, "forward": 8, "send": 16, "assign": 12})),
     "decided-crash": Kind(
         Profile(weights={"kill": 2, "power": 1, "arm": 2, "restart": 8, "think": 8, "swap": 8, "poll": 12}),
         DecidingOperator,
@@ -72,7 +72,7 @@ RAFT_PROFILES: dict[str, RaftProfile] = {
         steps=400,
         weights={"tick": 25, "kill": 4, "restart": 10, "gone": 8, "send": 8, "fetch": 14, "flush": 16, "cut_off": 1.5},
     ),
-    # The leadership is handed on all the time, and parts of the log expire.
+    # The leadership is transferred often, and parts of the log expire.
     "raft-transfers": RaftProfile(
         steps=400,
         weights={"transfer": 10, "tick": 22, "fetch": 22, "flush": 18, "send": 5, "expire": 2, "gone": 2},

@@ -1,6 +1,6 @@
-"""The language of scenario files for groups in mode Raft: that of `scenario.py`, and what elections need.
+"""The language of scenario files for groups in mode Raft: that of `scenario.py`, with commands for elections.
 
-Elections are held on purpose (`elect`), so that a story does not depend on whose time-out ends first.
+A command holds each election (`elect`), so a story does not depend on whose time-out ends first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.scenario import Player
 from tests.simulation.world import Message
 
 TURNS = 60
-"""Looks at the clock, 100 ms apart, within which an election must be held."""
+"""The number of clock checks, 100 ms apart, within which a member must hold an election."""
 ASKS = 2
 
 
@@ -42,8 +42,9 @@ class RaftPlayer(Player):
         self._say(f"{', '.join(m.name for m in self.world.members if self._raft(m.name)[1].leader)} leads epoch 1")
 
     def do_elect(self, words: list[str]) -> None:
-        """elect m1 m2 m3: m1 holds an election; what it and the others named say to each other arrives, and nothing
-        else."""
+        """elect m1 m2 m3: m1 holds an election; its messages to the other named members and their answers arrive,
+        and no others.
+        """
         self.do_gone(words)
         self._until_leads(words[0], words, words[:1])
 
@@ -53,7 +54,7 @@ class RaftPlayer(Player):
         self._until_leads(words[0], words, words[:1])
 
     def _until_leads(self, candidate: str, names: list[str], ticking: list[str]) -> None:
-        """Asking twice is enough: the second time it knows of the epochs that it learned of the first time."""
+        """Two requests suffice: the first teaches it the epochs that the second one needs."""
         world = self.world
         asked = 0
         for _ in range(TURNS):
@@ -74,19 +75,19 @@ class RaftPlayer(Player):
         while world.messages:
             message = world.messages[0]
             if message.source in names and message.target in names:
-                if not isinstance(message.body, RaftResponse):  # Its answer was said when it was given.
+                if not isinstance(message.body, RaftResponse):  # The answer is in the trace from the time it was sent.
                     self._say(_drawn(message))
                 world.deliver(message)
             else:
                 world.messages.remove(message)
 
     def do_take(self, words: list[str]) -> None:
-        """take m1 [BYTES]: a follower asks once for so much, has it on disk, and acknowledges it."""
+        """take m1 [BYTES]: a follower fetches once at most this many bytes, has them on disk, and acknowledges them."""
         member, core = self._raft(words[0])
         size = int(words[1]) if len(words) > 1 else 1_000
         fetch = core.next_fetch(max_bytes=size)
         if fetch is None or core.leadership.master is None:
-            self._say(f"{words[0]} has nobody to ask")
+            self._say(f"{words[0]} has no leader to fetch from")
             return
         leader = f"m{core.leadership.master.member}"
         self._exchange(member, leader, fetch, size > 0)
@@ -122,7 +123,7 @@ class RaftPlayer(Player):
             member.step(lambda core, member=member: core.leader_gone(member.now()))  # type: ignore[misc]
 
     def do_passes(self, words: list[str]) -> None:
-        """passes MS m0 m1: time passes, in which these look at their clocks as they should, and say nothing."""
+        """passes MS m0 m1: time passes; these members check their clocks, and their messages stay under way."""
         for _ in range(int(words[0]) // self.world.options.tick_ms):
             self.world.now += self.world.options.tick_ms
             for word in words[1:]:
@@ -130,16 +131,16 @@ class RaftPlayer(Player):
         self.world.messages.clear()
 
     def do_say_all(self, words: list[str]) -> None:
-        """say-all m1 m2: everything that is under way between these arrives, and nothing else."""
+        """say-all m1 m2: everything that is under way between these members arrives, and nothing else."""
         self._deliver_among(words)
 
     def do_cut_off(self, words: list[str]) -> None:
-        """cut-off m0 m1: nothing gets from one to the other any more, in both directions."""
+        """cut-off m0 m1: no message passes between the two, in either direction."""
         one, other = words
         self.world.blocked |= {(one, other), (other, one)}
 
     def do_heal(self, words: list[str]) -> None:
-        """heal: everybody reaches everybody again."""
+        """heal: all members reach each other again."""
         self.world.blocked.clear()
 
     def do_members(self, words: list[str]) -> None:
@@ -152,12 +153,12 @@ class RaftPlayer(Player):
         self._say(f"{words[0]}: {said[0] or 'the change is appended'}")
 
     def do_who_votes(self, words: list[str]) -> None:
-        """who-votes m0: the members as this one's log names them."""
+        """who-votes m0: the members in this one's log."""
         _, core = self._raft(words[0])
         self._say(f"{words[0]}: {', '.join(str(v.id) for v in core.members) or 'nobody'}")
 
     def do_transfer(self, words: list[str]) -> None:
-        """transfer m0 1: the leader pauses writes, and lets member 1 be elected once that has everything."""
+        """transfer m0 1: the leader pauses writes, and lets member 1 be elected once it has everything."""
         member, core = self._raft(words[0])
         reason = core.pause_writes(self._id(words[1]), core.epoch, core.leadership.version)
         if reason:

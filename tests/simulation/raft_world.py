@@ -77,13 +77,13 @@ class RaftMember(Member):
 
 
 class RaftWorld(World):
-    """As World; members are RaftMember, and polls are messages too."""
+    """As World; members are RaftMember, and Raft requests are messages too."""
 
     members: list[RaftMember]  # type: ignore[assignment]
 
     def __init__(self, count: int, options: RaftOptions, *, trace: Any, **more: Any) -> None:
         super().__init__(count, options, trace=trace, **more)
-        MEMBER_TABLE.clear()  # The same schedule again has records of the same sizes, whatever was played before.
+        MEMBER_TABLE.clear()  # A repeated schedule has records of the same sizes, whatever ran before it.
         self.members = [RaftMember(self, number) for number in range(count)]
 
     def _receive(self, member: Member, message: Message) -> None:
@@ -245,7 +245,7 @@ class RaftSchedule:
         member.crash(lose_tail=True)
 
     def _wipe(self) -> None:
-        """A member loses its disk, as long as every majority that somebody may count on keeps one."""
+        """A member loses its disk, as long as every majority that may count on it keeps one."""
         member = self._member()
         lives = {m.disk.saved.me for m in self.world.members if m.disk.saved is not None and m is not member}
         seen: list[Members] = [m.core.members for m in self.world.members if m.core is not None]
@@ -296,7 +296,7 @@ class RaftSchedule:
             member.paused = False
 
     def _gone(self) -> None:
-        """A follower's connection to its leader is refused; sometimes that is not true."""
+        """A follower's connection to its leader is refused, sometimes although the leader lives."""
         member = self._member()
         master = None if member.core is None else member.core.leadership.master
         if master is not None and (not self.world.members[master.member].alive or self.rng.random() < 0.1):
@@ -320,7 +320,7 @@ class RaftSchedule:
             core.pause_writes(self.rng.choice(others), core.epoch, core.leadership.version)
 
     def _expire(self) -> None:
-        """Retention, which knows of some followers and not of others: those take a full copy."""
+        """Retention that considers only some followers: the others get a full copy."""
         member = self._member()
         core, log = member.core, member.log
         limit = min(log.confirmed, log.flushed)
@@ -332,7 +332,7 @@ class RaftSchedule:
             log.expire(old[len(old) // 2])
 
     def _remove(self) -> None:
-        """Somebody removes a member, which then joins again as a learner."""
+        """A member is removed, and then joins again as a learner."""
         member = self._member()
         core = member.core
         if core is None or core.leader is None or len(core.members) < 2:
@@ -346,7 +346,7 @@ class RaftSchedule:
     # ---- after the faults
 
     def rounds(self, count: int) -> None:
-        """So many in which everybody who lives does what it has to, and every message arrives."""
+        """This many rounds: every live member acts once, and every message arrives."""
         for _ in range(count):
             self._round()
 
@@ -409,7 +409,7 @@ class RaftSchedule:
 
 
 def _ignore(text: str) -> None:
-    """Nobody looks."""
+    """Does nothing with a step's text."""
 
 
 def run_raft_seed(seed: int, *, profile: RaftProfile = RaftProfile()) -> Violation | None:

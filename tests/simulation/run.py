@@ -5,8 +5,8 @@ python -m tests.simulation.run --forever            until stopped, from a random
 python -m tests.simulation.run --seed 4711          one again, with its trace
 python -m tests.simulation.run --seed 4711 --without 8    the same with the mutant of rule 8
 
-For every violation the command is printed that plays its schedule again. Ctrl-C ends a run with its summary. The exit
-code is 1 when something was found.
+For every violation it prints the command that repeats the schedule. Ctrl-C ends a run with its summary. The exit code
+is 1 after a violation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-if not __package__:  # By its path: only as a module does it find the package `tests`.
+if not __package__:  # As a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.simulation.run", *sys.argv[1:])
 
 from tests.simulation.checker import Violation
@@ -65,7 +65,7 @@ def run_many(starts: Iterable[int], names: tuple[str, ...], jobs: int) -> Iterat
     if jobs == 1:
         yield from map(work, starts)
         return
-    # Ctrl-C is for the process that hands out the work: it ends the others.
+    # Only the process that distributes the work handles Ctrl-C: it ends the others.
     with multiprocessing.get_context("fork").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         yield from pool.imap_unordered(work, starts)
 
@@ -88,7 +88,7 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    with planted(*given.without):  # Processes that are forked within this have it as well.
+    with planted(*given.without):  # Forked worker processes inherit the mutant.
         return play(given)
 
 

@@ -1,7 +1,7 @@
-"""Runs a scenario file: a story in steps, with what happened beneath each of them.
+"""Runs a scenario file: a story in steps, with the trace below each step.
 
-A file is blocks separated by blank lines. A block is comment lines (`#`), commands, a line `----`, and the trace that
-the commands gave. The steps are those of `world.py`; nothing is random. `COMMANDS` below is the language.
+A file is blocks separated by blank lines. A block is comment lines (`#`), commands, a line `----`, and the trace of the
+commands. The steps are those of `world.py`; nothing is random. The `do_...` methods below are the language.
 
 `python -m tests.simulation.scenario FILE...` rewrites the traces: read the diff before you commit it.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
-if not __package__:  # By its path: only as a module does it find the package `tests`.
+if not __package__:  # As a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.simulation.scenario", *sys.argv[1:])
 
 from tests.simulation.checker import Violation
@@ -70,7 +70,7 @@ class Player:
         return self._world
 
     def play(self, blocks: list[Block]) -> list[Block]:
-        """The same blocks with the traces of this run; ends at the first violation."""
+        """Return the same blocks with the traces of this run; ends at the first violation."""
         played = []
         for block in blocks:
             self.lines = []
@@ -100,7 +100,7 @@ class Player:
         return self.world.members[int(word.removeprefix("m"))]
 
     def _id(self, word: str) -> MemberId:
-        """`1` is the present life of member 1, `1/a` names one."""
+        """`1` is the present incarnation of member 1, `1/a` names one."""
         if "/" in word:
             number, life = word.split("/")
             return MemberId(int(number), life)
@@ -113,10 +113,10 @@ class Player:
     def _ids(self, words: str) -> frozenset[MemberId]:
         return frozenset(self._id(w) for w in words.split(",") if w)
 
-    # ---- commands: COMMANDS
+    # ---- commands
 
     def do_group(self, words: list[str]) -> None:
-        """group COUNT [async] [sync-flush] [min=N]: a group whose members have all been started."""
+        """group COUNT [async] [sync-flush] [min=N]: a group whose members have all started."""
         options = Options(sync_replication="async" not in words, sync_flush="sync-flush" in words)
         for word in words:
             if word.startswith("min="):
@@ -138,7 +138,7 @@ class Player:
                 self._say(f"the operator refuses: {master} is not in the in-sync set")
                 return
             if not in_sync <= known:
-                self._say("the operator refuses: a promotion adds nobody to the set")
+                self._say("the operator refuses: a promotion adds no member to the set")
                 return
         self._swap((held or LeadershipRecord()).promoted(master, in_sync))
 
@@ -160,7 +160,7 @@ class Player:
         self._swap(held.with_set(in_sync))
 
     def do_record_proposal(self, words: list[str]) -> None:
-        """record-proposal m0: the operator applies what a master proposes."""
+        """record-proposal m0: the operator applies a master's proposal."""
         core, held = self._member(words[0]).core, self.world.registry.leadership
         assert core is not None
         assert held is not None
@@ -172,7 +172,9 @@ class Player:
             self._swap(held.with_set(core.proposal.in_sync))
 
     def do_swap(self, words: list[str]) -> None:
-        """swap expected=-2 promote=1 set=0,1: an operator that read the record some writes ago writes now."""
+        """swap expected=-2 promote=1 set=0,1: an operator with an old copy of the record (-2: two writes ago)
+        writes.
+        """
         fields = dict(w.split("=") for w in words)
         expected = self.world.registry.records[int(fields["expected"])]
         ids = self._ids(fields["set"])
@@ -192,7 +194,7 @@ class Player:
         self._say("the registry is empty")
 
     def do_bootstrap(self, words: list[str]) -> None:
-        """bootstrap 0,1: an operator hears these members and finds no leadership record."""
+        """bootstrap 0,1: an operator has reports of these members and finds no leadership record."""
         operator = ModelOperator(self.world, "op0")
         for number in words[0].split(","):
             operator.request(int(number))
@@ -212,8 +214,8 @@ class Player:
             self.world.messages.remove(message)
             operator.receive(message)
 
-    def do_tell(self, words: list[str]) -> None:
-        """tell m0 m1 [leadership=-2] [unclean]: members get a recorded leadership, by default the last one."""
+    def do_assign(self, words: list[str]) -> None:
+        """assign m0 m1 [leadership=-2] [unclean]: members get a recorded leadership, by default the last one."""
         leaderships = self.world.registry.records
         leadership = leaderships[-1]
         for word in words:
@@ -226,14 +228,14 @@ class Player:
                 self._pass(Message("op0", word, body))
 
     def _pass(self, message: Message) -> None:
-        """Deliver a message at once, and drop what is answered to operators."""
+        """Deliver a message at once, and drop answers to operators."""
         self._say(str(message))
         self.world.messages.append(message)
         self.world.deliver(message)
         self.world.messages = [m for m in self.world.messages if m.target.startswith("m")]
 
     def do_send(self, words: list[str]) -> None:
-        """send m0 [COUNT]: a client sends to a member, whether that is master or not."""
+        """send m0 [COUNT]: a client sends to a member, master or not."""
         for _ in range(int(words[1]) if len(words) > 1 else 1):
             member, ident = self._member(words[0]), self.world.next_id
             self.world.next_id += 1
@@ -254,7 +256,7 @@ class Player:
             self._say(f"m{ident}{self._answer(ident) or ': no answer'}")
 
     def do_fetch(self, words: list[str]) -> None:
-        """fetch m1 [COUNT]: a follower asks and applies the answer, COUNT times."""
+        """fetch m1 [COUNT]: a follower fetches and applies the answer, COUNT times."""
         for _ in range(int(words[1]) if len(words) > 1 else 1):
             self._ask(words[0])
             self.do_deliver([])
@@ -262,7 +264,7 @@ class Player:
 
     def _ask(self, word: str) -> None:
         if not self.world.fetch(self._member(word)):
-            self._say(f"{word} has nobody to ask")
+            self._say(f"{word} has no leader to fetch from")
 
     def do_ask(self, words: list[str]) -> None:
         """ask m1: a follower sends a fetch, which is under way."""
@@ -272,7 +274,8 @@ class Player:
 
     def do_deliver(self, words: list[str]) -> None:
         """deliver [N] [keep]: the last message that is under way arrives, or the Nth from the end; `keep`: it comes
-        again later."""
+        again later.
+        """
         numbers = [int(w) for w in words if w.isdigit()]
         at = -(numbers[0] if numbers else 1)
         if len(self.world.messages) < -at:
@@ -307,7 +310,7 @@ class Player:
             self.world.flush(self._member(word))
 
     def do_tick(self, words: list[str]) -> None:
-        """tick m0: its timers are looked at."""
+        """tick m0: the member checks its timers."""
         for word in words:
             self.world.tick(self._member(word))
 
@@ -316,11 +319,11 @@ class Player:
         self.world.now += int(words[0])
 
     def do_kill(self, words: list[str]) -> None:
-        """kill m0: the process dies; the machine keeps what was written."""
+        """kill m0: the process dies; the machine keeps the written bytes."""
         self._member(words[0]).crash(lose_tail=False)
 
     def do_power(self, words: list[str]) -> None:
-        """power m0: the machine dies; what was not on disk is lost."""
+        """power m0: the machine dies; bytes that were not on disk are lost."""
         member = self._member(words[0])
         member.log.file = bytearray(member.log.disk)
         member.crash(lose_tail=True)
@@ -334,7 +337,7 @@ class Player:
         member.life += 1
 
     def do_start(self, words: list[str]) -> None:
-        """start m0: the process starts on what is on its disk."""
+        """start m0: the process starts with the content of its disk."""
         for word in words:
             member = self._member(word)
             member.start()
@@ -343,23 +346,23 @@ class Player:
             self._say(f"{member.name} starts as {member.core.me}, {member.core.role.value}{reason}")
 
     def do_expire(self, words: list[str]) -> None:
-        """expire m0 OFFSET: retention drops what lies below."""
+        """expire m0 OFFSET: retention drops all records below the offset."""
         self._member(words[0]).log.expire(int(words[1]))
 
-    def do_hand_over(self, words: list[str]) -> None:
-        """hand-over m0 1: m0 pauses writes for member 1."""
+    def do_handover(self, words: list[str]) -> None:
+        """handover m0 1: m0 pauses writes for member 1."""
         leadership = self.world.registry.leadership
         assert leadership is not None
         self._pass(Message("op0", words[0], ("handover", self._id(words[1]), leadership)))
 
     def do_ready(self, words: list[str]) -> None:
-        """ready m0: has the target of the hand-over everything?"""
+        """ready m0: shows whether the target of the handover has everything."""
         core = self._member(words[0]).core
         assert core is not None
         self._say(f"{words[0]}: {'ready' if core.handed_over() else 'not ready'}")
 
     def do_handed_over(self, words: list[str]) -> None:
-        """handed-over 0 1: the registry has recorded the hand-over; nothing that was answered may be missing."""
+        """handed-over 0 1: the registry has recorded the handover; no record with SEND_OK may be missing."""
         source, target = (self.world.members[int(w)] for w in words)
         self.world.checker.handed_over(source, target)
 
@@ -372,7 +375,7 @@ class Player:
         self.do_deliver([])
 
     def do_proposal(self, words: list[str]) -> None:
-        """proposal m0: the set that a master wants recorded."""
+        """proposal m0: the set that a master proposes."""
         core = self._member(words[0]).core
         assert core is not None
         proposal = core.proposal
@@ -384,7 +387,7 @@ class Player:
         self._say(f"{words[0]} proposes {text}")
 
     def do_reports(self, words: list[str]) -> None:
-        """reports m0: its reports for a person."""
+        """reports m0: its reports for operators."""
         for report in self._member(words[0]).reports:
             self._say(report)
 
@@ -394,7 +397,7 @@ class Player:
             self.world.checker.look_whole(member)
 
     def do_state(self, words: list[str]) -> None:
-        """state: everybody, a line each: [confirmed | not yet confirmed]."""
+        """state: a line for each member: [confirmed | not yet confirmed]."""
         self.lines += self.world.draw().splitlines()
 
     def _quietly(self, action: Callable[[], None]) -> None:
@@ -405,14 +408,14 @@ class Player:
 
 def _player(blocks: list[Block]) -> Player:
     if any(command.startswith("raft ") for block in blocks for command in block.commands):
-        from tests.simulation.raft_scenario import RaftPlayer  # It builds on this module.
+        from tests.simulation.raft_scenario import RaftPlayer  # That module builds on this one.
 
         return RaftPlayer()
     return Player()
 
 
 def run(path: Path) -> tuple[str, Violation | None]:
-    """The file as this run writes it, and the violation that ended it."""
+    """The file as this run writes it, and the violation that ended the run."""
     blocks = parse(path.read_text())
     player = _player(blocks)
     blocks = player.play(blocks)

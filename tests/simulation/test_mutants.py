@@ -1,4 +1,4 @@
-"""A mutant is planted where it says, is gone afterwards, and is an error when its text is no longer there."""
+"""A mutant changes the code that it names, is gone afterwards, and is an error when its text is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.mutants import RULES, Edit, Mutant, StaleMutant, plant, pl
 
 
 def functions(module: ModuleType) -> Iterator[FunctionType]:
-    """Those of a module and the methods of its classes."""
+    """The functions of a module and the methods of its classes."""
     for one in vars(module).values():
         if not isinstance(one, type | FunctionType) or one.__module__ != module.__name__:
             continue
@@ -28,7 +28,7 @@ def codes(mutant: Mutant) -> dict[str, CodeType]:
 
 
 def does(code: CodeType) -> tuple[object, ...]:
-    """What a function does, wherever its lines are."""
+    """The effect of a function, independent of its line numbers."""
     parts = (does(part) if isinstance(part, CodeType) else part for part in code.co_consts)
     return (code.co_code, code.co_names, code.co_varnames, *parts)
 
@@ -81,6 +81,6 @@ def test_a_mutant_whose_text_does_not_fit_is_an_error_and_changes_nothing(before
     assert replica.Replica.answered.__code__ is code
 
 
-def test_a_number_that_no_rule_has_is_an_error() -> None:
+def test_an_unknown_rule_number_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"no rule 28: they are 1 to 27"):
         planted(28)

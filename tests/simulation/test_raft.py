@@ -1,4 +1,4 @@
-"""Mode Raft: random schedules find nothing with every rule in place, and find what rules 24, 26 and 27 prevent.
+"""Mode Raft: random schedules find no violation with all rules, and find one without rule 24, 26 or 27.
 
 For rule 25 they are too weak: tests/scenarios has figure 8 of the Raft paper.
 """
@@ -20,7 +20,7 @@ from tests.simulation.raft_world import RaftMember, RaftProfile, RaftSchedule, R
 SCHEDULES = int(os.environ.get("GANTRY_RAFT_SCHEDULES", "3600"))
 PARTS = 4
 
-PLANTED = {  # The rule that is broken, and the kind of schedules that find it.
+PLANTED = {  # The broken rule, and the kind of schedules that finds the violation.
     24: "raft-elections",
     26: "raft",
     27: "raft-changes",
@@ -37,7 +37,7 @@ def test_random_schedules(name: str, part: int) -> None:
 
 
 @pytest.mark.parametrize("rule", PLANTED, ids=lambda rule: str(RULES[rule]))
-def test_random_schedules_find_it_without(rule: int) -> None:
+def test_random_schedules_find_the_mutant(rule: int) -> None:
     with planted(rule):
         for seed in range(3_000):
             if run_raft_seed(seed, profile=RAFT_PROFILES[PLANTED[rule]]) is not None:
@@ -45,15 +45,17 @@ def test_random_schedules_find_it_without(rule: int) -> None:
     pytest.fail(f"no schedule of {PLANTED[rule]} finds it")
 
 
-def test_a_seed_gives_the_same_schedule_again_whatever_was_played_before() -> None:
+def test_a_seed_gives_the_same_schedule_after_any_other_run() -> None:
     first = draw_raft(5, profile=RAFT_PROFILES["raft-changes"])
     draw_raft(6, profile=RAFT_PROFILES["raft-changes"])
     assert draw_raft(5, profile=RAFT_PROFILES["raft-changes"]) == first
 
 
 def elected_after_ms(seed: int) -> int:
-    """Three members; the leader freezes, and what it said last reached only one of the others, or both at their time.
-    Milliseconds until another one leads."""
+    """Three members; the leader freezes, and its last message reached only one of the others, or both at their
+    times.
+    Milliseconds until another one leads.
+    """
     rng = random.Random(seed)
     world = RaftWorld(3, RaftOptions(sync_flush=True), seed=seed, trace=lambda text: None)
 
@@ -93,8 +95,10 @@ def elected_after_ms(seed: int) -> int:
 
 
 @pytest.mark.parametrize(("members", "lost", "away"), [(3, 1, 0), (5, 1, 0), (5, 2, 0), (5, 1, 1)])
-def test_members_that_lost_their_disks_vote_again_while_a_majority_is_there(members: int, lost: int, away: int) -> None:
-    """Rule 26. Each waits as a learner until its former incarnation is removed: no other lost disk may hold that up."""
+def test_members_with_lost_disks_vote_again_while_a_majority_exists(members: int, lost: int, away: int) -> None:
+    """Rule 26. Each waits as a learner until its former incarnation is removed; another lost disk must not prevent
+    that.
+    """
     schedule = RaftSchedule(7, profile=RaftProfile(members=members))
     world = schedule.world
     for member in world.members:
@@ -118,7 +122,7 @@ def test_members_that_lost_their_disks_vote_again_while_a_majority_is_there(memb
 
 
 def led_group() -> tuple[RaftReplica, RaftMember, RaftMember]:
-    """Of three that work: the leader, and two that follow it and hear it."""
+    """The leader of three members, and two followers that hear it."""
     schedule = RaftSchedule(7, profile=RaftProfile(members=3))
     for member in schedule.world.members:
         member.start()
@@ -137,7 +141,7 @@ def vote_for(candidate: RaftReplica, epoch: int, *, transfer: bool = True) -> Ra
     return RaftRequest(RaftRequestKind.VOTE, epoch, candidate.me, "", candidate.rank, transfer, candidate.members)
 
 
-def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
+def test_rule_24_the_disk_has_the_vote_and_not_only_its_epoch() -> None:
     """Two candidates of one epoch: the second one's request comes late, after a restart of the voter for the first."""
     leader, voter, other = led_group()
     first, second = (vote_for(core, leader.epoch + 1) for core in (leader, core_of(other)))
@@ -145,11 +149,11 @@ def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
     voter.crash(lose_tail=True)
     voter.start()
     assert not core_of(voter).on_raft_request(second, voter.now()).granted
-    assert core_of(voter).on_raft_request(first, voter.now()).granted, "its answer may have been lost"
+    assert core_of(voter).on_raft_request(first, voter.now()).granted, "the answer may have been lost"
 
 
-def test_rule_24_an_epoch_is_on_disk_before_its_leader_is_followed() -> None:
-    """Else a restart would let a former leader truncate records that this one has confirmed."""
+def test_rule_24_the_disk_has_an_epoch_before_its_leader_is_followed() -> None:
+    """Without this, a former leader could truncate records after a restart that this leader has confirmed."""
     leader, follower, other = led_group()
     begins = RaftRequest(RaftRequestKind.BEGIN, leader.epoch + 3, core_of(other).me, "", core_of(other).rank)
     core_of(follower).on_raft_request(begins, follower.now())
@@ -159,7 +163,7 @@ def test_rule_24_an_epoch_is_on_disk_before_its_leader_is_followed() -> None:
     assert core_of(follower).epoch == leader.epoch + 3
 
 
-def test_rule_24_who_hears_a_leader_votes_for_nobody_unless_that_one_asked_for_it() -> None:
+def test_rule_24_a_member_that_hears_a_leader_votes_only_at_the_request_of_that_leader() -> None:
     leader, voter, other = led_group()
     wanted = leader.epoch + 1
     assert not core_of(voter).on_raft_request(vote_for(core_of(other), wanted, transfer=False), voter.now()).granted
@@ -183,8 +187,8 @@ def test_rule_24_a_late_vote_for_another_epoch_does_not_count() -> None:
     assert core.leader is not None
 
 
-def test_rule_26_a_disk_that_copied_the_log_anew_does_not_vote_by_its_former_life() -> None:
-    """It may lack its acknowledged records, and would elect a member that lacks them, too."""
+def test_rule_26_a_disk_with_a_new_copy_of_the_log_does_not_vote_for_its_former_incarnation() -> None:
+    """It may lack records that it acknowledged, and would elect a member that lacks them, too."""
     _, lost, other = led_group()
     lost.crash(lose_tail=False)
     lost.log.reset(0, (), b"")

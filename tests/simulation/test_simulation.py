@@ -1,6 +1,6 @@
-"""Random schedules find nothing with every rule in place, and find each planted bug that they are strong enough for.
+"""Random schedules find no violation with all rules, and find each mutant for which they are strong enough.
 
-For the others there are the stories of tests/scenarios: every rule has one that ends badly without it.
+The stories of tests/scenarios find the others: every rule has a story that fails without it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tests.simulation.mutants import RULES, planted
 from tests.simulation.profiles import PROFILES
 
 SCHEDULES = int(os.environ.get("GANTRY_SCHEDULES", "20000"))
-"""How many schedules all of these tests draw together, planted bugs aside."""
+"""The number of schedules of all these tests together, mutants aside."""
 PARTS = 4
 
-PLANTED = {  # The rule that is broken, and the kind of schedules that find it.
+PLANTED = {  # The broken rule, and the kind of schedules that finds the violation.
     1: "churn",
     3: "churn",
     5: "churn",
@@ -35,7 +35,7 @@ PLANTED = {  # The rule that is broken, and the kind of schedules that find it.
     17: "churn",
     20: "churn",
     21: "crash",
-    23: "hand-over",
+    23: "handover",
 }
 
 
@@ -50,7 +50,7 @@ def test_random_schedules(name: str, part: int) -> None:
 
 
 @pytest.mark.parametrize("rule", PLANTED, ids=lambda rule: str(RULES[rule]))
-def test_random_schedules_find_it_without(rule: int) -> None:
+def test_random_schedules_find_the_mutant(rule: int) -> None:
     kind = PROFILES[PLANTED[rule]]
     with planted(rule):
         for seed in range(3_000):
@@ -59,8 +59,8 @@ def test_random_schedules_find_it_without(rule: int) -> None:
     pytest.fail(f"no schedule of {PLANTED[rule]} finds it")
 
 
-def test_an_epoch_that_has_no_room_where_a_record_had_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule 7: a filler where a former master has a record, and both logs look alike."""
+def test_an_epoch_without_room_for_its_control_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 7: a filler is where a former master has a record, and both logs look alike."""
     monkeypatch.setattr(model_log, "ROOM", 0)
     kind = PROFILES["decided"]
     for seed in range(1, 3_000, 2):
@@ -73,7 +73,7 @@ def test_an_epoch_that_has_no_room_where_a_record_had_is_found(monkeypatch: pyte
 
 @pytest.mark.parametrize("seed", [500652, 3030142])
 def test_a_leadership_record_is_not_recovered_while_an_assignment_of_the_lost_one_is_under_way(seed: int) -> None:
-    """Rule 22. A report that came after the assignment was sent may be older than what that disk learns from it."""
+    """Rule 22. A report may be older than the assignment to its disk, although it arrived later."""
     kind = PROFILES["decided-lost-record"]
     violation = run_seed(seed, profile=kind.profile, make_operator=kind.operator)
     assert violation is None, violation

@@ -1,7 +1,7 @@
 """Members, network and registry of one group, in one thread and with a clock that only the scheduler moves.
 
-Every method is one step: a member asks, a message arrives, a process dies. The random schedules
-(`machine.py`) and the written scenarios (`tests/scenarios`) call the same steps.
+Every method is one step: a member fetches, a message arrives, a process dies. The random schedules (`machine.py`) and
+the written scenarios (`tests/scenarios`) call the same steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEND_TIMEOUT_MS = 3_000
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a member says of itself to an operator: the fields of `MemberStatus` that decisions need."""
+    """A member's report to an operator: the fields of `MemberStatus` that decisions need."""
 
     member: MemberId
     role: Role
@@ -41,12 +41,12 @@ class Report:
     in_sync: frozenset[MemberId]
     confirmed: int = 0
     followers: tuple[tuple[MemberId, int, int], ...] = ()
-    """As a master: follower, acknowledged offset, milliseconds since its last question."""
+    """As a master: follower, acknowledged offset, milliseconds since its last fetch."""
 
 
 @dataclass(slots=True)
 class Message:
-    """`body`: Fetch, FetchAnswer, Assignment, Report, or a tuple whose first word says what it is."""
+    """`body`: Fetch, FetchAnswer, Assignment, Report, or a tuple whose first word names its kind."""
 
     source: str
     target: str
@@ -99,7 +99,7 @@ class Registry:
 
 
 class Member:
-    """One member: its machine, its process while that lives, and the client sends that wait there."""
+    """One member: its machine, its process while it lives, and the client sends that wait there."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -133,7 +133,7 @@ class Member:
         return self.world.now + self.clock_offset
 
     def start(self) -> None:
-        """A start of the process: which life of the disk is it (rule 16), and what does it go on with (rule 21)?"""
+        """Start the process: decide on the incarnation of the disk (rule 16), and recover the log (rule 21)."""
         world, saved = self.world, self.disk.saved
         self.life += 1
         if saved is None:
@@ -159,18 +159,18 @@ class Member:
         self.watch()
 
     def step(self, action: Callable[[Replica], None]) -> None:
-        """Do something with the living process; it may die in the middle."""
+        """Run an action of the living process; it may die in the middle."""
         if self.core is None:
             return
         try:
             action(self.core)
         except Crash:
-            self.world.trace(f"  {self.name} dies in the middle of it")
+            self.world.trace(f"  {self.name} dies in the middle")
             self.die()
         self.watch()
 
     def die(self) -> None:
-        """The process is gone: what it had in memory too. Its connections break, with what was on them."""
+        """The process is gone, with its memory. Its connections break, and the messages on them are lost."""
         self.core = None
         self.led = 0
         self.power.countdown = None
@@ -185,7 +185,7 @@ class Member:
         if lose_tail:
             self.boot += 1
             if not self.world.options.sync_flush:
-                self.oks = []  # Answered without having been on disk.
+                self.oks = []  # The records were acknowledged, but not on disk.
         self.log.recover(self.world.rng, lose_tail=lose_tail)
 
     def watch(self) -> None:
@@ -210,7 +210,7 @@ class Member:
     # ---- client sends
 
     def send(self, ident: int) -> None:
-        """A client's send: appended, buffered, forwarded behind the buffered ones, or refused."""
+        """A client's send: append it, buffer it, forward it behind the buffered ones, or refuse it."""
         core = self.core
         if core is None:
             return
@@ -277,7 +277,7 @@ class World:
         self.messages.append(Message(source, target, body, self._sent))
 
     def deliver(self, message: Message, *, keep: bool = False) -> Message | None:
-        """Hand a message over (with `keep` it may come again). Gives what is for an operator."""
+        """Deliver a message (with `keep` it may come again). Returns the answers for operators."""
         if not keep:
             self.messages.remove(message)
         if (message.source, message.target) in self.blocked:
@@ -296,7 +296,7 @@ class World:
         return None
 
     def lost(self, message: Message) -> None:
-        """A message will not arrive. A forward whose fate is unknown is never sent again: its clients get an error."""
+        """A message will not arrive. A forward without an answer is never sent again: its clients get an error."""
         match message.body:
             case ("forward", _):
                 sender = self.members[int(message.source[1:])]
@@ -362,9 +362,9 @@ class World:
                     if stored and member.forwarding and member.forwarding[0] == ident:
                         member.forwarding.pop(0)
                     elif not stored and (master is None or master.member != member.forward_to):
-                        member.forwarding = []  # The role moved on: its clients look up the route again.
+                        member.forwarding = []  # The role changed: its clients look up the route again.
 
-    # ---- what members do
+    # ---- steps of members
 
     def fetch(self, member: Member) -> bool:
         """A follower sends a fetch. False when it has no leader."""
@@ -388,7 +388,7 @@ class World:
             member.step(lambda core: core.appended())
 
     def forward(self, member: Member) -> bool:
-        """Forward the next buffered record; one at a time, so that their order holds (rule 23)."""
+        """Forward the next buffered record; one at a time, so that they keep their order (rule 23)."""
         if member.core is None or not member.forwarding or member.in_flight is not None or member.paused:
             return False
         member.in_flight = member.forwarding[0]
@@ -396,7 +396,7 @@ class World:
         return True
 
     def client_send(self) -> None:
-        """The one client, which sends in order and learns of a new address only when it was announced."""
+        """The one client sends in order, and learns of a new address only from an announcement."""
         here = self.members[self.route]
         if here.core is None or not (here.core.leader is not None or here.forwarding or here.core.writes_paused):
             masters = [m for m in self.members if m.core is not None and m.core.leader is not None]
@@ -428,10 +428,10 @@ class World:
             else tuple((m, v.acked, max(0, member.now() - v.seen_ms)) for m, v in core.leader.followers.items()),
         )
 
-    # ---- for humans
+    # ---- for readers
 
     def draw(self) -> str:
-        """The state of everybody, a line each."""
+        """The state of all members, a line each."""
         lines = [
             "leadership "
             + ("none" if self.registry.leadership is None else describe_leadership(self.registry.leadership))

@@ -169,7 +169,7 @@ def test_what_a_start_would_do_is_what_it_does(quick_dir: Path, small: BrokerSet
     store.close()
 
 
-def test_lost_records_are_foretold(quick_dir: Path, small: BrokerSettings) -> None:
+def test_lost_records_are_predicted(quick_dir: Path, small: BrokerSettings) -> None:
     fill(quick_dir, small, clean=True)
     (quick_dir / "config" / "recoveryPoint.json").write_bytes(
         (quick_dir / "config" / "recoveryPoint.json").read_bytes().replace(b'"boot": "', b'"boot": "other')

@@ -1,1 +1,1 @@
-"""What the tests of several folders share."""
+"""Code that the tests of several folders share."""

@@ -1,4 +1,4 @@
-"""A real broker group: processes on free ports of 127.0.0.1, which get their roles over HTTP from the test itself."""
+"""A real broker group: processes on free ports of 127.0.0.1. The test itself assigns their roles over HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Polls until the condition gives something true; fails with `what` after the deadline."""
+    """Polls until the condition returns a true value; fails with `what` after the deadline."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         found = await condition()
@@ -146,7 +146,7 @@ class Group:
 
     @staticmethod
     def name_server_settings(port: int, registration_port: int) -> NameServerSettings:
-        """Of a NameServer of the group's cluster; port 0: any free one."""
+        """The settings of a NameServer of the group's cluster; port 0: any free one."""
         return NameServerSettings("ns", "127.0.0.1", port, cluster="demo", registration_port=registration_port)
 
     @property
@@ -160,7 +160,9 @@ class Group:
         return [(await m.status()).member.value() for m in self.members]
 
     async def lead(self, number: int, in_sync: list[int] | None = None) -> None:
-        """Records a new epoch under that member and tells everybody who can be told, the master first."""
+        """Records a new epoch with that member as leader, and sends the assignment to every member that answers, the
+        leader first.
+        """
         statuses = {i: await m.try_status() for i, m in enumerate(self.members) if _runs(m)}
         known = {i: s.member.value() for i, s in statuses.items() if s is not None}
         old = self.leadership.in_sync
@@ -195,7 +197,7 @@ class Group:
         writer.close()
         return True
 
-    async def tell(self) -> None:
+    async def send_assignments(self) -> None:
         """Send every member the present leadership record."""
         assert self.leadership.master is not None
         address = self.members[self.leadership.master.member].replication_address
@@ -204,7 +206,7 @@ class Group:
                 await member.assign(Assignment(self.leadership, address))
 
     async def grant_asks(self) -> bool:
-        """What an operator does with the master's proposals; True: the set has all members that run."""
+        """The operator's part in the master's proposals; True: the set has all running members."""
         assert self.leadership.master is not None
         master = self.members[self.leadership.master.member]
         status = await master.status()
@@ -218,7 +220,7 @@ class Group:
                 )
             else:
                 self.leadership = self.leadership.touched()
-            await self.tell()
+            await self.send_assignments()
         return len(self.leadership.in_sync) == sum(_runs(m) for m in self.members)
 
     async def all_in_sync(self) -> None:

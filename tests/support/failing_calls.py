@@ -1,4 +1,4 @@
-"""Which system calls of a store may fail, and how each of them may."""
+"""The system calls of a store that may fail, and how each may fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ ERRORS: Final = {
 
 
 def fail(name: str, error: int, call: Callable[..., Any], args: tuple[Any, ...], *, partly: bool) -> None:
-    """Raises OSError where a call with these arguments may fail so; `partly`: a full disk took half of the bytes."""
+    """Raises OSError where a call with these arguments may fail so; `partly`: a full disk accepted half of the
+    bytes.
+    """
     makes = name != "open" or args[1] & os.O_CREAT
     if error not in ERRORS[name] or (error == errno.ENOSPC and not makes):
         return

@@ -1,9 +1,8 @@
 """Ports for the servers of a test, on 127.0.0.1.
 
-They are drawn below those that the system gives to connecting clients: one of these could become some client's own
-between the moment in which it was found to be free and that in which a server binds it. They are also below those that
-`gantry up` draws, and each of several test processes has its own: two clusters of tests that run at once take none from
-each other.
+They are below the range that the system gives to connecting clients: a client could get such a port after the check and
+before a server binds it. They are also below the range that `gantry up` uses. Each test process has its own range, so
+that the clusters of two test processes never take a port from each other.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _random = random.SystemRandom()
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that are free now and were not given to this process before."""
+    """This many ports that are free and that this process did not get before."""
     return [free_port() for _ in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""What goes on until a test is over, and waiting for what it does."""
+"""Background work for the duration of a test, and a wait for its effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Runs)
 
 @asynccontextmanager
 async def running(it: T) -> AsyncIterator[T]:
-    """`it.run()` goes on within this, and has ended after it."""
+    """`it.run()` runs within this, and has ended after it."""
     task = asyncio.create_task(it.run())
     try:
         yield it
@@ -28,7 +28,7 @@ async def running(it: T) -> AsyncIterator[T]:
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> float:
-    """Seconds until it holds; raises AssertionError when that takes longer."""
+    """Seconds until the condition holds; raises AssertionError after the limit."""
     begun = time.monotonic()
     while not condition():
         assert time.monotonic() < begun + timeout_s

@@ -1,4 +1,4 @@
-"""Shared test code is imported as tests/__init__.py says, and commands start both ways."""
+"""Shared test code is imported as tests/__init__.py says, and commands start as a module and by path."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which clients are connected, in which groups, and what they subscribe to: state without sockets or clock.
+"""The connected clients, their groups and their subscriptions: state without sockets or clock.
 
-A connection is only a key here; times are milliseconds of a monotonic or Unix clock, the same one in all calls.
-The rules are RocketMQ's: a group's members are the connections that sent a heartbeat (request 34) naming it, a
-member is gone when its connection closes, when it unregisters (request 35) or after 120 s without a heartbeat, and
-every change of a consumer group is told to all its members (request 40).
+A connection is only a key here. Times are milliseconds of a monotonic or Unix clock, the same one in all calls. The
+rules are RocketMQ's: a group's members are the connections whose heartbeat (request 34) names it. A member is gone when
+its connection closes, when it unregisters (request 35), or after 120 s without a heartbeat. All members of a consumer
+group are notified of every change (request 40).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gantry_broker.protocol.message import tags_hash
 MAX_GROUPS = 500
 """Consumer and producer groups of one connection."""
 MAX_SUBSCRIPTIONS = 2_000
-"""Topics that the consumer groups of one heartbeat subscribe to, together."""
+"""Topics that the consumer groups of one heartbeat subscribe to, all together."""
 MAX_TAGS = 10_000
-"""Tags and tag codes in the subscriptions of one heartbeat, together."""
+"""Tags and tag codes in the subscriptions of one heartbeat, all together."""
 MAX_EXPRESSION = 16_384
 """Characters of the expression of a subscription. SQL92 expressions have a lower limit of their own."""
 UNIT = 256
@@ -32,7 +32,7 @@ EXPIRE_MS = 120_000
 
 
 class Link(Protocol):
-    """What is needed of a connection: to be told things, and to be a key."""
+    """A connection as this module needs it: a key that takes frames."""
 
     @property
     def closed(self) -> bool: ...
@@ -47,13 +47,13 @@ class Link(Protocol):
 
 
 class TooManyClients(Exception):
-    """A heartbeat beyond a limit; the text names it."""
+    """A heartbeat exceeds a limit; the text names it."""
 
 
 def heartbeat_fault(value: Any) -> str | None:
-    """Why the JSON of a heartbeat is refused before anything is made of it; None: it is within its limits.
+    """Returns why the JSON of a heartbeat exceeds its limits, before it is parsed; None: it is within them.
 
-    What is of the wrong type is left to `Heartbeat.from_json`, which names it.
+    Ignores values of a wrong type; `Heartbeat.from_json` names them.
     """
     if not isinstance(value, Mapping):
         return None
@@ -82,17 +82,17 @@ def _array(value: Any, name: str) -> list[Any]:
 
 
 def weight(data: SubscriptionData) -> int:
-    """What a subscription counts against the limit of a broker."""
+    """Returns the units of a subscription against the limit of a broker."""
     return 1 + len(data.expression) // UNIT + len(data.tags) // 16
 
 
 class Subscription:
-    """What one group wants of one topic, with the tag hashes as a set."""
+    """One group's subscription to one topic, with the tag hashes as a set."""
 
     __slots__ = ("codes", "data")
 
     def __init__(self, data: SubscriptionData) -> None:
-        """`data.version` is the client's clock in ms; a pull that names a higher one is ahead of the heartbeat."""
+        """`data.version` is the client's clock in ms; a pull with a higher one is newer than the heartbeat."""
         self.data = data
         self.codes = frozenset(data.codes or (tags_hash(tag) for tag in data.tags))
 
@@ -129,11 +129,12 @@ class ConsumerGroup:
     clients: dict[Link, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     weight: int = 0
-    """Of its subscriptions."""
+    """Units of the group's subscriptions."""
 
     def client_ids(self) -> list[str]:
-        """Each member once, by which members divide the queues among themselves: a client that talked to a slave has
-        two connections to it once it is the master, and would leave a share to a second self."""
+        """Returns each member once: members divide the queues by this list. A client that has read from a slave has two
+        connections to it after a promotion, and would otherwise get two shares.
+        """
         return list(dict.fromkeys(c.client_id for c in self.clients.values()))
 
     def find(self, client_id: str) -> Client | None:
@@ -144,10 +145,10 @@ class ClientTable:
     """All consumer and producer groups that have a connected member."""
 
     def __init__(self, limit: int = 100_000) -> None:
-        """`limit`: memberships and subscriptions, together."""
+        """`limit`: memberships and units of subscriptions, all together."""
         self.limit = limit
         self.weight = 0
-        """Memberships and subscriptions that there are."""
+        """Memberships and units of subscriptions at present."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Link, Client]] = {}
         self._groups_of: dict[Link, set[str]] = {}
@@ -157,7 +158,7 @@ class ClientTable:
         self._round = 0
 
     def admit(self, conn: Link, consumers: Mapping[str, list[SubscriptionData]], producers: Iterable[str]) -> None:
-        """Raises TooManyClients when a heartbeat with these groups would be beyond a limit; changes nothing."""
+        """Raises TooManyClients when a heartbeat with these groups would exceed a limit. Changes nothing."""
         mine = self._groups_of.get(conn, set())
         new_consumers = [group for group in consumers if group not in mine]
         produced = self._producing.get(conn, set())
@@ -171,7 +172,7 @@ class ClientTable:
             more += sum(weight(data) for data in subscriptions) - (0 if entry is None else entry.weight)
         if more > 0 and self.weight + more > self.limit:
             raise TooManyClients(
-                f"this broker has {self.weight} members and subscriptions of groups, {more} more are asked for, "
+                f"this broker has {self.weight} members and subscriptions of groups, {more} more are requested, "
                 f"the limit is {self.limit}"
             )
 
@@ -185,9 +186,9 @@ class ClientTable:
         consume_from: str,
         partial: bool = False,
     ) -> bool:
-        """Notes a member and what it subscribes to. True: members or subscriptions changed, so the group is told.
+        """Notes a member and its subscriptions. Returns True when members or subscriptions changed: notify the group.
 
-        `partial`: a 5.x heartbeat that leaves the subscriptions out; those known stay.
+        `partial`: a 5.x heartbeat without subscriptions; the known ones stay.
         """
         entry = self.consumers.get(group)
         if entry is None:
@@ -231,7 +232,7 @@ class ClientTable:
         self._clients.setdefault(client.client_id, {})[client.conn] = client
 
     def leave_consumer(self, group: str, conn: Link) -> bool:
-        """True: it was a member."""
+        """Removes a member; returns False when it was none."""
         entry = self.consumers.get(group)
         if entry is None or entry.clients.pop(conn, None) is None:
             return False
@@ -244,10 +245,10 @@ class ClientTable:
         return True
 
     def depart(self, group: str, client_id: str, conn: Link) -> bool:
-        """A consumer says farewell; True: it was a member.
+        """Removes a consumer that unregisters, with all its connections; returns False when it was no member.
 
-        It says so on one connection. One that it made to this broker as a slave stays, perhaps for others of its
-        consumers, and would keep a share of the queues for nobody.
+        A client unregisters on one connection only. A connection from the time when this broker was a slave stays open,
+        perhaps for other consumers of the client, and would keep a share of the queues without a reader.
         """
         entry = self.consumers.get(group)
         mine = entry.clients.get(conn) if entry is not None else None
@@ -278,14 +279,14 @@ class ClientTable:
             self._clients.pop(client.client_id, None)
 
     def closed(self, conn: Link) -> list[str]:
-        """A connection ended: the consumer groups that lost a member."""
+        """Removes an ended connection; returns the consumer groups that lost a member."""
         changed = [g for g in sorted(self._groups_of.pop(conn, ())) if self.leave_consumer(g, conn)]
         for group in list(self._producing.get(conn, ())):
             self.leave_producer(group, conn)
         return changed
 
     def expire(self, now_ms: int) -> tuple[list[str], list[Link]]:
-        """Removes silent members: (consumer groups that changed, connections to close)."""
+        """Removes silent members. Returns (consumer groups that changed, connections to close)."""
         silent: dict[Link, None] = {}
         for clients in [g.clients for g in self.consumers.values()] + list(self.producers.values()):
             silent.update((c.conn, None) for c in clients.values() if now_ms - c.last_ms > EXPIRE_MS)
@@ -295,7 +296,7 @@ class ClientTable:
         return sorted(set(changed)), list(silent)
 
     def any_producer(self, group: str) -> Link | None:
-        """A connection of a producer group, another one each time: whom to ask for the state of a transaction."""
+        """Returns a connection of a producer group, another one each time, for the check of a transaction."""
         members = list(self.producers.get(group, ()))
         if not members:
             return None
@@ -303,7 +304,7 @@ class ClientTable:
         return members[self._round % len(members)]
 
     def find_client(self, client_id: str) -> Client | None:
-        """The producer's connection with that client id: where a reply message is pushed to."""
+        """Returns the producer's connection with that client id, for the push of a reply message."""
         return next(iter(self._clients.get(client_id, {}).values()), None)
 
     def groups_of_topic(self, topic: str) -> list[str]:

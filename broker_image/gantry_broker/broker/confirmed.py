@@ -1,4 +1,4 @@
-"""What becomes visible when records are confirmed: tables follow, and the readers of the queues are notified."""
+"""The effects of confirmed records: the tables follow, and the readers of the queues are notified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ConfirmedRecords:
     """Passes confirmed control records to the tables and notifies readers in the next pass of the event loop."""
 
     def __init__(self, replay: Replay, held: Sized) -> None:
-        """`held`: the pulls that wait; while it is empty nothing is tried for them."""
+        """`held`: the waiting pulls; while it is empty, no pull is woken."""
         self.on_messages_available: dict[str, Callable[[int], None]] = {}
         """By topic: the internal reader (delays, transactions, timers), called with the queue that has new messages."""
         self.wake_pulls: Callable[[Sequence[tuple[str, int]]], None] = lambda queues: None
@@ -27,14 +27,14 @@ class ConfirmedRecords:
 
     @property
     def waits(self) -> bool:
-        """Whether readers are still to be notified."""
+        """Whether there are readers to notify."""
         return bool(self._available)
 
     def confirmed(self, confirmed: Confirmed) -> None:
-        """Takes what `MessageStore.confirm` returned."""
+        """Takes the result of `MessageStore.confirm`."""
         if confirmed.control:
             self._replay.confirmed(confirmed.control)
-        # Readers are woken after the caller has finished its own step: what they do may append again.
+        # The caller finishes its own step first, because readers may append.
         if confirmed.available:
             if not self._available:
                 self._loop.call_soon(self._notify)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.group_notifier import GroupNotifier
     from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.latencies import Latencies
     from gantry_broker.broker.locks import QueueLocks
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.changes import MetadataChanges
@@ -77,6 +78,7 @@ class BrokerContext:
 
     stats: Stats
     counts: MessageCounts
+    latencies: Latencies
     slices: TimeSlices
     """Turns for costly work on the event loop."""
     loop_watch: LoopWatch

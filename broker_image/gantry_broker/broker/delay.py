@@ -1,9 +1,9 @@
 """Delayed delivery: RocketMQ's levels, and 5.x's arbitrary times.
 
 A level's queue is in order of delivery, so only its first message matters. A bucket of the timer topic holds the
-messages of one minute in any order; it is read into memory when that minute begins. What is delivered and how far the
-queue then is go into the log as one batch, so a failover delivers nothing twice and loses nothing, and since only
-confirmed messages are in the queues, nothing is delivered that could be undone.
+messages of one minute in any order; the leader reads it into memory when that minute begins. Deliveries and the
+progress of their queue go into the log as one batch, so a failover delivers nothing twice and loses nothing. The queues
+hold confirmed messages only, so no delivery can be undone.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ log = logging.getLogger(__name__)
 BATCH: Final = 256
 BATCH_BYTES: Final = 1 << 20
 RETRY_MS: Final = 1_000
-"""After the store refused a batch (a full disk)."""
+"""Pause in milliseconds after the store refused a batch (a full disk)."""
 AHEAD_MS: Final = 10_000
-"""A message that was stored so much later than it is now waits no longer, as with 4.9.7: all of its level would wait
-behind it until this clock is there."""
+"""A message with a store time this far in the future waits no longer, as with 4.9.7. Otherwise all of its level would
+wait behind it until this member's clock is there.
+"""
 PASS_BATCHES: Final = 4
-"""Batches per level and pass; then other work has its turn."""
+"""Batches of one level in one pass; other work has its turn after that."""
 LOOKS: Final = 64
-"""Buckets of the timer topic that one pass looks at."""
+"""Buckets of the timer topic that one pass reads."""
 
 
 def real_target(record: Record) -> tuple[str, int]:
-    """Topic and queue that a waiting message is meant for; its own when the properties do not say."""
+    """Returns the topic and queue that a waiting message is meant for; its own when the properties name none."""
     props = parse_properties(record.properties)
     queue = props.get(Prop.REAL_QUEUE_ID, "0")
     return props.get(Prop.REAL_TOPIC) or record.topic, int(queue) if queue.isdigit() and len(queue) < 10 else 0
 
 
 def delivered(record: Record) -> Put:
-    """The message as its consumers see it."""
+    """Returns the message as its consumers see it."""
     topic, queue_id = real_target(record)
     props = parse_properties(record.properties)
     for name in (Prop.TIMER_OUT_MS, Prop.TIMER_DELIVER_MS, Prop.TIMER_DELAY_SEC, Prop.TIMER_DELAY_MS):
@@ -66,7 +67,7 @@ def delivered(record: Record) -> Put:
 
 
 class Delays:
-    """The master's deliveries; one timer for the earliest of all levels and buckets."""
+    """The leader's deliveries, with one timer for the earliest of all levels and buckets."""
 
     def __init__(
         self,
@@ -87,24 +88,24 @@ class Delays:
         self._meta = meta
         self._changes = changes
         self._role = role
-        self._fitness = health
+        self._health = health
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
         self._levels: dict[int, int] = {}
-        """Level queue to the time (Unix ms) at which its first message is due; absent: not looked at yet, or empty."""
+        """Level queue to the time (Unix ms) at which its first message is due; absent: not read yet, or empty."""
         self._stale: set[int] = set()
         self._buckets = Buckets(store, meta, changes, clock)
         confirmed.on_messages_available[SCHEDULE_TOPIC] = self._level_available
         confirmed.on_messages_available[TIMER_TOPIC] = self._bucket_available
         events.role_changed.subscribe(self._role_changed)
 
-    def _role_changed(self, master: bool) -> None:
+    def _role_changed(self, leads: bool) -> None:
         self._levels.clear()
         self._stale.clear()
         self._buckets.clear()
-        if master and self._role.may_append:
-            # Those that the log has: a configuration with fewer levels leaves messages in what were the others.
+        if leads and self._role.may_append:
+            # The log decides which levels exist: a configuration with fewer levels leaves messages in the removed ones.
             self._stale = set(self._store.topics_queues().get(SCHEDULE_TOPIC, []))
             self._buckets.reload()
             self._wake(0)
@@ -140,10 +141,10 @@ class Delays:
     def _run(self) -> None:
         self._timer = None
         if not self._role.may_append:
-            return  # Becoming able to append again is a change of role, which wakes this.
+            return  # A member that may append again has a change of role, which wakes this.
         now = self._clock.unix_ms()
         levels = [q for q in {*self._stale, *self._levels} if self._levels.get(q, 0) <= now]
-        # Each by itself: a level that fails is tried again, and holds up no other.
+        # Each level by itself: a failed one is tried again and delays no other.
         works = [partial(self._deliver_level, queue_id, now) for queue_id in levels]
         if not all([self._done(work) for work in (*works, partial(self._buckets.deliver, now))]):
             self._wake(RETRY_MS)
@@ -159,7 +160,7 @@ class Delays:
             work()
         except (StoreError, NotWritable) as error:
             if isinstance(error, StoreError):
-                self._fitness.store_failed(error)
+                self._health.store_failed(error)
         except Exception:
             log.exception("delivering delayed messages failed")
         else:
@@ -178,7 +179,7 @@ class Delays:
             if not got.data:
                 self._stale.discard(queue_id)
                 if got.damaged >= 0:
-                    self._levels[queue_id] = now + RETRY_MS  # It may have been repaired by then.
+                    self._levels[queue_id] = now + RETRY_MS  # A repair may have succeeded by then.
                 return
             puts: list[Put] = []
             for record in decode_records(got.data):
@@ -196,7 +197,7 @@ class Delays:
 
 
 class Buckets:
-    """The timer topic: one queue per minute. In memory are the messages of minutes that have begun."""
+    """The timer topic: one queue for each minute. The messages of minutes that have begun are in memory."""
 
     def __init__(self, store: MessageStore, meta: Metadata, changes: MetadataChanges, clock: Clock) -> None:
         self._store = store
@@ -208,11 +209,11 @@ class Buckets:
         self._read: dict[int, int] = {}
         """Bucket to the queue offset up to which it was read into memory."""
         self._unknown: dict[int, None] = {}
-        """Buckets with messages not read yet, of which it is not known when the first one's minute begins."""
+        """Buckets with messages that were not read yet, while the minute of the first one is not known."""
         self._first: dict[int, int] = {}
-        """Bucket to the time at which its minute begins, for the others with messages not read yet."""
+        """Bucket to the time at which its minute begins, for the other buckets with messages that were not read yet."""
         self._failed = False
-        """The last delivery did not come to its end: some of what it took up is in none of these."""
+        """The last delivery failed midway: some of its messages are in none of these tables."""
 
     def clear(self) -> None:
         self._ready.clear()
@@ -221,7 +222,7 @@ class Buckets:
         self._first.clear()
 
     def reload(self) -> None:
-        """A new master: which buckets have messages that were not delivered."""
+        """Finds the buckets with messages that were not delivered, for a new leader."""
         present = timer_bucket(self._clock.unix_ms())
         buckets = self._store.topics_queues().get(TIMER_TOPIC, [])
         for queue_id in sorted(buckets, key=lambda bucket: (bucket - present) % TIMER_BUCKETS):
@@ -233,7 +234,7 @@ class Buckets:
             self._unknown[bucket] = None
 
     def _read_first(self, bucket: int) -> None:
-        """When the bucket's minute begins. Its first message tells, not the clock: nobody may have led for days."""
+        """Finds when a bucket's minute begins. Its first message decides: the group may have had no leader for days."""
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
         got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
         due = [_due(record) for record in decode_records(got.data)]
@@ -244,7 +245,9 @@ class Buckets:
         return max(stored, self._store.min_offset(TIMER_TOPIC, bucket))
 
     def _done(self, bucket: int) -> AbstractSet[int]:
-        """What was delivered of a bucket at or above its progress: a new master must know it as well."""
+        """Returns the offsets of a bucket that were delivered at or above its progress. A new leader knows them as
+        well.
+        """
         return self._meta.working.timer_done.get(bucket, frozenset())
 
     def next_due(self, now: int) -> Iterator[int]:
@@ -291,7 +294,7 @@ class Buckets:
             self._changes.append(change, [put for _, put in items])
 
     def _read_bucket(self, bucket: int, now: int) -> None:
-        """The entries of a bucket from where reading stopped: (due, offset) only, not the messages."""
+        """Reads the entries of a bucket from where the last read stopped: (due, offset) only, not the messages."""
         store = self._store
         del self._first[bucket]
         offset, done = max(self._read.get(bucket, 0), self._progress(bucket)), self._done(bucket)
@@ -309,6 +312,6 @@ class Buckets:
 
 
 def _due(record: Record) -> int:
-    """When a message of the timer topic is to be delivered, Unix ms; 0: it does not say."""
+    """Returns when a message of the timer topic is due, in Unix ms; 0: it has no time."""
     text = parse_properties(record.properties).get(Prop.TIMER_OUT_MS, "0")
     return int(text) if text.isdigit() and len(text) < 19 else 0

@@ -8,7 +8,7 @@ from typing import Any, Final
 from gantry_broker.broker.metadata.tables import Change, decode_change
 
 _SHOWN: Final = 5
-"""Entries of one part that a line names."""
+"""Entries of one part that a line lists."""
 _NAMES: Final = {
     "topics": "sets topics",
     "dropTopics": "deletes topics",
@@ -26,13 +26,13 @@ _NAMES: Final = {
 
 
 def describe_tables(body: bytes) -> str | None:
-    """What a control record changes in the tables; None for other control records and for unreadable ones."""
+    """Returns the changes in a control record as text; None for other control records and unreadable ones."""
     change = decode_change(body)
     return None if change is None else describe_change(change)
 
 
 def describe_change(change: Change) -> str:
-    """A change on one line: at most five entries of each part, and how many more there are."""
+    """Returns a change on one line: at most five entries of each part, and the number of the others."""
     parts = [f"{text} {_list(change[name])}" for name, text in _NAMES.items() if change.get(name)]
     if change.get("dropData"):
         parts.append(f"hides their records below {change['dropData']}")

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestRejected(Exception):
-    """Raised by a handler: the request is answered with this code and remark."""
+    """Raised by a handler: the answer to the request has this code and remark."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -25,15 +25,15 @@ class RequestRejected(Exception):
 
 
 class NotWritable(Exception):
-    """This member does not append now; the text says why."""
+    """This member does not append now; the text has the reason."""
 
 
 class NotStored(Exception):
-    """Appended, but its promise was not kept in time, or not appended at all."""
+    """A change was not confirmed in time, or was not appended."""
 
 
 def store_refusal(error: StoreError) -> tuple[int, str]:
-    """Code and remark for a batch that the store refused."""
+    """Returns code and remark for a batch that the store refused."""
     if isinstance(error, StoreFull):
         return (
             int(ResponseCode.SERVICE_NOT_AVAILABLE),
@@ -45,7 +45,7 @@ def store_refusal(error: StoreError) -> tuple[int, str]:
 
 
 def failure_answer(frame: Frame, error: Exception) -> Frame:
-    """The error answer for an exception of a handler."""
+    """Returns the error answer for an exception of a handler."""
     if isinstance(error, RequestRejected):
         return error_answer(frame, error.code, error.remark)
     if isinstance(error, BadField):

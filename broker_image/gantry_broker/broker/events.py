@@ -1,4 +1,4 @@
-"""What several parts of a broker react to: a list of callbacks, built before the parts that use it."""
+"""The events that several parts of a broker react to: lists of callbacks, built before the parts that use them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Events:
     """The events of one broker."""
 
     role_changed: Event[[bool]] = field(default_factory=Event)
-    """Called with "is master" after the role changed and the tables follow it."""
+    """Called with "is leader" after the role changed and the tables follow it."""
     tables_changed: Event[[]] = field(default_factory=Event)
     """Called after topics, groups or settings changed."""
     status_changed: Event[[]] = field(default_factory=Event)

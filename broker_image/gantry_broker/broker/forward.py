@@ -1,9 +1,9 @@
-"""Writes during and after a hand-over: buffered in one queue, then appended here or forwarded to the new master.
+"""Writes during and after a handover: buffered in one queue, then appended here or forwarded to the new leader.
 
-A write is appended or forwarded, never both (rule 23): while the master is buffered nothing is appended, and what is in
-the queue leaves it exactly once, in its order. Forwarding goes in bundles over one connection, one bundle at a time,
-so the order per client connection is kept. Then the clients that are still here are let go
-(`ports.py`); they come back by the group's address, to the new master.
+A write is appended or forwarded, never both (rule 23). While the leader pauses writes it appends nothing, and each
+write leaves the queue exactly once, in its order. Forwarding sends bundles over one connection, one bundle at a time,
+so each client connection keeps its order. Then the remaining clients are disconnected (`ports.py`). They connect again
+at the group's address, to the new leader.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ MAX_BUFFERED: Final = 20_000
 BUNDLE: Final = 512
 BUNDLE_BYTES: Final = 4 << 20
 FORWARD_S: Final = 5.0
-"""How long a forwarded bundle may wait for the new master to take its role and for the promise."""
+"""Seconds that a forwarded write may wait until the new leader takes its role and confirms it."""
 RETRY_S: Final = 0.005
 LOOK_S: Final = 0.05
 LATE_S: Final = 0.5
-"""How often those whose time is over are looked for."""
+"""Interval in seconds at which late writes are refused."""
 TOO_LATE: Final = "it waited too long for a master, send again"
 GIVE_UP_S: Final = 0.25
-"""How long one that is master again waits for the last answer of the one that it forwarded to."""
+"""Seconds that a member that leads again waits for the last answer to a forwarded bundle."""
 
 
 class BufferedWrite(NamedTuple):
-    """One write, and when (by the loop's clock) its time is over."""
+    """One write, and the time (by the loop's clock) at which it is late."""
 
     conn: Connection
     frame: Frame
@@ -61,8 +61,8 @@ class BufferedWrite(NamedTuple):
 class Forwarder:
     """The queue of one broker.
 
-    What was taken out of the queue and not stored anywhere goes back to its head, so its order is kept whatever
-    becomes of the roles meanwhile: the role may come back to this member while it still forwards.
+    Writes that left the queue and were not stored return to its head. So the order holds through all changes of the
+    role, which may come back to this member while it still forwards.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Forwarder:
         process: Process,
         max_bytes: int,
     ) -> None:
-        """`process` carries out requests here; `max_bytes`: of memory for writes that wait."""
+        """`process` executes requests here; `max_bytes`: memory for waiting writes."""
         self._role = role
         self._replication = replication
         self._client = client
@@ -87,11 +87,11 @@ class Forwarder:
 
     @property
     def busy(self) -> bool:
-        """BufferedWrite writes are not all stored yet: later ones go behind them."""
+        """Whether earlier writes are not all stored yet: later ones go behind them."""
         return bool(self._queue) or self.in_flight > 0
 
     def wants(self) -> bool:
-        """Whether writes that cannot be appended now are kept."""
+        """Whether this member keeps writes that it cannot append now."""
         replication = self._replication
         return replication.writes_paused or replication.handed_to is not None or self.busy
 
@@ -113,7 +113,7 @@ class Forwarder:
             self._late_timer = asyncio.get_running_loop().call_later(LATE_S, self._refuse_late)
 
     def _refuse_late(self) -> None:
-        """It may take long until somebody decides who leads: clients are told when their time is over."""
+        """Refuses the writes that are late: the choice of a new leader may take long."""
         self._late_timer = None
         now = asyncio.get_running_loop().time()
         buffered = self._drain()
@@ -122,7 +122,7 @@ class Forwarder:
         _answer_all(late, TOO_LATE)
 
     async def drained(self, timeout_s: float) -> None:
-        """Until nothing buffered is left, or the time is over."""
+        """Waits until no buffered write is left, or the time is over."""
         worker = self._worker
         if worker is not None and not worker.done():
             await asyncio.wait({worker}, timeout=timeout_s)
@@ -131,9 +131,9 @@ class Forwarder:
         self._go_on()
 
     def _go_on(self) -> None:
-        """What the queue's content is for now: keep, append, forward, or refuse."""
+        """Does what the role allows with the queue: keep, append, forward, or refuse."""
         if not self._queue or self._replication.writes_paused or (self._worker is not None and not self._worker.done()):
-            return  # The worker goes on by itself.
+            return  # The worker continues by itself.
         if self._role.may_append:
             self._append_all()
         elif self._replication.handed_to is not None:
@@ -151,9 +151,9 @@ class Forwarder:
         return taken
 
     def _append_all(self) -> None:
-        """This member is master (still or again): in their order, neighbours of one connection together.
+        """Appends all writes in their order, neighbours of one connection together: this member leads (still or again).
 
-        Who has gone, or waited longer than clients do, has sent again or been told otherwise by now.
+        Drops the writes of closed connections, and refuses late ones: their clients have sent again.
         """
         now = asyncio.get_running_loop().time()
         buffered = self._drain()
@@ -165,12 +165,12 @@ class Forwarder:
     # ---- forwarding
 
     async def _forward_all(self) -> None:
-        """Until the queue is empty, or this member is no longer one that forwards."""
+        """Forwards until the queue is empty, or this member stops forwarding."""
         role, replication = self._role, self._replication
         while (
             self._queue and not role.may_append and not replication.writes_paused and replication.handed_to is not None
         ):
-            # The master may have changed again since the hand-over.
+            # The leader may have changed again since the handover.
             target = replication.leader_address or replication.handed_to
             bundle = self._take_bundle()
             self.in_flight = len(bundle)
@@ -199,7 +199,7 @@ class Forwarder:
         return bundle
 
     def _put_back(self, bundle: list[BufferedWrite], why_not: str) -> None:
-        """Nothing of it was stored: it is tried again, by whatever way is right then, while its time lasts."""
+        """Returns a bundle of which nothing was stored to the head of the queue, and refuses its late writes."""
         now = asyncio.get_running_loop().time()
         _answer_all([buffered for buffered in bundle if buffered.due <= now], why_not)
         self._put_at_head([buffered for buffered in bundle if buffered.due > now])
@@ -210,7 +210,7 @@ class Forwarder:
         self._refuse_later()
 
     async def _forward(self, target: str, bundle: list[BufferedWrite]) -> str:
-        """Empty: every write of the bundle was answered. Otherwise nothing of it was stored: why."""
+        """Forwards a bundle. Returns an empty text when all writes were answered, otherwise why nothing was stored."""
         opaques = [buffered.frame.opaque for buffered in bundle]
         for index, buffered in enumerate(bundle):
             buffered.frame.opaque = index
@@ -232,10 +232,10 @@ class Forwarder:
         return ""
 
     async def _ask(self, target: str, request: Frame, timeout_s: float) -> Frame:
-        """The answer. Raises RemotingError.
+        """Sends a bundle and returns the answer. Raises RemotingError.
 
-        The asked member may have lost the role to this member: then it answers at once what it still can, or
-        has died, and the writes of everybody else must not wait for that.
+        The target may have lost the role to this member. Then it answers at once if it can, or has died, and the writes
+        of all other clients must not wait for it.
         """
         asked = asyncio.ensure_future(self._client.request(target, request, timeout_s))
         try:
@@ -247,7 +247,7 @@ class Forwarder:
                 now = asyncio.get_running_loop().time()
                 leads_since = (leads_since or now) if self._role.may_append else 0.0
                 if leads_since and now - leads_since >= GIVE_UP_S:
-                    raise ConnectionLost(f"{target} is master no more and did not answer")
+                    raise ConnectionLost(f"{target} lost the role and did not answer")
         finally:
             asked.cancel()
 
@@ -263,7 +263,7 @@ class Forwarder:
 
 
 def request_bytes(frame: Frame) -> int:
-    """Bytes of memory, and of a bundle, that a request which waits is counted with."""
+    """Returns the bytes that a waiting request counts for, in memory and in a bundle."""
     return len(frame.body) + sum(map(len, frame.ext.values())) + 512
 
 
@@ -274,7 +274,7 @@ def _answer_all(bundle: list[BufferedWrite], remark: str) -> None:
 
 
 def _relay(bundle: list[BufferedWrite], body: bytes) -> None:
-    """Every answer to the connection whose request it belongs to, under that request's opaque."""
+    """Sends each answer to the connection of its request, under that request's opaque."""
     left = {i: item for i, item in enumerate(bundle) if not item.frame.is_oneway}
     for answer in FrameDecoder().feed(body):
         item = left.pop(answer.opaque, None)
@@ -287,7 +287,7 @@ def _relay(bundle: list[BufferedWrite], body: bytes) -> None:
 
 
 class ForwardedConnection:
-    """What a handler sees of a client whose request came by way of the old master."""
+    """A client, as handlers see it, whose request the former leader forwarded."""
 
     def __init__(self, peer: tuple[str, int], peer_bytes: bytes, gather: Callable[[bytes], None]) -> None:
         self.peer = peer
@@ -301,20 +301,20 @@ class ForwardedConnection:
         self._gather(data)
 
     def throttle(self, wait: bool) -> None:
-        """The member that forwards sends one bundle at a time."""
+        """Does nothing: the forwarding member sends one bundle at a time."""
 
     def send(self, frame: Frame) -> None:
         self._gather(encode_frame(frame))
 
 
 def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[bytes]]:
-    """The requests of a bundle and the packed address of each one's client. Raises Implausible; a bundle is taken whole
-    or not at all.
+    """Returns the requests of a bundle and the packed address of each one's client. Raises Implausible for the whole
+    bundle.
 
-    `allowed`: the request codes that forwarding wraps. Each request's opaque is its place in the bundle.
+    `allowed`: the request codes that may be forwarded. Each request's opaque is its place in the bundle.
     """
     body, count, at = request.body, 0, 0
-    while at < len(body):  # Before it is decoded: what is refused must cost little.
+    while at < len(body):  # This comes before decoding: a refusal must cost little.
         at += 4 + int.from_bytes(body[at : at + 4], "big")
         count += 1
         if count > BUNDLE or at > len(body):
@@ -341,7 +341,7 @@ def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[
 
 
 def _host(text: Any) -> bytes:
-    """A client's packed address from hex: 4 or 16 bytes of IPv4 or IPv6, 4 of the port. Raises Implausible."""
+    """Returns a client's packed address from hex: 4 or 16 bytes of IP address, 4 of port. Raises Implausible."""
     try:
         packed = bytes.fromhex(text)
         host, port = unpack_host(packed)
@@ -365,10 +365,10 @@ def take_forwarded(
     process: Process,
     allowed: Container[int],
 ) -> None:
-    """The new master's end: the bundle's writes, in their order, and one answer with all of theirs.
+    """Executes a forwarded bundle in its order, and sends all answers as one.
 
-    `allowed`: the request codes that forwarding wraps; a bundle with another one is refused whole.
-    Answers SERVICE_NOT_AVAILABLE, which means that nothing of the bundle was taken, while this member may not append.
+    `allowed`: the request codes that may be forwarded; another one makes the whole bundle invalid. While this member
+    may not append, it takes nothing of the bundle and answers SERVICE_NOT_AVAILABLE.
     """
     if not role.may_append:
         conn.send(error_answer(request, ResponseCode.SERVICE_NOT_AVAILABLE, role.refusal()))

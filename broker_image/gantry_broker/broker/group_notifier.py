@@ -22,7 +22,7 @@ DELAY_S: Final = 0.02
 
 
 def opaque_numbers() -> Callable[[], int]:
-    """Numbers for one-way requests to clients; requests with an answer get theirs from the connection."""
+    """Returns a source of numbers for one-way requests to clients. Other requests get theirs from the connection."""
     last = 0
 
     def next_opaque() -> int:
@@ -34,10 +34,10 @@ def opaque_numbers() -> Callable[[], int]:
 
 
 class GroupNotifier:
-    """Notifies the members of a consumer group once for all that changes within `DELAY_S`.
+    """Notifies the members of a consumer group once of all changes within `DELAY_S`.
 
-    At a failover all members come or leave together. One notification for each change would take seconds in a group
-    of thousands.
+    At a failover all members come or leave together. One notification for each change would take seconds in a group of
+    thousands.
     """
 
     def __init__(

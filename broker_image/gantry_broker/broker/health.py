@@ -1,6 +1,6 @@
-"""Whether this member should be the master: room on its disk, a disk that works, NameServers that answer.
+"""Whether this member should lead: room on its disk, a working disk, NameServers that answer.
 
-The operator reads `not_promotable` and promotes a better member; a disk that failed ends the process.
+The operator reads `not_promotable` and promotes a better member. A failed disk ends the process.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ log = logging.getLogger(__name__)
 
 ROOM_CHECK_S: Final = 1.0
 ROOM_BYTES: Final = 8 << 20
-"""So much must be free on a disk that was full before it counts as having room."""
+"""Free bytes at which a disk that was full counts as having room."""
 HAND_OVER_S: Final = 5.0
-"""So long a master whose disk has failed waits for another one to lead."""
+"""Seconds that a leader with a failed disk waits for another leader."""
 DRAIN_S: Final = 2.0
-"""Then it forwards for so long before its process ends."""
+"""Seconds that it then forwards before its process ends."""
 ALONE_S: Final = 10.0
-"""A master that no NameServer answers gives way so long after every other member must have tried once as well, and a
-slave that none had answered for so long counts as answered only so long after one does again: where NameServers were
-gone for all of them nobody is better, and nothing moves."""
+"""Seconds after which a lack of NameServers counts. A leader without an answering NameServer stays promotable for a
+registration period and this long: every other member has tried once by then. A slave that had none for this long
+becomes promotable only this long after a NameServer answers again. So if no member has a NameServer, none is better
+than the others, and the role stays.
+"""
 
 
 class MemberHealth:
-    """Of one broker, owned by its event loop."""
+    """The health of one broker, owned by its event loop."""
 
     def __init__(
         self,
@@ -60,12 +62,12 @@ class MemberHealth:
         self._alone_since: float | None = None
         """Since when no NameServer answers, by the loop's clock."""
         self._alone_until = 0.0
-        """One answers again, but until then that does not make a slave better than its master."""
+        """Until this time the member counts as not answered, though a NameServer answers again."""
         store.on_failed = self._store_failed_for_good
 
     @property
     def not_promotable(self) -> str:
-        """The reason for which a fit member should lead instead; empty: none."""
+        """The reason for which another member should lead; empty: none."""
         if self.stopping:
             return "it stops"
         if self.disk_full:
@@ -77,7 +79,7 @@ class MemberHealth:
     # ---- the disk
 
     def store_failed(self, error: StoreError) -> None:
-        """The store refused a batch."""
+        """Notes that the store refused a batch."""
         if isinstance(error, StoreFull) and not self.disk_full:
             self.disk_full = True
             log.error("the disk is full: sends are refused until there is room: %s", error)
@@ -87,7 +89,7 @@ class MemberHealth:
             log.error("the store refused a batch: %s", error)
 
     def store_took(self) -> None:
-        """The store took a batch."""
+        """Notes that the store took a batch."""
         if self.disk_full:
             self.disk_full = False
             log.info("there is room on the disk again: sends are accepted")
@@ -99,7 +101,7 @@ class MemberHealth:
             self._next_check = self._loop.call_later(ROOM_CHECK_S, self._check_room)
 
     def _check_room(self) -> None:
-        """A member that does not lead gets no send that would show the room."""
+        """Checks the room on the disk: a member that does not lead gets no send that would show it."""
         self._next_check = None
         if self.disk_full and not self._role.leading and self._store.disk().free >= ROOM_BYTES:
             self.store_took()
@@ -110,7 +112,7 @@ class MemberHealth:
         self._loop.call_soon(self._disk_failed)
 
     def _disk_failed(self) -> None:
-        """Ends the process, after it has handed the role over if it can: what Async acknowledged is nowhere else."""
+        """Ends the process, after a handover if possible: records that Async acknowledged may be on no other member."""
         replication, config = self._replication, self._config
         self._status_changed()
         replication.disk_failed()
@@ -119,7 +121,7 @@ class MemberHealth:
             self.must_end.set()  # With flush: Sync no follower can get records that are not on disk.
             return
         self._loop.call_later(HAND_OVER_S, self.must_end.set)
-        self._role_changed.subscribe(lambda master: None if master else self._end_soon())
+        self._role_changed.subscribe(lambda leads: None if leads else self._end_soon())
 
     def _end_soon(self) -> None:
         self._loop.call_later(DRAIN_S, self.must_end.set)
@@ -127,7 +129,7 @@ class MemberHealth:
     # ---- NameServers
 
     def name_servers_answer(self, any_of_them: bool) -> None:
-        """Notes the outcome of each registration: without routes no client that starts finds the master."""
+        """Notes the result of each registration: without routes, new clients do not find the leader."""
         now, since = self._loop.time(), self._alone_since
         if any_of_them and since is not None and now - since >= ALONE_S:
             self._alone_until = now + ALONE_S

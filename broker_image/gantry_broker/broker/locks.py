@@ -1,4 +1,4 @@
-"""Queue locks of orderly consumption (requests 41 and 42): one holder per group and queue, for 60 s unless renewed."""
+"""Queue locks of orderly consumption (requests 41 and 42): one holder for each group and queue, for 60 s at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LOCK_MS = 60_000
 """RocketMQ's rebalance lock lives this long; clients renew every 20 s."""
 
 MAX_LOCKS = 100_000
-"""Locks of all groups; beyond it no further queue is given."""
+"""Locks of all groups. The broker gives no further ones."""
 
 
 class QueueLocks:
@@ -19,7 +19,7 @@ class QueueLocks:
         self._count = 0
 
     def lock(self, group: str, client_id: str, queues: list[MessageQueue], now_ms: int) -> list[MessageQueue]:
-        """The queues that `client_id` now holds: free ones, expired ones and those it held already."""
+        """Returns the queues that `client_id` holds after this call: free ones, expired ones and its own."""
         table = self._held.setdefault(group, {})
         got = []
         for queue in queues:
@@ -51,6 +51,6 @@ class QueueLocks:
                 del self._held[group]
 
     def clear(self) -> None:
-        """A broker that becomes master starts without locks: clients lock again within 20 s."""
+        """Drops all locks. A new leader starts without locks; clients lock again within 20 s."""
         self._held.clear()
         self._count = 0

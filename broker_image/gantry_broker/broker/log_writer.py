@@ -1,4 +1,4 @@
-"""Appends of the broker's own: control records, retries, delayed messages, decisions on transactions."""
+"""The broker's own appends: control records, retries, delayed messages, decisions on transactions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LogWriter:
-    """Appends to the log while this member may, and passes what it appended to replication."""
+    """Appends to the log while this member may, and passes the records to replication."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LogWriter:
         return stored
 
     def appended(self, on_status: Callable[[SendStatus], None] | None) -> None:
-        """Replicates what was appended; `on_status` gets the outcome once all copies exist, or after the timeout."""
+        """Replicates the appended records; `on_status` gets the result once all copies exist, or after the timeout."""
         end = self._store.end
         self._replicate(end)
         if on_status is not None:

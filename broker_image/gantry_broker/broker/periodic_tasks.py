@@ -1,4 +1,4 @@
-"""The broker's work by the clock: one timer for all tasks.
+"""The broker's periodic tasks, on one timer.
 
 A task that fails is reported and runs again; no task stops another.
 """
@@ -26,7 +26,7 @@ class PeriodicTask:
     interval_ms: Callable[[], int]
     """The time between two runs; settings may change it while the broker runs."""
     run: Callable[[int], bool | None]
-    """Gets the monotonic time in ms; True: there is more to do, run again with the next tick."""
+    """Gets the monotonic time in ms. Returns True when there is more to do: it runs again with the next tick."""
 
 
 class PeriodicTasks:

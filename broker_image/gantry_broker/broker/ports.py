@@ -35,19 +35,20 @@ log = logging.getLogger(__name__)
 
 BIND_RETRY_S: Final = 0.005
 QUIET_S: Final = 0.02
-"""After the group's port was freed: the new master has bound it by then."""
+"""Pause in seconds after the group's port is free: the new leader has bound it by then."""
 ROUTE_S: Final = 1.0
-"""Where a Service routes instead of a port that moves: it follows its label in 0.25 to 0.65 s (measured)."""
+"""The same where a Service routes to the group: it follows its label in 0.25 to 0.65 s (measured)."""
 STRAGGLER_ROUNDS: Final = 4
-"""For so many rounds of ROUTE_S, every asking client counts as one of the old route. A client with a forwarded write
-is cut off however late: on a busy node a Service may follow its label after many seconds. A connection of that time
-would stay here, with its writes sent on to the new master and its reads answered by this member."""
+"""For this many rounds of ROUTE_S, every client that sends a request counts as one of the old route. A client with a
+forwarded write is disconnected at any time: on a busy node a Service may follow its label after many seconds. Such a
+connection would otherwise stay, and this member would forward its writes and answer its reads.
+"""
 FORCE_S: Final = 3.0
-"""How long forwarding may hold up the end of the clients' connections."""
+"""The longest time in seconds that forwarding delays the end of the clients' connections."""
 
 
 class Ports:
-    """The servers, and what happens to clients' connections at a change of role."""
+    """The servers, and the clients' connections at a change of role."""
 
     def __init__(
         self,
@@ -64,9 +65,9 @@ class Ports:
         replication: ReplicationService,
         events: Events,
     ) -> None:
-        """`shared`: the limits that the connections of all clients' ports have in common."""
+        """`shared`: the limits that all clients' ports share."""
         self.guard: HandshakeGuard | None = None
-        """Stands before the replication port; None: there is no such port."""
+        """Guards the replication port; None: there is no such port."""
         self._forwarder = forwarder
         self._pulls = pulls
         self._role = role
@@ -94,7 +95,7 @@ class Ports:
                 limits=RequestLimits(members=True), guard=guard,
             )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
-        self._master = False
+        self._leads = False
 
     @property
     def _client_servers(self) -> list[RemotingServer]:
@@ -117,14 +118,14 @@ class Ports:
             await self._replication_server.start()
         return await self.own.start()
 
-    def _role_changed(self, master: bool) -> None:
-        if master == self._master:
+    def _role_changed(self, leads: bool) -> None:
+        if leads == self._leads:
             return
-        self._master = master
-        self._role.has_stale_clients = not master and self._replication.handed_to is not None
+        self._leads = leads
+        self._role.has_stale_clients = not leads and self._replication.handed_to is not None
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._drain_clients())
+        self._task = asyncio.get_running_loop().create_task(self._serve_group() if leads else self._drain_clients())
 
     async def _serve_group(self) -> None:
         self._role.draining = False
@@ -144,9 +145,9 @@ class Ports:
         log.info("serving the group's port %d", group.port)
 
     async def _drain_clients(self) -> None:
-        """The role is lost: forward buffered writes, free the group's port, end the clients' connections."""
+        """After a loss of the role: forwards buffered writes, frees the group's port, ends the clients' connections."""
         role, replication, forwarder = self._role, self._replication, self._forwarder
-        # In Raft mode the role is lost before it is known who got it: until then writes are buffered.
+        # In Raft mode the role is lost before the new leader is known. Writes are buffered until then.
         while replication.writes_paused:  # noqa: ASYNC110 (it ends by the clock as well)
             await asyncio.sleep(BIND_RETRY_S)
         forwarder.role_changed()
@@ -168,11 +169,11 @@ class Ports:
         role.has_stale_clients = False
 
     async def _end(self, clients: list[Connection]) -> None:
-        """Ends connections so that every request is answered or certainly not carried out.
+        """Ends connections so that every request is answered or certainly not executed.
 
-        They are read no more, what was read is answered and given time to arrive; what a client sent meanwhile lies
-        unread, so its connection ends with a reset, at which clients send again at once. RocketMQ's Java client waits
-        out its timeout when a connection with an open request ends in order.
+        The member reads nothing more from them, answers all requests that it has read, and gives the answers time to
+        arrive. Later requests stay unread, so the connection ends with a reset, after which clients send again at once.
+        RocketMQ's Java client waits for its timeout when a connection with a pending request ends in order.
         """
         if not clients:
             return
@@ -184,7 +185,7 @@ class Ports:
                 await asyncio.sleep(ARRIVE_S)
             await self._pulls.settle_all()
         except asyncio.CancelledError:
-            # The role has come back: they stay.
+            # The role has come back: the connections stay.
             for conn in clients:
                 conn.read_again()
             raise
@@ -192,7 +193,7 @@ class Ports:
             conn.close()
 
     def _clients(self) -> list[Connection]:
-        """Connections that sent a client's request."""
+        """Returns the connections that have sent a client's request."""
         return [c for s in self._client_servers for c in s.connections if c.attrs.get("client") and not c.closed]
 
     async def close(self, grace_s: float) -> None:

@@ -1,7 +1,7 @@
 """The broker process: `python -m gantry_broker.broker --config FILE`.
 
-SIGTERM and SIGINT stop it cleanly: waiting sends are answered, tables and log are made durable, and the next start is
-log_trusted to hold what it acknowledged. Events go to stderr, one line each.
+SIGTERM and SIGINT stop it cleanly: it answers waiting sends and makes tables and log durable, and the next start trusts
+the log. Events go to stderr, one line each.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from gantry_broker.store.types import StoreConfig
 log = logging.getLogger("gantry_broker.broker")
 
 PEER_CONNECT_S = 1.0
-"""For connections to members and NameServers. TCP tries again after 1 s, then 2 s later: an attempt that began while
-the network was cut would hold up all requests to that address for as long after it has healed."""
+"""Seconds for a connection attempt to a member or NameServer. TCP tries again after 1 s, then 2 s later. An attempt
+that began in a network failure would delay all requests to that address for as long after its end.
+"""
 
 
 def resolved_host(address: str) -> tuple[str, int]:
-    """The (IP, port) that message ids name, from "host:port"; a name that cannot be resolved becomes 127.0.0.1."""
+    """Returns the (IP, port) for message ids, from "host:port". A name without an address becomes 127.0.0.1."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -77,7 +78,7 @@ class BrokerProcess:
         self.port = 0
 
     async def start(self) -> None:
-        """Raises OSError when a port is taken, and the errors of replication's state."""
+        """Starts all parts. Raises OSError when a port is taken, and the errors of replication's state."""
         parts, broker = self.parts, self.broker
         parts.replay.start(self.config.data_dir / "config")
         await broker.replication.start()

@@ -1,9 +1,9 @@
-"""Keeps this broker registered with every NameServer: when its role or topics change at once, else every 30 s.
+"""Keeps this broker registered with every NameServer: at once after a change of role or topics, else every 30 s.
 
-The master registers under the group's address as brokerId 0, a slave under its own. A NameServer that refuses changes
-nothing here: anyone may have registered there before. Our own fields: by `gantryEpoch` a NameServer keeps an old
-master from the route of a newer one, `gantryMember` tells members apart whatever their role, `gantryAddresses` are
-the addresses that each extra listener of the NameServer gives to its clients.
+The leader registers under the group's address as brokerId 0, a slave under its own. A refusal by a NameServer changes
+nothing here: anyone may have registered there before. Gantry's own fields: `gantryEpoch` keeps a former leader out of
+its successor's route, `gantryMember` identifies a member in all roles, and `gantryAddresses` are the addresses that
+each extra listener of the NameServer gives to its clients.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 6.0
 REGISTERED_S: Final = 1.0
-"""The longest wait of a request that changed a topic for slow NameServers; a failing one is not waited for."""
+"""The longest time in seconds that a change of a topic waits for slow NameServers. It waits for no failing one."""
 RETRY_S: Final = 1.0
 """Time until the next attempt after a failed one; brokers and NameServers may start in any order."""
 
 
 class Registrar:
-    """One task per NameServer, so that a dead one delays no other."""
+    """One task for each NameServer, so that a dead one delays no other."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Registrar:
         self._meta = meta
         self._replication = replication
         self._role = role
-        self._fitness = health
+        self._health = health
         self._events = events
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -84,7 +84,7 @@ class Registrar:
             self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
         self._events.tables_changed.subscribe(self.soon)
-        self._events.role_changed.subscribe(lambda master: self.soon())
+        self._events.role_changed.subscribe(lambda leads: self.soon())
 
     def soon(self) -> None:
         """Registers soon: clients' routes have changed."""
@@ -133,7 +133,7 @@ class Registrar:
             except Exception:
                 delay = RETRY_S
                 log.exception("registering with NameServer %s failed", address)
-            self._fitness.name_servers_answer(not self._failing >= set(self._tasks))
+            self._health.name_servers_answer(not self._failing >= set(self._tasks))
             for done in waiting:
                 if not done.done():
                     done.set_result(None)
@@ -144,8 +144,8 @@ class Registrar:
                     await wanted.wait()
 
     def _registration(self) -> tuple[RegisterBrokerHeader, bytes]:
-        config, master = self._config, self._role.leading
-        role = "group" if master else "member"
+        config, leads = self._config, self._role.leading
+        role = "group" if leads else "member"
         body = self.body()
         return (
             RegisterBrokerHeader(
@@ -165,7 +165,9 @@ class Registrar:
         )
 
     def body(self) -> bytes:
-        """The topic table of a registration, made again only after topics or the broker's permission changed."""
+        """Returns the topic table of a registration, built again only after a change of topics or of the broker's
+        permission.
+        """
         tables = self._meta.working
         key = (id(tables), tables.topic_version, self._settings.brokerPermission, len(tables.topics))
         if self._body[0] != key:
@@ -173,7 +175,7 @@ class Registrar:
         return self._body[1]
 
     def _make_body(self, tables: Tables, permission: int) -> bytes:
-        """`RegisterBody` as JSON. What was made of a topic is kept: one new topic among thousands costs little."""
+        """Returns `RegisterBody` as JSON. It keeps each topic's JSON: one new topic among thousands costs little."""
         before = self._pieces
         self._pieces = pieces = {}
         for name, config in tables.topics.items():
@@ -197,7 +199,7 @@ class Registrar:
         )
 
     async def _register(self, address: str) -> bool:
-        """False: the NameServer refused. Raises RemotingError."""
+        """Registers; returns False when the NameServer refused. Raises RemotingError."""
         if self._replication.role.value == "Waiting" and not self._replication.epoch:
             return True  # This member has no role yet, so it has no place in a route.
         header, body = self._registration()

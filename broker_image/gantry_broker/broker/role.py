@@ -1,4 +1,4 @@
-"""The member's role: whether it is the master, whether it may append, and the address that clients use."""
+"""The member's role: whether it leads, whether it may append, and the address that clients use."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RoleState:
         self, config: BrokerConfig, replication: ReplicationService, replay: Replay, locks: QueueLocks, events: Events
     ) -> None:
         self.leading = False
-        """This member is the master and its tables are the master's."""
+        """This member leads, and its tables are the leader's."""
         self.draining = False
-        """A moment after a handover: pulls that find nothing are held until their connection ends, which is soon."""
+        """A moment after a handover: pulls without messages are held until their connection ends, which is soon."""
         self.has_stale_clients = False
-        """A short time after a handover: clients still use old connections or the old route to reach the master."""
+        """A short time after a handover, in which clients still use old connections or the old route to the leader."""
         self._config = config
         self._replication = replication
         self._replay = replay
@@ -41,21 +41,21 @@ class RoleState:
 
     @property
     def epoch_confirmed(self) -> bool:
-        """False: a new master does not know yet how far its log is confirmed (rule 9)."""
+        """False: a new leader does not know yet how far its log is confirmed (rule 9)."""
         return self._replication.epoch_confirmed
 
     @property
     def broker_id(self) -> int:
-        """RocketMQ's brokerId: 0 for the master, else the member's number + 1."""
+        """RocketMQ's brokerId: 0 for the leader, else the member's number + 1."""
         return 0 if self.leading else self._config.member + 1
 
     @property
     def address(self) -> str:
-        """Where clients reach this member in its present role, "host:port"."""
+        """The "host:port" at which clients reach this member in its present role."""
         return self._config.group_address if self.leading else self._config.member_address
 
     def refusal(self) -> str:
-        """The reason in words for the refusal of a write."""
+        """Returns the reason for the refusal of a write."""
         if self._replication.writes_paused:
             return "service not available now: the group hands over to another master, send again"
         role, name = self._replication.role, self._config.name
@@ -66,21 +66,21 @@ class RoleState:
     def changed(self) -> None:
         """Follows replication after its role or `may_append` changed.
 
-        Raises what `Replay.lead` does; then the role is not taken and replication calls again.
+        Raises as `Replay.lead`. The role is not taken then, and replication calls again.
         """
-        master = self._replication.role is Role.MASTER
+        leads = self._replication.role is Role.MASTER
         epoch = self._replication.epoch
-        if master and epoch != self._epoch:
+        if leads and epoch != self._epoch:
             self._replay.lead()
             self._locks.clear()
             self._epoch, self.leading = epoch, True
             log.info("master of %s in epoch %d", self._config.group, epoch)
-        elif not master and self.leading:
+        elif not leads and self.leading:
             self.leading = False
             self._epoch = -1
             self._replay.follow()
             reason = self._replication.core.reason or "follows"
             log.info("no longer master of %s: %s", self._config.group, reason)
         self._events.tables_changed()
-        self._events.role_changed(master)
+        self._events.role_changed(leads)
         self._events.status_changed()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from gantry_broker.histogram import SIZE_BYTES, Histogram
+
 if TYPE_CHECKING:
     from gantry_broker.store.types import Put, Stored
 
 MAX_KEYS = 20_000
-"""Keys that are counted; beyond it new ones are not, so that memory is bounded."""
+"""The most keys that are counted, so that memory is bounded. Further keys are ignored."""
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 _SHAPE = ((MINUTE, 10_000), (HOUR, 600_000), (DAY, 3_600_000))
@@ -45,6 +47,12 @@ class Stats:
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
         self._counters: dict[tuple[str, str], Counter] = {}
+        self.sizes: dict[str, Histogram] = {}
+        """Stored bytes of the messages of producers, by topic."""
+        self.pulled: dict[str, dict[int, int]] = {}
+        """The next offset that a group pulls, by "topic@group" and queue, since the start of this process."""
+        self.refused: dict[int, int] = {}
+        """Sends that were not stored or not acknowledged, by the code of the answer."""
         self.started_ms = now_ms
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
@@ -57,7 +65,7 @@ class Stats:
         counter.times += times
 
     def sample(self, now_ms: int) -> None:
-        """Called every ten seconds or so."""
+        """Takes a sample of each counter; call it about every ten seconds."""
         self._now_ms = now_ms
         for counter in self._counters.values():
             counter.sample(now_ms)
@@ -67,12 +75,12 @@ class Stats:
         return 0 if counter is None else counter.value
 
     def tps(self, name: str, key: str, now_ms: int) -> float:
-        """Per second, over the last minute."""
+        """Returns the rate per second over the last minute."""
         counter = self._counters.get((name, key))
         return 0.0 if counter is None else float(counter.window(0, now_ms)["tps"])
 
     def report(self, name: str, key: str, now_ms: int) -> dict[str, Any] | None:
-        """The body of VIEW_BROKER_STATS_DATA; None: nothing was ever counted."""
+        """Returns the body of VIEW_BROKER_STATS_DATA; None: there is no count."""
         counter = self._counters.get((name, key))
         if counter is None:
             return None
@@ -82,14 +90,40 @@ class Stats:
             "statsDay": counter.window(2, now_ms),
         }
 
+    def put_sizes(self, topic: str, sizes: list[int]) -> None:
+        """Counts the stored bytes of messages."""
+        histogram = self.sizes.get(topic)
+        if histogram is None:
+            if len(self.sizes) >= MAX_KEYS:
+                return
+            histogram = self.sizes[topic] = Histogram(SIZE_BYTES)
+        histogram.observe_all(sizes)
+
+    def pulled_to(self, key: str, queue_id: int, offset: int) -> None:
+        """Notes the next offset that a group pulls. `key`: "topic@group"."""
+        queues = self.pulled.get(key)
+        if queues is None:
+            if len(self.pulled) >= MAX_KEYS:
+                return
+            queues = self.pulled[key] = {}
+        queues[queue_id] = offset
+
+    def refuse(self, code: int, count: int = 1) -> None:
+        """Counts sends that were not stored or not acknowledged. `code`: of the answer."""
+        self.refused[code] = self.refused.get(code, 0) + count
+
     def rows(self, name: str) -> dict[str, int]:
-        """Key to running sum, for the metrics."""
+        """Returns key to running sum, for the metrics."""
         return {key: counter.value for (kind, key), counter in self._counters.items() if kind == name}
 
     def forget(self, names: set[str]) -> None:
-        """Topics or groups were deleted."""
+        """Drops the counters of deleted topics or groups."""
         for entry in [e for e in self._counters if e[1] in names or not names.isdisjoint(e[1].split("@"))]:
             del self._counters[entry]
+        for topic in names & self.sizes.keys():
+            del self.sizes[topic]
+        for key in [key for key in self.pulled if not names.isdisjoint(key.split("@"))]:
+            del self.pulled[key]
 
 
 class MessageCounts:
@@ -101,6 +135,8 @@ class MessageCounts:
         self.get_count = 0
         """Messages given to consumers since the start."""
         self._add = stats.add
+        self._add_sizes = stats.put_sizes
+        self._pulled_to = stats.pulled_to
         self._cluster = cluster
 
     def puts(self, puts: list[Put], stored: list[Stored]) -> None:
@@ -110,17 +146,21 @@ class MessageCounts:
         first = puts[0].topic
         if all([put.topic == first for put in puts]):
             add("TOPIC_PUT_NUMS", first, len(puts), len(puts))
-            add("TOPIC_PUT_SIZE", first, sum([where[1] for where in stored]), len(puts))
+            sizes = [where[1] for where in stored]
+            add("TOPIC_PUT_SIZE", first, sum(sizes), len(puts))
+            self._add_sizes(first, sizes)
         else:
             for put, where in zip(puts, stored, strict=True):
                 add("TOPIC_PUT_NUMS", put.topic, 1)
                 add("TOPIC_PUT_SIZE", put.topic, where.size)
+                self._add_sizes(put.topic, [where.size])
         add("BROKER_PUT_NUMS", self._cluster, len(puts), len(puts))
 
-    def gets(self, topic: str, group: str, count: int, size: int) -> None:
-        """Counts one answered pull. `size`: bytes."""
+    def gets(self, topic: str, group: str, queue_id: int, count: int, size: int, next_offset: int) -> None:
+        """Counts one answered pull. `size`: bytes; `next_offset`: where the next pull begins."""
         self.get_count += count
         key = f"{topic}@{group}"
         self._add("GROUP_GET_NUMS", key, count)
         self._add("GROUP_GET_SIZE", key, size)
         self._add("BROKER_GET_NUMS", self._cluster, count)
+        self._pulled_to(key, queue_id, next_offset)

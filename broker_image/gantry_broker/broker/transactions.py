@@ -1,9 +1,9 @@
-"""Transactions: which half messages are undecided, and asking their producers about them.
+"""Transactions: the undecided half messages, and the checks with their producers.
 
-Half messages lie in RMQ_SYS_TRANS_HALF_TOPIC; a record in RMQ_SYS_TRANS_OP_HALF_TOPIC (tag `d`, body: the half's queue
-offset) says that one is decided, as in RocketMQ. Commit and decision are one batch of the log, so a message is
-committed once even if its producer says so twice, also across a failover. A new master reads both queues from the
-progress that is kept like a consumer group's (CID_RMQ_SYS_TRANS); memory holds a few numbers per undecided message.
+Half messages are in RMQ_SYS_TRANS_HALF_TOPIC. A record in RMQ_SYS_TRANS_OP_HALF_TOPIC (tag `d`, body: the half's queue
+offset) marks one as decided, as in RocketMQ. Commit and decision are one batch of the log, so a message is committed
+once, even after a repeated request or a failover. The progress in both queues is kept like a consumer group's
+(CID_RMQ_SYS_TRANS), and a new leader reads them from there. Memory holds a few numbers for each undecided message.
 """
 
 from __future__ import annotations
@@ -52,16 +52,17 @@ READ_BYTES: Final = 2 << 20
 CHECKS_PER_PASS: Final = 200
 MAX_WAITING: Final = 1_000_000
 MARK_EACH: Final = 1_000
-"""After so many decisions it is noted which halves they and those before them are about."""
+"""Decisions between two marks. A mark notes the highest half message that the decisions before it belong to."""
 HOLDS_UP: Final = 10_000
-"""A half message that holds up so many others is written again although no producer can be asked: a new master reads
-all half messages after the oldest one."""
+"""A half message that blocks this many later ones is written again even without a producer to ask: a new leader reads
+all half messages after the oldest one.
+"""
 DAMAGED_S: Final = 1.0
-"""After a damaged record, which may be repaired by then, or a lack of descriptors."""
+"""Pause in seconds after a damaged record, which may be repaired by then, or when descriptors ran out."""
 
 
 class Undecided:
-    """One half message: where it lies, since when, when to ask next."""
+    """One half message: its place in the log, its store time, and the time of its next check."""
 
     __slots__ = ("ask_at_ms", "phys", "stored_ms")
 
@@ -72,7 +73,7 @@ class Undecided:
 
 
 class Transactions:
-    """The master's view of both queues, read from the log, and the rounds of checks."""
+    """The leader's view of both queues, read from the log, and the rounds of checks."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Transactions:
         events: Events,
         clock: Clock,
     ) -> None:
-        """`store_host`: as message ids begin, packed; `delay_levels`: milliseconds of each level."""
+        """`store_host`: the packed address at the begin of message ids; `delay_levels`: milliseconds of each level."""
         self._group = config.group
         self._settings = store.config.settings
         self._store = store
@@ -106,17 +107,17 @@ class Transactions:
         self._clock = clock
         self._waiting: dict[int, Undecided] = {}
         self._decided: set[int] = set()
-        """Decisions whose half was not read yet."""
+        """Decisions whose half message was not read yet."""
         self._half_at = 0
         self._op_at = 0
         self._marks: deque[tuple[int, int]] = deque()
-        """Offsets in the queue of decisions, with the highest half that one before is about."""
+        """(offset in the queue of decisions, highest half message of the decisions before it)."""
         self._marked_at = 0
         self._highest = -1
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Handle | None = None
         self.loaded = asyncio.Event()
-        """Both queues were read to their end: what is decided is known."""
+        """Set once both queues were read to their end: all decisions are known."""
         for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
             confirmed.on_messages_available[topic] = lambda queue_id: self._read_soon()
         events.role_changed.subscribe(self._role_changed)
@@ -125,14 +126,14 @@ class Transactions:
     def undecided(self) -> int:
         return len(self._waiting)
 
-    def _role_changed(self, master: bool) -> None:
+    def _role_changed(self, leads: bool) -> None:
         self._cancel()
         self._waiting.clear()
         self._decided.clear()
         self._marks.clear()
         self._highest = -1
         self.loaded.clear()
-        if not master:
+        if not leads:
             return
         tables = self._meta.working
         self._half_at = max(tables.offset(TRANS_HALF_TOPIC, GROUP, 0), 0)
@@ -157,15 +158,15 @@ class Transactions:
             self._reading = asyncio.get_running_loop().call_soon(self._read)
 
     def _read(self) -> None:
-        """A piece of both queues; in pieces, so that a long backlog delays nobody."""
+        """Reads a part of both queues. A long backlog is read in parts, so that it delays no other work."""
         loop = asyncio.get_running_loop()
-        self._reading = loop.call_later(DAMAGED_S, self._read)  # Should it not come to its end.
+        self._reading = loop.call_later(DAMAGED_S, self._read)  # For the case that this part fails.
         pause = self._read_piece()
         self._reading.cancel()
         self._reading = None if pause is None else loop.call_later(pause, self._read)
 
     def _read_piece(self) -> float | None:
-        """Answers after how many seconds there is more to read; None: once something is added. Raises OSError."""
+        """Returns after how many seconds there is more to read; None: after the next record. Raises OSError."""
         store = self._store
         self._op_at = max(self._op_at, store.min_offset(TRANS_OP_HALF_TOPIC, 0))
         got = store.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
@@ -186,7 +187,7 @@ class Transactions:
                 if record.queue_offset in self._decided:
                     self._decided.discard(record.queue_offset)
                 else:
-                    stored = min(record.store_ms, self._clock.unix_ms())  # Its clock may have been ahead.
+                    stored = min(record.store_ms, self._clock.unix_ms())  # The writer's clock may have been ahead.
                     self._waiting[record.queue_offset] = Undecided(
                         record.phys_offset, stored, stored + self._immunity_ms(record)
                     )
@@ -205,7 +206,9 @@ class Transactions:
             self._decided.add(offset)
 
     def _note_progress(self) -> None:
-        """Halves below the first undecided one are done with, and decisions before which all are about such halves."""
+        """Moves the progress of half messages to the first undecided one, and that of decisions past those on earlier
+        half messages.
+        """
         meta = self._meta
         if not self._role.leading:
             return
@@ -227,12 +230,12 @@ class Transactions:
     # ---- decisions
 
     def is_decided(self, half: Record) -> bool:
-        """Whether a decision on that half message is known: it was read, and waits no more."""
+        """Returns whether a decision on that half message is known."""
         offset = half.queue_offset
         return offset in self._decided or (offset < self._half_at and offset not in self._waiting)
 
     def decision(self, half: Record) -> Put:
-        """The record that says that a half message is decided."""
+        """Returns the record that marks a half message as decided."""
         return build_put(
             TRANS_OP_HALF_TOPIC,
             0,
@@ -243,7 +246,9 @@ class Transactions:
         )
 
     def committed(self, half: Record) -> Put:
-        """The message as its consumers see it: now, or as in RocketMQ once the delay that it asks for is over."""
+        """Returns the message as its consumers see it, or as a delayed message when it asks for a delay (as in
+        RocketMQ).
+        """
         topic, queue_id = real_target(half)
         props = parse_properties(half.properties)
         for name in (Prop.REAL_TOPIC, Prop.REAL_QUEUE_ID, Prop.TRANSACTION_CHECK_TIMES):
@@ -255,7 +260,7 @@ class Transactions:
         return delayed(put, props, self._delay_levels, now) if due is None else timed(put, props, due, now)
 
     def note_decided(self, half: Record) -> None:
-        """The decision was appended: a second one changes nothing."""
+        """Notes an appended decision: a second one changes nothing."""
         self._waiting.pop(half.queue_offset, None)
         if half.queue_offset >= self._half_at:
             self._decided.add(half.queue_offset)
@@ -283,14 +288,14 @@ class Transactions:
     def _ask(self, offset: int, now: int) -> None:
         """Asks the producer about one half message, or gives it up after `transactionCheckMax` times.
 
-        The half message is written again with its count of checks, so that the count survives a failover; what the
-        producer is asked about is the new one.
+        The check writes the half message again with its count of checks, so that the count survives a failover, and
+        asks about the new one.
         """
         item = self._waiting[offset]
         try:
             half = self._store.record(item.phys)
         except OffsetGone:
-            self._waiting.pop(offset, None)  # Retention has removed it: nobody can commit it any more.
+            self._waiting.pop(offset, None)  # Retention has removed it: a commit is impossible.
             return
         except (BadRecords, OSError):
             self._store.on_damage(item.phys)
@@ -314,7 +319,7 @@ class Transactions:
         if asks:
             props[Prop.TRANSACTION_CHECK_TIMES] = str(times + 1)
         elif self._half_at - offset < HOLDS_UP:
-            # Nobody can be asked: not counted as a check. Next time others come first.
+            # Without a producer to ask, this is no check. Other half messages come first next time.
             self._waiting[offset] = self._waiting.pop(offset)
             return
         renewed = copy_of(half, TRANS_HALF_TOPIC, 0, props=props)

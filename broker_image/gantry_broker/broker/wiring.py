@@ -23,6 +23,7 @@ from gantry_broker.broker.forward import Forwarder
 from gantry_broker.broker.group_notifier import GroupNotifier, opaque_numbers
 from gantry_broker.broker.handlers.table import HANDLERS
 from gantry_broker.broker.health import MemberHealth
+from gantry_broker.broker.latencies import Latencies
 from gantry_broker.broker.locks import QueueLocks
 from gantry_broker.broker.log_writer import LogWriter
 from gantry_broker.broker.member_requests import MemberRequests
@@ -104,6 +105,7 @@ def wire(
     held: HeldPulls[Pull] = HeldPulls()
     stats = Stats(started_ms)
     counts = MessageCounts(stats, config.cluster)
+    latencies = Latencies()
     next_opaque = opaque_numbers()
 
     # The tables, and what follows when records are confirmed.
@@ -130,6 +132,7 @@ def wire(
     log_repair = LogRepair(store, replication.peers, replay.repaired)
     replication.on_damaged_answer = log_repair.given_damaged
     replication.on_unreadable = log_repair.suspect
+    replication.on_flushed = latencies.flush.observe
     store.on_damage = log_repair.suspect
     client.register(GantryCode.READ_LOG, answering(log_repair))
     role = RoleState(config, replication, replay, locks, events)
@@ -161,7 +164,7 @@ def wire(
     notifier = GroupNotifier(clients, meta, slices, next_opaque)
     sender = Sender(
         config, store, store_host, delay_levels, meta=meta, creation=creation, role=role, writer=writer,
-        health=health, counts=counts, slices=slices, events=events,
+        health=health, counts=counts, stats=stats, latencies=latencies, slices=slices, events=events,
     )  # fmt: skip
     checks = PullChecks(settings, meta, role, filters=filters, clients=clients, creation=creation)
     pulls = PullService(
@@ -197,13 +200,14 @@ def wire(
         transactions=transactions,
         stats=stats,
         counts=counts,
+        latencies=latencies,
         slices=slices,
         loop_watch=loop_watch,
         shared=shared,
         http_port=lambda: http.port,
     )
-    processor = RequestProcessor(context, HANDLERS, sender, budget.parked_bytes)
-    forwarder = Forwarder(role, replication, client, processor.process, budget.parked_bytes)
+    processor = RequestProcessor(context, HANDLERS, sender, budget.buffered_bytes)
+    forwarder = Forwarder(role, replication, client, processor.process, budget.buffered_bytes)
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
     dispatcher = Dispatcher(processor, forwarder, role, clients, notifier)
 

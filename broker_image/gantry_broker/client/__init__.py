@@ -20,14 +20,15 @@ from gantry_broker.client.errors import (
     RequestFailed,
     SendFailed,
 )
-from gantry_broker.client.message import FromWhere, Message, ReceivedMessage, SendResult
+from gantry_broker.client.message import FromWhere, Message, ReceivedMessage, Reply, SendResult
 from gantry_broker.client.ordered import OrderedConsumer
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.pull import PullConsumer
-from gantry_broker.client.requests import Reply, Requester, reply
+from gantry_broker.client.requests import Requester, reply
 from gantry_broker.client.selection import select_by_hash
 from gantry_broker.client.session import Session
-from gantry_broker.client.transactions import TransactionProducer, TransactionState
+from gantry_broker.client.transaction_state import TransactionState
+from gantry_broker.client.transactions import TransactionProducer
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.compression import Compression
 from gantry_broker.protocol.fastjson import MessageQueue

@@ -208,3 +208,13 @@ def restore_topic(record: Record, broker: str, group: str) -> ReceivedMessage:
     if record.topic == f"%RETRY%{group}":
         message.topic = message.properties.get(Prop.RETRY_TOPIC, record.topic)
     return message
+
+
+class Reply:
+    """The reply to a request."""
+
+    __slots__ = ("body", "properties")
+
+    def __init__(self, body: bytes, properties: dict[str, str]) -> None:
+        self.body = body
+        self.properties = properties

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gantry_broker.client.errors import InvalidMessage, RequestFailed
-from gantry_broker.client.message import Message, ReceivedMessage, SendResult
+from gantry_broker.client.message import Message, ReceivedMessage, Reply, SendResult
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
 from gantry_broker.protocol.codes import REPLY_TOPIC_SUFFIX, Prop, RequestCode, ResponseCode
@@ -24,16 +24,6 @@ from gantry_broker.protocol.headers import BadField, PushReplyHeader
 from gantry_broker.protocol.message import RecordError, parse_properties
 
 MAX_REPLY = 64 * 1024 * 1024
-
-
-class Reply:
-    """The reply to a request."""
-
-    __slots__ = ("body", "properties")
-
-    def __init__(self, body: bytes, properties: dict[str, str]) -> None:
-        self.body = body
-        self.properties = properties
 
 
 class Requester(Producer):

@@ -26,8 +26,8 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
 
 if TYPE_CHECKING:
-    from gantry_broker.client.requests import Reply
-    from gantry_broker.client.transactions import Check
+    from gantry_broker.client.message import Reply
+    from gantry_broker.client.transaction_state import Check
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from enum import Enum
 from typing import Any
 
 from gantry_broker.client.message import Message, ReceivedMessage, SendResult
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
+from gantry_broker.client.transaction_state import Check, TransactionState
 from gantry_broker.protocol.codes import Prop, RequestCode, ResponseCode, SendStatus, SysFlag
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, CheckTransactionHeader, EndTransactionHeader, Long
@@ -24,18 +24,8 @@ from gantry_broker.remoting.errors import RemotingError
 log = logging.getLogger(__name__)
 
 
-class TransactionState(Enum):
-    """The outcome of the application's own work; UNKNOWN: the broker asks again later."""
-
-    COMMIT = SysFlag.TRANSACTION_COMMIT
-    ROLLBACK = SysFlag.TRANSACTION_ROLLBACK
-    UNKNOWN = SysFlag.TRANSACTION_NOT
-
-
 LocalWork = Callable[[Message, str], Awaitable[TransactionState]]
 """(message, transaction id): does the work that the message belongs to."""
-Check = Callable[[ReceivedMessage], Awaitable[TransactionState]]
-"""Returns the outcome of the work for a half message that the broker still holds."""
 
 
 class TransactionProducer(Producer):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,12 +21,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from gantry_broker import descriptors
 from gantry_broker.broker.status import member_status
+from gantry_broker.exposition import Family
 from gantry_broker.http.connection import LimitedConnection
 from gantry_broker.http.guard import Guard
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections
 from gantry_broker.http.logbytes import log_bytes, log_info
-from gantry_broker.http.metrics import render_metrics
+from gantry_broker.http.metrics import gantry_families
 from gantry_broker.http.models import (
     AssignmentAnswer,
     AssignmentModel,
@@ -36,6 +37,8 @@ from gantry_broker.http.models import (
     RemovalAnswer,
     RemovalRequest,
 )
+from gantry_broker.http.openmetrics import render
+from gantry_broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
 from gantry_broker.http.token import TokenFile
 from gantry_broker.protocol import plausible
 
@@ -167,22 +170,31 @@ class StatusStreams:
             self._events.discard(event)
 
 
-class Slowed:
-    """Call `make`, or return its last result where a call would exceed its share of the time."""
+class MetricsPage:
+    """Makes the page of metrics, or returns the last one where a new one would exceed its share of the time."""
 
-    def __init__(self, make: Callable[[], str], share: float) -> None:
+    def __init__(self, make: Callable[[], Awaitable[list[Family]]], share: float) -> None:
+        """`share`: of one CPU, 0 to 1."""
         self._make = make
         self._share = share
-        self._last = ""
+        self._pages: dict[bool, tuple[bytes, str]] = {}
         self._next_at = 0.0
+        self._lock = asyncio.Lock()
 
-    def __call__(self) -> str:
-        begun = time.monotonic()
-        if begun >= self._next_at:
-            self._last = self._make()
-            ended = time.monotonic()
-            self._next_at = ended + (ended - begun) * (1 / self._share - 1)
-        return self._last
+    async def __call__(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its content type. `accept`: the request's header."""
+        openmetrics = "application/openmetrics-text" in accept
+        async with self._lock:
+            last = self._pages.get(openmetrics)
+            if last is not None and time.monotonic() < self._next_at:
+                return last
+            used = time.process_time()
+            families = await self._make()
+            # A thread: the library writes all series in one step, and the loop goes on meanwhile.
+            page = await asyncio.to_thread(render, families, accept if openmetrics else "")
+            self._pages = {openmetrics: page}
+            self._next_at = time.monotonic() + (time.process_time() - used) * (1 / self._share - 1)
+            return page
 
 
 def make_app(
@@ -190,7 +202,12 @@ def make_app(
 ) -> FastAPI:
     """Return all routes of one broker. `refused`: refused HTTP requests and connections, by reason."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    page = Slowed(lambda: render_metrics(broker, ports, refused()), METRICS_SHARE)
+    times = StoreTimes()
+
+    async def families() -> list[Family]:
+        return [*gantry_families(broker, ports, refused()), *await rocketmq_families(broker, times)]
+
+    page = MetricsPage(families, METRICS_SHARE)
 
     @app.exception_handler(RequestValidationError)
     async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -220,8 +237,9 @@ def make_app(
         return {"status": "ready" if good else "not ready", "role": status.role, "reason": status.reason}
 
     @app.get(METRICS)
-    async def metrics() -> Response:
-        return Response(page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics(request: Request) -> Response:
+        body, content_type = await page(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     @app.get("/v1/status")
     async def status() -> MemberStatus:

@@ -1,15 +1,17 @@
-"""Prometheus metrics as text: names that a user can guess, bounded cardinality.
+"""Gantry's own metrics of a broker: names that a user can guess, bounded cardinality.
 
-Each value is a plain number of the broker, so there is no registry and no library object per series.
+Each value is a plain number of the broker, so there is no registry and no object per series between two pages.
 """
 
 from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.exposition import Family, Kind
 from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
@@ -21,29 +23,14 @@ MAX_TOPICS: Final = 500
 """Topics with series of their own, the busiest ones; the others count in the totals only."""
 
 Row = tuple[dict[str, str], float]
-Family = tuple[str, str, str, Iterable[Row]]
-"""Name, type, help, rows."""
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def text_of(name: str, kind: str, text: str, rows: Iterable[Row]) -> str:
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-    for labels, value in rows:
-        inner = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
-        number = repr(float(value)) if isinstance(value, float) else str(value)
-        lines.append(f"{name}{{{inner}}} {number}" if inner else f"{name} {number}")
-    return "\n".join(lines) + "\n"
 
 
 def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_TOPICS]
 
 
-def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int]) -> str:
-    """Return the whole page. `http_refused`: refused HTTP requests and connections, by reason."""
+def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int]) -> list[Family]:
+    """Return all families of one page. `http_refused`: refused HTTP requests and connections, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
@@ -51,14 +38,16 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
     used = resource.getrusage(resource.RUSAGE_SELF)
     me = {"cluster": broker.config.cluster, "group": broker.config.group, "member": str(broker.config.member)}
     stats = broker.stats
-    followers = [
+    followers: list[Row] = [
         ({**me, "follower": str(f.member.member)}, max(status["end"] - f.acked, 0))
         for f in status["followers"]
         if f.acked >= 0
     ]
 
     guard = ports.guard
-    refused = [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
+    refused: list[Row] = (
+        [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
+    )
 
     def one(value: float) -> list[Row]:
         return [(me, value)]
@@ -66,7 +55,7 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
     def per_topic(name: str) -> list[Row]:
         return [({**me, "topic": topic}, value) for topic, value in _top(stats.rows(name))]
 
-    families: list[Family] = [
+    rows: list[tuple[str, Kind, str, list[Row]]] = [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
         ("gantry_epoch", "gauge", "Epoch of the assignment that the member holds.", one(status["epoch"])),
         ("gantry_writable", "gauge", "1 while the broker takes sends.", one(int(status["writable"] and not full))),
@@ -97,6 +86,12 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
                 ({**me, "topic": key.partition("@")[0], "consumer_group": key.partition("@")[2]}, value)
                 for key, value in _top(stats.rows("GROUP_GET_NUMS"))
             ],
+        ),
+        (
+            "gantry_sends_refused_total",
+            "counter",
+            "Sends that were not stored or not acknowledged, by the answer's code.",
+            [({**me, "code": str(code)}, count) for code, count in sorted(stats.refused.items())],
         ),
         ("gantry_connections", "gauge", "Open remoting connections.", one(ports.connections)),
         (
@@ -143,12 +138,22 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
         ),
         ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
-        refused_values(broker.replication.refusals, me),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
         ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),
     ]
-    return "".join(text_of(*family) for family in families)
+    latencies = broker.latencies
+    histograms = [
+        ("gantry_send_latency_seconds", "From the arrival of a send until its answer is written.", latencies.send),
+        ("gantry_append_latency_seconds", "Appends to the log, by message.", latencies.append),
+        ("gantry_flush_latency_seconds", "Each fsync of the log.", latencies.flush),
+    ]
+    return [
+        *(Family(name, kind, text, found) for name, kind, text, found in rows),
+        *(Family(name, "histogram", text, histograms=[(me, found)]) for name, text, found in histograms),
+        refused_values(broker.replication.refusals, me),
+        build_info("broker"),
+    ]
 
 
 def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:
@@ -156,7 +161,15 @@ def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:
     rows: list[Row] = [
         ({**labels, "entrance": entrance, "reason": reason}, count) for entrance, reason, count in refusals.rows()
     ]
-    return "gantry_refused_values_total", "counter", "Values from outside that no correct peer sends.", rows
+    return Family("gantry_refused_values_total", "counter", "Values from outside that no correct peer sends.", rows)
+
+
+def build_info(component: str) -> Family:
+    """Return the family with the version of this process."""
+    return Family(
+        "gantry_build_info", "gauge", "Version of the process.",
+        [({"component": component, "version": version("gantry-mq")}, 1)],
+    )  # fmt: skip
 
 
 def _resident() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 YOUNG_MS = 10_000
-"""Milliseconds without a master after which requests do not wait any more."""
+"""Milliseconds without a master after which requests stop waiting."""
 PATIENCE_MS = 1_200
 """The longest wait in milliseconds: clients give one of several NameServers about 1.5 s, then try the next."""
 MOST = 1_000

@@ -77,7 +77,7 @@ class Entry:
     version: DataVersion
     seen_ms: int
     left_ms: int | None = None
-    """When its owner left and the grace began."""
+    """The time at which its owner left and the grace began."""
 
     def address_for(self, listener: str) -> str | None:
         """The address for clients of a listener; None: they cannot reach this broker."""
@@ -190,10 +190,10 @@ class RouteTable:
             group.topics.update(fresh)
 
     def unregister(self, group_name: str, broker_id: int, address: str, source: int, now_ms: int) -> bool:
-        """Forget a broker that says farewell; False: that id is not its own (any more).
+        """Forget a broker that unregisters; return False when that id belongs to another broker.
 
-        Each of RocketMQ's brokers has its own address, which is enough; several of ours use one address, one after the
-        other.
+        Each of RocketMQ's brokers has its own address, which is enough to compare. Several of Gantry's brokers use one
+        address, one after the other.
         """
         group = self.groups.get(group_name)
         entry = group.entries.get(broker_id) if group is not None else None

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import orjson
 
 from gantry_broker import descriptors
-from gantry_broker.http.metrics import refused_values, text_of
+from gantry_broker.exposition import Family, Kind, text_page
+from gantry_broker.http.metrics import build_info, refused_values
 from gantry_broker.loopwatch import LoopWatch, loop_families
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
@@ -88,7 +89,7 @@ class NameService:
         self._one_at_a_time = asyncio.Lock()
         self._working: dict[Connection, asyncio.Task[None]] = {}
         self._waiting_bytes = 0
-        self._most_waiting = self.shared.budget.parked_bytes
+        self._most_waiting = self.shared.budget.buffered_bytes
         self._early: EarlyQuestions[tuple[Connection, Frame]] = EarlyQuestions(steady_ms())
 
     # Handler
@@ -454,49 +455,39 @@ def _listeners(addresses: str | None) -> dict[str, str]:
 
 def metrics(service: NameService) -> str:
     """Return the NameServer's metrics in Prometheus' text form."""
-    routes = service.routes
+    routes, shared = service.routes, service.shared
     brokers = sum(len(group.entries) for group in routes.groups.values())
-    lines = [
-        "# HELP gantry_namesrv_groups Broker groups that are registered.",
-        "# TYPE gantry_namesrv_groups gauge",
-        f"gantry_namesrv_groups {len(routes.groups)}",
-        "# HELP gantry_namesrv_brokers Brokers that are registered.",
-        "# TYPE gantry_namesrv_brokers gauge",
-        f"gantry_namesrv_brokers {brokers}",
-        "# HELP gantry_namesrv_topics Topics that have a route.",
-        "# TYPE gantry_namesrv_topics gauge",
-        f"gantry_namesrv_topics {len(routes.topics())}",
-        "# HELP gantry_namesrv_connections Open connections.",
-        "# TYPE gantry_namesrv_connections gauge",
-        f"gantry_namesrv_connections {service.connections}",
-        "# HELP gantry_namesrv_connections_cut_total Connections closed because of the bytes that they held.",
-        "# TYPE gantry_namesrv_connections_cut_total counter",
-        f"gantry_namesrv_connections_cut_total {service.shared.cut}",
-        "# HELP gantry_namesrv_unfinished_frame_bytes Bytes of incomplete frames.",
-        "# TYPE gantry_namesrv_unfinished_frame_bytes gauge",
-        f"gantry_namesrv_unfinished_frame_bytes {service.shared.held}",
+
+    def one(name: str, kind: Kind, text: str, value: float) -> Family:
+        return Family(f"gantry_namesrv_{name}", kind, text, [({}, value)])
+
+    requests = Family("gantry_namesrv_requests_total", "counter", "Requests, by code.")
+    for code, count in sorted(service.requests.items()):
+        requests.add({"code": "unsupported" if code == UNSUPPORTED else str(code)}, count)
+    failed = Family(
+        "gantry_namesrv_handshakes_failed_total",
+        "counter",
+        "Connections to the registration port that did not prove to come from a broker, by reason.",
+    )
+    for reason, count in sorted(service.guard.refused.items() if service.guard is not None else ()):
+        failed.add({"reason": reason}, count)
+    families = [
+        one("groups", "gauge", "Broker groups that are registered.", len(routes.groups)),
+        one("brokers", "gauge", "Brokers that are registered.", brokers),
+        one("topics", "gauge", "Topics that have a route.", len(routes.topics())),
+        one("connections", "gauge", "Open connections.", service.connections),
+        one("connections_cut_total", "counter", "Connections closed because of the bytes that they held.", shared.cut),
+        one("unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", shared.held),
         *(
-            f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value}"
+            Family(name, kind, text, [({}, value)])
             for name, kind, text, value in loop_families(service.loop_watch.holds, "gantry_namesrv")
         ),
-        "# HELP gantry_namesrv_requests_total Requests, by code.",
-        "# TYPE gantry_namesrv_requests_total counter",
-        *(
-            f'gantry_namesrv_requests_total{{code="{"unsupported" if code == UNSUPPORTED else code}"}} {count}'
-            for code, count in sorted(service.requests.items())
-        ),
+        requests,
+        failed,
+        refused_values(service.refusals, {}),
+        build_info("nameserver"),
     ]
-    if service.guard is not None:
-        lines += [
-            "# HELP gantry_namesrv_handshakes_failed_total Connections to the registration port that did not prove to "
-            "come from a broker, by reason.",
-            "# TYPE gantry_namesrv_handshakes_failed_total counter",
-            *(
-                f'gantry_namesrv_handshakes_failed_total{{reason="{reason}"}} {count}'
-                for reason, count in sorted(service.guard.refused.items())
-            ),
-        ]
-    return "\n".join(lines) + "\n" + text_of(*refused_values(service.refusals, {}))
+    return text_page(families)
 
 
 def health(service: NameService) -> bytes:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from gantry_broker.protocol.codes import SysFlag
-from gantry_broker.protocol.message import RecordError
+from gantry_broker.protocol.errors import RecordError
 
 _CHUNK_BYTES: Final = 256
 """Bytes of a Zstandard body in one step: 4 bytes can become 128 KiB, and `limit` is checked between steps."""

@@ -16,6 +16,7 @@ from struct import Struct
 from typing import Final
 
 from gantry_broker.protocol.codes import KEY_SEPARATOR, Prop, SysFlag
+from gantry_broker.protocol.errors import RecordError as RecordError
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -52,10 +53,6 @@ _BATCH_HEAD = Struct(">iIIii")
 _MESSAGE_ID = Struct(">iq")
 RECORD_V4 = Struct(">iIIiiqqiq8sq8siqi")
 """All fields before the body when both hosts are IPv4."""
-
-
-class RecordError(ValueError):
-    """Bytes are not a complete and undamaged record."""
 
 
 class Record:

@@ -26,12 +26,12 @@ class RemotingBudget:
     unfinished_bytes: int
     """Bytes of incomplete frames on all connections."""
     high_water: int
-    """Bytes that wait for a peer, above which this process reads no more from it."""
+    """Bytes that wait for a peer, above which this process stops reading from it."""
     unsent_bytes_each: int
     """Bytes that wait for a peer, above which this process closes its connection."""
     unsent_bytes: int
     """Bytes that wait for all peers above `high_water`; beyond it the slowest connection is closed."""
-    parked_bytes: int
+    buffered_bytes: int
     """Bytes of writes that are buffered for the new leader during a handover."""
     connections: int
     """Connections that are open at the same time."""
@@ -54,7 +54,7 @@ def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> Remotin
         high_water=_within(memory // 4096, 64 * 1024, MIB),
         unsent_bytes_each=_within(memory // 16, 10 * MIB, 32 * MIB),
         unsent_bytes=_within(memory // 8, 16 * MIB, 1024 * MIB),
-        parked_bytes=_within(memory // 16, 8 * MIB, 64 * MIB),
+        buffered_bytes=_within(memory // 16, 8 * MIB, 64 * MIB),
         connections=min(max(memory // (64 * 1024), 256), max_connections),
     )
 

@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
             self._shared.hold(self, held)
 
     def eof_received(self) -> None:
-        """The peer has ended: written bytes still go out, then the transport closes by itself."""
+        """Let the transport close by itself after the written bytes have gone out: the peer has ended."""
         self.push()
         self._linger_off()
 
@@ -392,7 +392,7 @@ class Connection(asyncio.Protocol):
             await asyncio.shield(self._drained)
 
     def stop_reading(self) -> None:
-        """Take no more requests; the peer's later bytes stay unread and make closing a reset."""
+        """Stop reading requests. The peer's later bytes stay unread and make closing a reset."""
         if self._transport is not None and not self._transport.is_closing():
             self._reading_stopped = True
             self._transport.pause_reading()
@@ -403,7 +403,7 @@ class Connection(asyncio.Protocol):
         self._read_on()
 
     def throttle(self, wait: bool) -> None:
-        """Read no more while requests of this peer wait for their turn."""
+        """Stop reading while requests of this peer wait for their turn."""
         if wait == self._throttled:
             return
         self._throttled = wait
@@ -432,14 +432,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the connection has ended or is about to: new bytes would be lost, or their answer. `closed` comes
-        a round of the event loop later than the failure of a write.
+        """Whether the connection has ended or is about to: new bytes, or their answer, would be lost. `closed` follows
+        the failure of a write one round of the event loop later.
         """
         return self.closed or (self._transport is not None and self._transport.is_closing())
 
     @property
     def unfinished_since(self) -> float | None:
-        """When (by the owner's clock) the present incomplete frame began; None: there is none."""
+        """The time (by the owner's clock) at which the present incomplete frame began; None: there is none."""
         return self._frame_since if self._decoder.unfinished else None
 
     @property

@@ -10,7 +10,7 @@ A MAC is HMAC-SHA256 over version, side, both identities and both nonces, with a
 token. The token itself never travels. The client proves itself first, so a stranger learns no MAC. Steps are remoting
 frames of GantryCode.HANDSHAKE; one is sent only after the answer to the one before.
 
-It says who is at the other end when the connection begins. It does not protect what is sent afterwards.
+It proves the identity of both ends when the connection begins. It does not protect later bytes.
 """
 
 from __future__ import annotations
@@ -72,19 +72,26 @@ class Identity:
         return f"member {self.member} of {self.cluster}/{self.group}"
 
 
-class HandshakeClient:
-    """The end that connects. Send `hello` first; give received bytes to `receive`."""
+class _End:
+    """The state that both ends have."""
 
     def __init__(self, me: Identity, token: Token, nonce: bytes) -> None:
         """`nonce`: `NONCE_BYTES` new random bytes."""
         self.peer: Identity | None = None
-        """The server, once it has proved itself."""
+        """The other end, once it has proved itself."""
         self._me = me
         self._token = token
         self._nonce = nonce
         self._claimed: Identity | None = None
-        self._expected = b""
         self._decoder = FrameDecoder(MAX_HANDSHAKE_FRAME - _LENGTH_FIELD)
+
+
+class HandshakeClient(_End):
+    """The end that connects. Send `hello` first; give received bytes to `receive`."""
+
+    def __init__(self, me: Identity, token: Token, nonce: bytes) -> None:
+        super().__init__(me, token, nonce)
+        self._expected = b""
 
     def hello(self) -> bytes:
         return encode_frame(Frame(GantryCode.HANDSHAKE, 1, ext=_introduction("hello", self._me, self._nonce)))
@@ -121,19 +128,12 @@ class HandshakeClient:
         return encode_frame(Frame(GantryCode.HANDSHAKE, 2, ext={"step": "proof", "mac": mac.hex()}))
 
 
-class HandshakeServer:
+class HandshakeServer(_End):
     """The end that accepts."""
 
     def __init__(self, me: Identity, token: Token, nonce: bytes) -> None:
-        """`nonce`: `NONCE_BYTES` new random bytes."""
-        self.peer: Identity | None = None
-        """The client, once it has proved itself."""
-        self._me = me
-        self._token = token
-        self._nonce = nonce
-        self._claimed: Identity | None = None
+        super().__init__(me, token, nonce)
         self._client_nonce = b""
-        self._decoder = FrameDecoder(MAX_HANDSHAKE_FRAME - _LENGTH_FIELD)
 
     def receive(self, data: bytes) -> bytes:
         """Return the bytes to send next; empty: nothing. Raises HandshakeError."""

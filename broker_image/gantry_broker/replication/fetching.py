@@ -27,7 +27,7 @@ LinkState = Literal["none", "connected", "refused", "silent"]
 
 
 class Asker(Protocol):
-    """What the loop needs from the service."""
+    """The part of the service that the loop needs."""
 
     def next_fetch(self) -> tuple[str, Fetch] | None: ...
 

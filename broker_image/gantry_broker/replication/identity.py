@@ -94,7 +94,7 @@ class ReplicaFile:
         self._write(state, clean=False)
 
     def invalidate_boot_id(self) -> None:
-        """Note that the disk failed: the present boot of the machine proves nothing any more. Raises OSError."""
+        """Note that the disk failed: the present boot of the machine proves nothing from then on. Raises OSError."""
         self._boot = ""
         if self._state is None:
             return
@@ -105,7 +105,7 @@ class ReplicaFile:
             self._write(self._state, clean=False, durable=False)
 
     def holds_records(self) -> None:
-        """Note that the log is not empty any more; the next save writes it."""
+        """Note that the log has records; the next save writes it."""
         self._held = True
 
     def mark_clean(self) -> None:

@@ -22,7 +22,7 @@ from gantry_broker.replication.types import InSyncSetProposal, LeaderEpochs, Lea
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a group replicates. Times are in milliseconds, sizes in bytes."""
+    """The replication settings of a group. Times are in milliseconds, sizes in bytes."""
 
     sync_replication: bool = True
     """SEND_OK waits for confirmation; if false, only for the leader's own copy (rule 8)."""
@@ -62,7 +62,7 @@ class FollowerView:
     acked: int = -1
     end: int = -1
     seen_ms: int = 0
-    """When it last fetched or, if later, last got an answer."""
+    """The time of its last fetch or, if later, of the last answer to it."""
     waiting: bool = False
     """The leader holds one of its fetches."""
     address: str = ""

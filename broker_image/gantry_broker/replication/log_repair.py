@@ -134,7 +134,7 @@ class LogRepair:
             log.error("repairing the record at %d: %r", at, task.exception())
 
     async def _repair(self, at: int) -> None:
-        pause, complained = RETRY_S, False
+        pause, warned = RETRY_S, False
         while True:
             reason = self._damage_at(at)
             if not reason:
@@ -145,10 +145,10 @@ class LogRepair:
                 log.warning("the record at %d was damaged on this disk (%s): repaired from another member", at, reason)
                 self._on_repaired(at)
                 return
-            if not complained:
-                complained = True
-                told = "; ".join(refusals) or "no other member is connected"
-                log.error("the record at %d is damaged on this disk (%s), no reader sees it: %s", at, reason, told)
+            if not warned:
+                warned = True
+                reasons = "; ".join(refusals) or "no other member is connected"
+                log.error("the record at %d is damaged on this disk (%s), no reader sees it: %s", at, reason, reasons)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_RETRY_S)
 

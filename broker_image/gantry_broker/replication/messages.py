@@ -10,7 +10,7 @@ from gantry_broker.replication.types import LeaderEpochs, MemberId
 
 
 class Position(NamedTuple):
-    """Where a log ends: the offset after its last record, and that record's epoch (rule 2)."""
+    """The end of a log: the offset after its last record, and that record's epoch (rule 2)."""
 
     end: int
     epoch: int
@@ -31,7 +31,7 @@ class Fetch:
     """The follower's confirmed offset; the leader compares it with its own."""
     max_bytes: int = 1 << 20
     address: str = ""
-    """Raft mode: the address of the follower, should it become a member."""
+    """Raft mode: the address of the follower, for the case that it becomes a member."""
     leader: MemberId | None = None
     """The member that the fetch is for. The address may belong to a member of another group by now, and epochs are
     small numbers.
@@ -59,7 +59,7 @@ class FetchAnswer:
     epoch: int
     """The leader's epoch; in a refusal the highest epoch that it has seen (which fences a leader, rule 14)."""
     asked: Position
-    """Where the follower's log ended: an answer fits no other end (rule 2)."""
+    """The end of the follower's log at the fetch: an answer fits no other end (rule 2)."""
     confirmed: int = 0
     leader_end: int = 0
     to: int = 0

@@ -1,4 +1,4 @@
-"""How fast a leader serves a follower that lacks much of the log while producers send. Pure: time is an argument."""
+"""The pace at which a leader serves a follower far behind, while producers send. Pure: time is an argument."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class PendingFetches:
                 self._held_changed(member, False)
 
     def close(self) -> None:
-        """Answer all held fetches and hold none any more."""
+        """Answer all held fetches; hold none after that."""
         self._closed = True
         for held in list(self._held.values()):
             self._answer_anyhow(held)

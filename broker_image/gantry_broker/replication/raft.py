@@ -63,7 +63,7 @@ class RaftOptions(Options):
 
 
 class RaftReplica:
-    """See the module. Names equal those of `replica.Replica` wherever both have the same."""
+    """One member in Raft mode. Names equal those of `replica.Replica` wherever both have the same."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class RaftReplica:
         self._election_step_ms = 0
         self._granted: set[MemberId] = set()
         self._uninitialized: dict[int, MemberId] = {}
-        self._told: dict[int, tuple[MemberId, frozenset[MemberId]]] = {}
-        """By number: what a listed member said of itself in its last answer, and the members that it named."""
+        self._reported: dict[int, tuple[MemberId, frozenset[MemberId]]] = {}
+        """By number: the identity of a listed member in its last answer, and the members that it named."""
         self._asked_about_ms = now_ms - options.gone_ms
         self._ticked_ms = 0
         self._begin_ms = 0
@@ -145,7 +145,7 @@ class RaftReplica:
 
     @property
     def leadership(self) -> LeadershipRecord:
-        """What a registry would hold: the epoch, the number of member changes, the leader, the members."""
+        """The record that a registry would hold: the epoch, the number of member changes, the leader, the members."""
         leader = self.me if self.leader is not None else self.follower.leader if self.follower is not None else None
         return LeadershipRecord(self.epoch, len(self._log.member_changes), leader, ids(self.members))
 
@@ -300,9 +300,9 @@ class RaftReplica:
         """
         if member in ids(self.members):
             return True
-        if not self.members and self._told.get(member.member, (None,))[0] == member:
+        if not self.members and self._reported.get(member.member, (None,))[0] == member:
             return True
-        return any(member in named for _, named in self._told.values())
+        return any(member in named for _, named in self._reported.values())
 
     def _counts(self, request: RaftRequest, now_ms: int) -> bool:
         """Return whether a Raft request may change anything here. One of an unknown member makes this one query
@@ -425,7 +425,7 @@ class RaftReplica:
         if self.epoch and (jump := plausible.jump_refusal(self.epoch, answer.epoch)):
             self._refused("poll-answer", "epoch-jump", f"{answer.member}: {jump}")
             return
-        self._told[answer.member.member] = (answer.member, ids(answer.members))
+        self._reported[answer.member.member] = (answer.member, ids(answer.members))
         if answer.uninitialized:
             self._uninitialized[answer.member.member] = answer.member
         else:

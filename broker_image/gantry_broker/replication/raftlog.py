@@ -106,14 +106,14 @@ class RaftStoreLog(StoreLog):
 
     def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
         queue_starts(state)  # Impossible values are found before anything is written.
-        told = _changes_in(state)
-        # The list is written before the reset, since the log does not hold this change any more. It uses the present
-        # confirmed offset: after a crash in between, a start finds the old log and takes from the list only what that
-        # log has confirmed.
+        changes = _changes_in(state)
+        # The list is written before the reset, since this change leaves the log with it. It uses the present confirmed
+        # offset: after a crash in between, a start finds the old log and takes from the list only changes that this log
+        # has confirmed.
         confirmed = {c for c in self._changes if c.end <= self._store.confirmed}
-        self._write(tuple(sorted({*confirmed, *told})))
+        self._write(tuple(sorted({*confirmed, *changes})))
         super().reset(to, epochs.truncate(leader_epochs, to), state)
-        self._changes = told
+        self._changes = changes
         self._list_later()
 
     def _learn_or_undo(self, start: int, end: int) -> None:
@@ -147,8 +147,8 @@ class RaftStoreLog(StoreLog):
             _log.warning("the next append tries it again: %s", error)
 
     def _write(self, changes: tuple[MemberChange, ...]) -> None:
-        """Write the list; durable on return. Raises StoreFull; OSError, after which the log takes nothing any more
-        unless only descriptors were short.
+        """Write the list; durable on return. Raises StoreFull, or OSError; after an OSError the log takes nothing more,
+        unless only descriptors ran out.
         """
         self._listed = None
         try:

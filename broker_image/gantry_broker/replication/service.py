@@ -95,10 +95,10 @@ class ReplicationService:
     ) -> None:
         """`epoch_body(epoch)`: body of an epoch's control record.
 
-        `on_store_error` gets what the store refused of a leader's records (usually for a full disk). `on_confirmed`
-        gets what `MessageStore.confirm` returned. `on_role_change` reports a change of `role` or `may_append`,
-        `on_change` a change of anything in `status_fields`. `on_truncated(to)` reports that the log was truncated to
-        `to` or reset at `to`.
+        `on_store_error` gets the error when the store refuses a leader's records (usually for a full disk).
+        `on_confirmed` gets the result of `MessageStore.confirm`. `on_role_change` reports a change of `role` or
+        `may_append`, `on_change` a change of anything in `status_fields`. `on_truncated(to)` reports that the log was
+        truncated to `to` or reset at `to`.
         """
         self._config = config
         self._group = f"{config.cluster}/{config.group}"
@@ -114,7 +114,7 @@ class ReplicationService:
         self._raft = config.mode == "Raft"
         self._log = StoreLog(store, hooks)
         self._raft_log = RaftStoreLog(store, config.data_dir / "config" / "members.json", hooks) if self._raft else None
-        # Rule 26: in Raft mode acknowledgements count bytes on disk, whatever the flush mode.
+        # Rule 26: in Raft mode acknowledgements count bytes on disk, in each flush mode.
         self._sync_flush = config.flush == "Sync" or self._raft
         self._fetching = FetchLoop(client, self)
         self._commit: GroupCommit | None = None
@@ -137,6 +137,8 @@ class ReplicationService:
         """Called with the offset of a damaged record in the leader's answer."""
         self.on_unreadable: Callable[[int], None] = lambda at: None
         """Called with the offset from which a follower's records could not be read."""
+        self.on_flushed: Callable[[float], None] = lambda seconds: None
+        """Called with the duration of each fsync of the log, seconds."""
         self._moving_until = 0.0
         self._moving_to: MemberId | None = None
 
@@ -156,6 +158,7 @@ class ReplicationService:
         self._log_trusted = started.log_trusted
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
+        self._commit.took = self.on_flushed
         self._pending_fetches = PendingFetches(
             self._answer_to,
             self._held,
@@ -234,7 +237,7 @@ class ReplicationService:
         self._file.mark_clean()
 
     def disk_failed(self) -> None:
-        """Note a failed write or flush: the kernel may have dropped what was written (rule 16)."""
+        """Note a failed write or flush: the kernel may have dropped the written bytes (rule 16)."""
         if not self._store.disk_untrusted:
             return
         try:
@@ -265,7 +268,7 @@ class ReplicationService:
 
     @property
     def broker_id(self) -> int:
-        """RocketMQ's broker id: 0 for the master, else the member's number + 1."""
+        """RocketMQ's broker id: 0 for the leader, else the member's number + 1."""
         return 0 if self.role is Role.MASTER else self._config.member + 1
 
     @property
@@ -301,7 +304,7 @@ class ReplicationService:
 
     @property
     def leader_address(self) -> str | None:
-        """Where the group's leader serves fetches, as last assigned; None on the leader itself."""
+        """The address at which the group's leader serves fetches, as last assigned; None on the leader itself."""
         return None if self.role is Role.MASTER else self.core.state.leader_address
 
     def status_fields(self) -> dict[str, Any]:
@@ -593,7 +596,7 @@ class ReplicationService:
         self._changed()
         return reason
 
-    # ---- the slave (called by the fetch loop)
+    # ---- the follower (called by the fetch loop)
 
     def next_fetch(self) -> tuple[str, Fetch] | None:
         """Return the next fetch and its destination; None without a leader."""

@@ -103,7 +103,6 @@ class StoreLog:
         return self._leader_epochs
 
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
-        self._store.prepare_master()
         self._store.begin_epoch(epoch, self._hooks.epoch_body(epoch), self._hooks.unix_ms())
 
     def read_raw(self, at: int, max_bytes: int) -> bytes:

@@ -37,6 +37,7 @@ class LeadershipRecord:
     epoch: int = 0
     version: int = 0
     master: MemberId | None = None
+    """The leader, by the word that people read in a Lease and in RocketMQ's tools; None: there is none yet."""
     in_sync: frozenset[MemberId] = frozenset()
 
     def promoted(self, master: MemberId, in_sync: Iterable[MemberId]) -> LeadershipRecord:

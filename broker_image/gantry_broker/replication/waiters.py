@@ -46,5 +46,5 @@ class Waiters:
             callback(status)
 
     def next_deadline(self) -> int | None:
-        """When `expire` has something to do, in Unix milliseconds of the caller's clock."""
+        """Return the time of the next `expire`, in Unix milliseconds of the caller's clock."""
         return min((deadline for _, deadline, _ in self._queue), default=None)

@@ -48,12 +48,16 @@ class GroupCommit:
         """The durable offset when the last checkpoint began."""
         self._loop = asyncio.get_running_loop()
         self._flushing = False
+        self._begun = 0.0
+        """When the running flush began, by the performance counter."""
         self._waiting: list[asyncio.Future[None]] = []
         """Waiters that look again at the end of the running flush."""
         self._checkpointing: asyncio.Task[None] | None = None
         self._closed = False
         self.ended: Callable[[], None] = lambda: None
         """Called in the loop at the end of each flush, also after a failure."""
+        self.took: Callable[[float], None] = lambda seconds: None
+        """Called with the duration of each successful flush, seconds."""
 
     def begin(self) -> None:
         """Start a flush of the log, unless one runs. Does nothing after a failure of the disk or `close`."""
@@ -62,6 +66,7 @@ class GroupCommit:
         if not self._worker.ident:
             self._worker.start()
         self._flushing = True
+        self._begun = time.perf_counter()
         self._wanted.put(True)
         self._store.write_ahead()
 
@@ -124,6 +129,7 @@ class GroupCommit:
                 # The kernel may have dropped unwritten pages: a second fsync would report success without them.
                 self._store.mark_failed(error or RuntimeError("flush"))
             else:
+                self.took(time.perf_counter() - self._begun)
                 self._store.mark_flushed(point)
                 self._checkpoint_if_due()
         finally:

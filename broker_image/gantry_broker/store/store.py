@@ -287,15 +287,12 @@ class MessageStore:
         """
         self._truncator.reset(to, epochs, queue_starts or {})
 
-    def prepare_master(self) -> None:
-        """Does nothing: each append keeps up everything that `put` needs, so a promotion waits for nothing."""
-
     def queue_starts(self) -> dict[tuple[str, int], int]:
         """The first queue offset of every queue that is still in the log: a follower needs them for `reset`."""
         return {queue.key: queue.first_at(self.log.start) for queue in self.queues.loaded()}
 
     # Overrides: deletions and queue offsets from control records, in memory only. The broker, which keeps the tables of
-    # these records, sets all overrides after each start, and again after a truncation of some of the records. A master
+    # these records, sets all overrides after each start, and again after a truncation of some of the records. A leader
     # also sets those of unconfirmed records, before its first append.
 
     def drop_topic(self, topic: str, below: int) -> None:

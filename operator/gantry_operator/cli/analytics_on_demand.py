@@ -103,7 +103,7 @@ async def fetch(context: str | None, namespace: str | None, name: str | None, fi
                 raise CliError(f"there is no report yet{': ' + status['message'] if status.get('message') else ''}")
             cron_job = await target.api.get(CRON_JOB, target.namespace, manifests.name_of(target.name))
             if cron_job is None:
-                raise CliError(f"{target.name} has no spec.analytics any more, which says how to reach its reports")
+                raise CliError(f"{target.name} has no spec.analytics any more, which has the place of its reports")
             pod = jobs.show_pod(cron_job, file, datetime.now(UTC).strftime("%y%m%d%H%M%S"))
             return f"{target.namespace}-{target.name}", await _shown(target, pod)
     except TargetError as error:

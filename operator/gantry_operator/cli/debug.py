@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
 from gantry_operator.cli.output import note, print_json
+
+if TYPE_CHECKING:
+    from gantry_broker.store.describe import Start, StoreFiles
 
 STATUS_S = 3.0
 
@@ -165,6 +168,16 @@ def _entry_json(entry: Any) -> dict[str, Any]:
     return out | {"control": _control(entry)} if entry.kind == "control" else out
 
 
+def _load_store(what: str, directory: Path | None, name: str | None) -> tuple[StoreFiles, Start]:
+    """The files of a store, and the plan of a start from them. Raises CliError."""
+    from gantry_broker.store.describe import StoreFiles, plan_start
+
+    place = find_place(what, directory, name)
+    with one_line_errors():
+        files = StoreFiles.load(place.store)
+        return files, plan_start(files)
+
+
 @debug_app.command("epochs")
 def epochs(
     what: WhatArgument,
@@ -173,12 +186,9 @@ def epochs(
     output: OutputOption = Output.text,
 ) -> None:
     """Print the leader epochs of the log, oldest first, with their ranges."""
-    from gantry_broker.store.describe import StoreFiles, describe_epochs, epochs_to_json, plan_start
+    from gantry_broker.store.describe import describe_epochs, epochs_to_json
 
-    place = find_place(what, directory, name)
-    with one_line_errors():
-        files = StoreFiles.load(place.store)
-        planned = plan_start(files)
+    files, planned = _load_store(what, directory, name)
     if output == Output.json:
         print_json(epochs_to_json(files, planned))
     else:
@@ -196,12 +206,9 @@ def checkpoint(
 
     It reads the log from where a start would.
     """
-    from gantry_broker.store.describe import StoreFiles, checkpoint_to_json, describe_checkpoint, plan_start
+    from gantry_broker.store.describe import checkpoint_to_json, describe_checkpoint
 
-    place = find_place(what, directory, name)
-    with one_line_errors():
-        files = StoreFiles.load(place.store)
-        planned = plan_start(files)
+    files, planned = _load_store(what, directory, name)
     if output == Output.json:
         print_json(checkpoint_to_json(files, planned))
     else:

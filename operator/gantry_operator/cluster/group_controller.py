@@ -135,6 +135,18 @@ class GroupController(ABC):
         return ()
 
     @property
+    def blocking_wait(self) -> str:
+        """Why the group has no working leader; empty: it has one, or nothing is known yet."""
+        return self.waits.reason if self.waits is not None and not self.waits.available else ""
+
+    @property
+    def leader_watch(self) -> MemberWatch | None:
+        """The watch of the leader; None: the leader is not known."""
+        leadership = self.leadership
+        leader = None if leadership is None else leadership.master
+        return None if leader is None else self.watches.get(leader.member)
+
+    @property
     def problem(self) -> str:
         """Why the last pass or another step failed; empty: no failure."""
         return next(iter(self._problems.values()), "")

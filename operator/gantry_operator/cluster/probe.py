@@ -7,7 +7,8 @@ that address for the group's master.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ClusterInfo
@@ -59,6 +60,34 @@ async def send_and_read(client: RemotingClient, broker: str) -> str | None:
     return None
 
 
+def not_writable(waits: str, leader: str | None, status: Mapping[str, Any] | None) -> str | None:
+    """None if the leader accepts writes; else the reason.
+
+    `waits`: why the control plane waits in this group; empty: it does not. `leader`: the leader's name. `status`: the
+    leader's last status.
+    """
+    if waits:
+        return waits
+    if leader is None:
+        return "no member leads"
+    if status is None or not status.get("writable"):
+        why = "" if status is None else status.get("reason")
+        return f"{leader} takes no writes: {why or 'it has just taken the role'}"
+    return None
+
+
+async def route_and_send(client: RemotingClient, known: Sequence[str | None], reached: str) -> str | None:
+    """None if a NameServer has the right address and a message sent to `reached` was read back; else the reason.
+
+    `known`: the result of `name_server_knows` for each NameServer.
+    """
+    if not known:
+        return "there is no NameServer"
+    if all(k is not None for k in known):
+        return known[0]
+    return await send_and_read(client, reached)
+
+
 async def check_group(
     client: RemotingClient, name_servers: Sequence[str], group: str, registered: str, reached: str
 ) -> str | None:
@@ -66,8 +95,4 @@ async def check_group(
     `reached`: the same broker as this process reaches it.
     """
     said = [await name_server_knows(client, s, group, registered) for s in name_servers]
-    if not said:
-        return "there is no NameServer"
-    if all(s is not None for s in said):
-        return said[0]
-    return await send_and_read(client, reached)
+    return await route_and_send(client, said, reached)

@@ -22,36 +22,13 @@ from gantry_operator.cluster.group_controller import (
 )
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.failover.model import Report, Switchover, Wait
+from gantry_operator.failover.raft import keeping_up, leader_of, transfer_candidates
 from gantry_operator.platforms.base import Change, MemberEndpoint
 
 ELECTED_S = 2.0
 """Seconds to wait for a leader that another leader has named as its successor."""
-IN_SYNC_BYTES = 16 << 20
-"""A member that lacks more bytes delays a majority that needs it. Under load a healthy member may lack some MiB."""
 START_S = 15.0
 """Seconds before a missing leader is reported after a start of the members."""
-
-
-def leader_of(reports: Sequence[Report]) -> Report | None:
-    """The leader of the highest epoch. A leader of an older epoch does not know yet that it was replaced."""
-    epoch = max((r.epoch for r in reports), default=0)
-    return next((r for r in reports if r.role == "Master" and r.epoch == epoch), None)
-
-
-def keeping_up(leader: Report) -> frozenset[MemberId]:
-    """The voters that are in sync, the leader included.
-
-    A voter stays one at any distance, but a majority that needs a distant voter confirms nothing until it has caught
-    up.
-    """
-    near = leader.confirmed - IN_SYNC_BYTES
-    return leader.in_sync & ({f.id for f in leader.followers if f.acked >= near} | {leader.id})
-
-
-def transfer_candidates(leader: Report, others: Sequence[Report]) -> list[Report]:
-    """Candidates for a transfer: voters that answer, the longest log first."""
-    able = [r for r in others if r.id in leader.in_sync and r.id != leader.id and r.role == "Slave"]
-    return sorted(able, key=lambda r: (r.rank, -r.id.member), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +75,8 @@ class RaftController(GroupController):
         return self._leadership
 
     def in_sync(self, report: Report) -> bool:
-        master = None if self._leadership is None else self._leadership.master
-        leader = None if master is None or master.member not in self.watches else self.watches[master.member].report
+        watch = self.leader_watch
+        leader = None if watch is None else watch.report
         return leader is not None and leader.role == "Master" and report.id in keeping_up(leader)
 
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:

@@ -71,7 +71,7 @@ class RollingChange:
 
     @property
     def reason(self) -> str:
-        """What is being done or waited for; empty: everything is as planned."""
+        """The steps in progress and the reasons of waits; empty: everything is as planned."""
         joining = [f"{name} has not joined its group yet" for name in sorted(self.joining)]
         return self._requested or "; ".join([*self.progress.values(), *joining])
 

@@ -1,7 +1,7 @@
-"""Changes functions while they are loaded: an exact text of a module's source is replaced by another.
+"""Changes functions at run time: it replaces an exact text in a module's source by another.
 
-The function around the text is compiled from the changed source and gets that code, in place: every module that has
-imported it runs the mutant, and the function has its own code back afterwards.
+The function around the text is compiled from the changed source and gets that code in place. Every module that has
+imported the function runs the mutant, and afterwards the function has its original code again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class StaleMutant(Exception):
-    """The source does not have the text to replace exactly once, or cannot be changed as the mutant says."""
+    """The source does not have the text exactly once, or the function cannot be replaced as the mutant says."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Mutant:
     rule: int
     """Its number in docs/replication.md."""
     name: str
-    """What it takes away."""
+    """The protection that it removes."""
     edits: tuple[Edit, ...]
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def _changed(module: ModuleType, edits: dict[Edit, Mutant]) -> Iterator[tuple[Fu
         new = _code_of(code, name)
         function = _function_of(module, name)
         if new is None or new.co_freevars != function.__code__.co_freevars:
-            raise StaleMutant(f"{mutant}: {module.__name__}.{name} cannot be replaced by what the edit makes of it")
+            raise StaleMutant(f"{mutant}: {module.__name__}.{name} cannot be replaced by the result of the edit")
         yield function, new
 
 

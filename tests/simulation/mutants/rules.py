@@ -1,7 +1,7 @@
 """The table of mutants, one for each rule of docs/replication.md.
 
-Where the simulation models what keeps a rule (the registry, the disk, the operator's choices), the mutant edits that
-model. Texts are short, because each must stay in its module exactly once.
+Where the simulation models the part that keeps a rule (the registry, the disk, the operator's choices), the mutant
+edits that model. Texts are short, because each must be in its module exactly once.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _MUTANTS = (
                 "if (expected and expected.epoch) != (self.leadership and self.leadership.epoch):",
             ),
             Edit(world, "self.checker.swapped(new)", "pass"),
-            # The operator assigns what may never be recorded.
+            # The operator assigns a record that the registry may never have.
             Edit(
                 operators,
                 "if not self._world.registry.swap(",
@@ -250,11 +250,11 @@ _MUTANTS = (
 )
 
 RULES = {mutant.rule: mutant for mutant in _MUTANTS}
-"""By the number of the rule that is broken."""
+"""By the number of the broken rule."""
 
 
 def planted(*rules: int) -> AbstractContextManager[None]:
-    """Within this the rules with these numbers are broken. Raises ValueError for a number that no rule has."""
+    """Within this, the rules with these numbers are broken. Raises ValueError for a number that no rule has."""
     unknown = [rule for rule in rules if rule not in RULES]
     if unknown:
         raise ValueError(f"no rule {', '.join(map(str, unknown))}: they are 1 to {max(RULES)}")
@@ -264,7 +264,7 @@ def planted(*rules: int) -> AbstractContextManager[None]:
 def add_by_lag(
     operator: operators.ModelOperator, leadership: LeadershipRecord, rng: random.Random
 ) -> operators.Plan | None:
-    """Without rule 17: a member that seems to have everything is added, and the master learns of it later."""
+    """Without rule 17: the operator adds a member that seems to have everything, and the master learns of it later."""
     master = operator.reports.get(leadership.master.member) if leadership.master is not None else None
     near = [
         r.member

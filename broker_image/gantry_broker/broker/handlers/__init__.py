@@ -1,1 +1,1 @@
-"""The broker's answer to each request code: one module per subject, and the table of all of them."""
+"""The broker's answer to each request code: one module for each subject, and the table of all handlers."""

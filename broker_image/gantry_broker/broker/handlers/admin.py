@@ -1,4 +1,4 @@
-"""The broker as a whole for administrators: configuration, running figures, statistics."""
+"""Requests about the whole broker: configuration, runtime info, statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION_TEXT: Final = "V4_9_7"
 
 
 async def update_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """`name=value` lines, for all members of the group, until the resource says something else (`livesettings`)."""
+    """Changes settings of the group by `name=value` lines, until the resource overrules them (`live_settings`)."""
     try:
         change = broker.live_settings.change(frame.body)
     except BadSetting as error:
@@ -44,7 +44,7 @@ def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
         "flushDiskType": "SYNC_FLUSH" if config.flush == "Sync" else "ASYNC_FLUSH",
         "storePathRootDir": config.data_dir,
         "storePathCommitLog": config.data_dir / "commitlog",
-        # What `exportConfigs` and `exportMetrics` ask for, though none of it can be set here.
+        # `exportConfigs` and `exportMetrics` read these keys; none of them can be set here.
         "clientCallbackExecutorThreads": os.cpu_count(),
         "filterServerNums": 0,
         "msgTraceTopicName": TRACE_TOPIC,
@@ -58,7 +58,7 @@ def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """The keys that `brokerStatus`, `clusterList` and exporters read (`KVTable` of 4.9.7)."""
+    """Returns the keys that `brokerStatus`, `clusterList` and exporters read (`KVTable` of 4.9.7)."""
     store, stats, settings = broker.store, broker.stats, broker.settings
     unix = broker.clock.unix_ms()
     usage = store.disk()
@@ -135,7 +135,7 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 
 def readable(count: int) -> str:
-    """Bytes as `brokerStatus` shows them: "602 B", "9.5 KiB" (`MixAll.humanReadableByteCount` of 4.9.7)."""
+    """Formats bytes as `brokerStatus` shows them: "602 B", "9.5 KiB" (`MixAll.humanReadableByteCount` of 4.9.7)."""
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, 6)
@@ -143,7 +143,7 @@ def readable(count: int) -> str:
 
 
 def _earliest(broker: BrokerContext) -> int:
-    """Store time of the first record of the log; -1: none."""
+    """Returns the store time of the log's first record; -1: there is none."""
     first = next(broker.store.walk(broker.store.start, broker.store.confirmed), None)
     return -1 if first is None else first.store_ms
 

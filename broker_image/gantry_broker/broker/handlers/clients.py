@@ -90,7 +90,7 @@ def consumer_list(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 
 
 def check_client(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Whether the broker understands a subscription: asked by clients before they start."""
+    """Answers whether the broker understands a subscription. Clients ask before they start."""
     fields = bodies.parse(frame.body, "checkClient")
     value = fields.map("subscriptionData")
     if not value:

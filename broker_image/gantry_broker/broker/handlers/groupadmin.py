@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 5.0
 QUEUES_AT_ONCE: Final = 100
-"""Queues of a table that are written in one step."""
+"""Queues of a table that one step writes."""
 MAX_ANSWER: Final = 8 << 20
-"""Bytes of an answer about all groups: a client takes frames of 16 MiB."""
+"""Bytes of an answer about all groups. A client takes frames of 16 MiB."""
 
 
 def checked_group(config: SubscriptionGroup) -> SubscriptionGroup:
@@ -159,7 +159,7 @@ async def running_info(broker: BrokerContext, conn: Connection, frame: Frame) ->
 
 
 async def consume_directly(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """The record is passed to the client, which consumes it and tells the result."""
+    """Passes a record to a client, which consumes it and returns the result."""
     header = ConsumeDirectlyHeader.parse(frame)
     body = b""
     if header.msgId:
@@ -224,7 +224,7 @@ async def consume_stats(broker: BrokerContext, conn: Connection, frame: Frame) -
 
 
 async def _consume_stats_body(broker: BrokerContext, table: dict[MessageQueue, ConsumeOffset], tps: float) -> bytes:
-    """Written in slices: a table may have very many queues, whose keys are written one by one."""
+    """Encodes the table in slices: it may have very many queues, and each key is encoded alone."""
     parts = []
     items = list(table.items())
     async for start in broker.slices.sliced(range(0, len(items), QUEUES_AT_ONCE)):
@@ -301,7 +301,7 @@ async def consume_time_span(broker: BrokerContext, conn: Connection, frame: Fram
 
 
 async def correction_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """The smallest offset that any group has in each queue, of groups not in `filterGroups`."""
+    """Returns the smallest offset that any group has in each queue. Groups in `filterGroups` do not count."""
     header = CorrectionOffsetHeader.parse(frame)
     skipped = set((header.filterGroups or "").split(","))
     tables = broker.meta.working
@@ -319,7 +319,7 @@ async def correction_offset(broker: BrokerContext, conn: Connection, frame: Fram
 
 
 async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """The destination group continues where the source group is; a topic alone or all of the source's."""
+    """Sets the destination group's offsets to those of the source group, in one topic or in all of its topics."""
     header = CloneOffsetHeader.parse(frame)
     fault = group_fault(header.destGroup)
     if fault is not None:
@@ -341,10 +341,11 @@ async def clone_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
 
 
 async def reset_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Sets a group's offsets by time, and tells its members (request 220), which drop what they hold.
+    """Sets a group's offsets by time, and notifies its members (request 220), which drop their messages in flight.
 
-    As 4.9.7: a group that never was at a queue of the topic is refused, and one without a member, too; `mqadmin` then
-    writes the offsets itself. A request that names a queue or an offset (5.x) is carried out by the broker alone.
+    As 4.9.7: the broker refuses a group that has no offset in a queue of the topic, and a group without a member;
+    `mqadmin` then writes the offsets itself. The broker alone carries out a request that names a queue or an offset
+    (5.x).
     """
     header = ResetOffsetHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
@@ -408,9 +409,10 @@ def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -
 
 
 MAX_STATUS: Final = 64 * 1024
-"""Bytes of one consumer's answer to request 221: some 600 queues, read in 7 ms. A longer one is left out."""
+"""Bytes of one consumer's answer to request 221: some 600 queues, read in 7 ms. The broker leaves out a longer answer.
+"""
 MAX_STATUSES: Final = 1024 * 1024
-"""Bytes of all consumers' answers; the rest is left out."""
+"""Bytes of all consumers' answers. The broker leaves out the rest."""
 
 
 async def consumer_status(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:

@@ -1,4 +1,4 @@
-"""Offsets: of consumers, of queues, by time."""
+"""Offsets of consumers and of queues, and offsets by time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
 
 SETTLES_S = 2.0
-"""A question that must wait for the master to settle is given up then; clients wait for 3 s."""
+"""Seconds that a request may wait until a new leader knows its confirmed offset. Clients wait for 3 s."""
 SETTLE_LOOK_S = 0.01
 RECENT_BYTES = 1 << 30
-"""A queue that begins this near to the end of the log counts as being in memory (see `query_offset`)."""
+"""A queue counts as in memory when it begins within this many bytes of the log's end (see `query_offset`)."""
 
 
 def known_queue(broker: BrokerContext, topic: str, queue_id: int) -> TopicConfig:
-    """The topic, if it has such a queue. Raises RequestRejected and BadField."""
+    """Returns the topic of a queue. Raises RequestRejected for an unknown topic, BadField for an unknown queue."""
     fault = topic_fault(topic, longest=255)
     if fault is not None:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
@@ -49,7 +49,7 @@ def known_queue(broker: BrokerContext, topic: str, queue_id: int) -> TopicConfig
 
 
 def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """As 4.9.7: a group that has no offset starts at 0 where the queue has never lost a message and is young."""
+    """Returns a group's offset. As 4.9.7: without one it is 0 if the queue never lost a message and is young."""
     header = QueryOffsetHeader.parse(frame)
     offset = broker.meta.working.offset(header.topic, header.consumerGroup, header.queueId)
     if offset >= 0:
@@ -63,7 +63,7 @@ def query_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 
 def _in_memory(broker: BrokerContext, topic: str, queue_id: int) -> bool:
-    """4.9.7 asks whether the first message is still cached; here: whether it lies within the last GiB of the log."""
+    """Returns whether a queue begins within the log's last GiB. 4.9.7 tests whether its first message is cached."""
     first = broker.store.get(topic, queue_id, 0, 1, 1, None)
     if not first.data:
         return True
@@ -98,17 +98,17 @@ def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
                 ResponseCode.SYSTEM_ERROR,
                 f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some",
             )
-        if not known:  # it is made when a member comes; until then its offsets count as something new
+        if not known:  # a member's heartbeat creates it; its offsets count as new
             broker.creation.check_limits(groups=[header.consumerGroup])
     broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
     return None if frame.is_oneway else ok(frame)
 
 
 def max_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
-    """The end of a queue.
+    """Returns the end of a queue.
 
-    A new master may not know yet that acknowledged records are confirmed. It answers once its epoch is confirmed, or a
-    reader would take the known part for the whole queue (rule 9).
+    A new leader may not know yet that acknowledged records are confirmed. It waits until its epoch is confirmed: a
+    reader would otherwise take the known part for the whole queue (rule 9).
     """
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
@@ -130,7 +130,7 @@ async def _max_when_settled(broker: BrokerContext, frame: Frame, header: QueueHe
         if loop.time() > deadline:
             raise RequestRejected(
                 ResponseCode.SYSTEM_BUSY,
-                "this master has just taken over and not heard yet how far the queue is confirmed; ask again",
+                "this master has just taken over and does not know yet how far the queue is confirmed; ask again",
             )
         await asyncio.sleep(SETTLE_LOOK_S)
     return _max(broker, frame, header)

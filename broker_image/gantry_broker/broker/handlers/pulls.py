@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def pull(broker: BrokerContext, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
-    """Answers a pull, or holds it."""
+    """Answers a pull, or holds it until there are messages."""
     return broker.pulls.handle(conn, frame)

@@ -1,4 +1,4 @@
-"""Messages by key, by the client's unique key, by offset id; entries of a consume queue."""
+"""Messages by key, by the client's unique key and by offset id; entries of a consume queue."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def view_message(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 
 async def query_consume_queue(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """What mqadmin's `queryCq` shows: entries of a queue, and what a group subscribes to.
+    """Returns entries of a queue, and a group's subscription, for mqadmin's `queryCq`.
 
-    As 4.9.7 without extended queues: `eval` is false, whatever the subscription.
+    As 4.9.7 without extended queues: `eval` is always false.
     """
     header = ConsumeQueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)

@@ -1,4 +1,4 @@
-"""Request-reply: a consumer's reply is pushed to the client that asked (requests 324 and 325, pushed as 326)."""
+"""Request and reply: the broker pushes a consumer's reply to the requesting client (requests 324 to 326)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PUSH_S: Final = 3.0
 
 
 async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Pushes, then stores: the answer has the ids of the stored reply, and the code says how the push went."""
+    """Pushes a reply, then stores it. The answer has the stored reply's ids; its code is the result of the push."""
     header = SendHeader.parse(frame)
     fault = topic_fault(header.topic)
     if fault is not None:

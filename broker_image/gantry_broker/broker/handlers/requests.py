@@ -1,7 +1,7 @@
-"""What handlers have in common: their type, JSON bodies, the plain answer.
+"""Parts that all handlers share: their type, JSON bodies, the plain answer.
 
 A handler gets the context, the connection and the request. It returns the answer, a coroutine that returns it, or None
-when it answers by itself or has nothing to answer. Its exceptions become error answers (`errors.py`).
+when it sends the answer itself or the request needs none. Its exceptions become error answers (`errors.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HandlerFunction = Callable[["BrokerContext", "Connection", Frame], Result]
 
 
 def json_body(request: Frame, what: str) -> Any:
-    """The value of a JSON body. Raises BodyError."""
+    """Returns the value of a JSON body. Raises BodyError."""
     try:
         return fastjson.loads(request.body)
     except fastjson.JsonError as error:
@@ -33,7 +33,7 @@ def json_body(request: Frame, what: str) -> Any:
 
 
 async def json_object(slices: TimeSlices, table: Mapping[str, T], to_json: Callable[[T], Any]) -> bytes:
-    """A JSON object of many values, written in slices of the event loop."""
+    """Encodes many values as one JSON object, in slices of the event loop."""
     parts = []
     async for name, value in slices.sliced(list(table.items())):
         parts.append(fastjson.dumps(name) + b":" + fastjson.dumps(to_json(value)))
@@ -41,5 +41,5 @@ async def json_object(slices: TimeSlices, table: Mapping[str, T], to_json: Calla
 
 
 def ok(request: Frame, ext: dict[str, str] | None = None, body: bytes = b"", remark: str | None = None) -> Frame:
-    """The answer SUCCESS."""
+    """Returns the answer SUCCESS."""
     return Frame.response_to(request, 0, remark, ext, body)

@@ -1,6 +1,6 @@
-"""CONSUMER_SEND_MSG_BACK: a message whose consumption failed waits in a delay level, then comes to %RETRY%group.
+"""CONSUMER_SEND_MSG_BACK: a message that a consumer failed on waits in a delay level, then goes to %RETRY%group.
 
-After the group's number of tries it goes to %DLQ%group instead. As 4.9.7's `asyncConsumerSendMsgBack`.
+After the group's last retry it goes to %DLQ%group instead. As `asyncConsumerSendMsgBack` of 4.9.7.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
 
 FIRST_LEVEL: Final = 3
-"""The first retry waits in delay level 3 (10 s), the next one in 4, and so on."""
+"""The first retry waits in delay level 3 (10 s), the second in level 4, and so on."""
 
 
 def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
@@ -82,7 +82,7 @@ def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | 
 
 
 def stored_record(broker: BrokerContext, phys: int) -> Record:
-    """The confirmed record at an offset of the log. Raises BadField and RequestRejected."""
+    """Returns the confirmed record at an offset of the log. Raises BadField and RequestRejected."""
     if phys < 0:
         raise BadField("offset", str(phys), "an offset of the commit log, 0 or more")
     try:

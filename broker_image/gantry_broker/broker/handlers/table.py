@@ -1,4 +1,4 @@
-"""The table of handlers: request code to function. Sends are not in it (`send/sender.py`)."""
+"""The table of handlers: request code to function. Sends have their own path (`send/sender.py`)."""
 
 from __future__ import annotations
 

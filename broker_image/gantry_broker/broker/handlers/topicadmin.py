@@ -1,4 +1,4 @@
-"""Topics for administrators: create, delete, list, figures."""
+"""Topics for administrators: create, delete, list, statistics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
 def checked_topic(broker: BrokerContext, config: TopicConfig) -> TopicConfig:
-    """Raises RequestRejected and BadField for what may not become a topic's configuration."""
+    """Checks a topic's configuration and returns it. Raises RequestRejected and BadField."""
     longest = 255 if config.name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 127
     fault = topic_fault(config.name, longest=longest)
     if fault is not None:
@@ -77,7 +77,7 @@ async def create_topic(broker: BrokerContext, conn: Connection, frame: Frame) ->
 
 
 def _attributes(text: str | None, known: dict[str, str]) -> dict[str, str]:
-    """5.x: "+name=value,-name" changes the attributes that a topic has."""
+    """Applies a change of attributes (5.x), "+name=value,-name", to those that a topic has."""
     for part in (text or "").split(","):
         part = part.strip()
         if not part:
@@ -106,7 +106,7 @@ async def create_topics(broker: BrokerContext, conn: Connection, frame: Frame) -
 
 
 async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """The topic and all offsets in it; its messages are shown no more, should it be made again."""
+    """Deletes a topic and all offsets in it. Its messages stay invisible when the topic is created again."""
     header = TopicHeader.parse(frame)
     fault = topic_fault(header.topic, longest=255)
     if fault is not None:
@@ -164,14 +164,14 @@ async def topic_stats(broker: BrokerContext, conn: Connection, frame: Frame) -> 
 
 
 def consumed_by(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Groups with a member that subscribes to the topic, and those with offsets in it."""
+    """Returns the groups with a member that subscribes to the topic, and the groups with offsets in it."""
     header = TopicHeader.parse(frame)
     groups = {*broker.clients.groups_of_topic(header.topic), *broker.meta.working.groups_of_topic(header.topic)}
     return ok(frame, body=orjson.dumps({"groupList": sorted(groups)}))
 
 
 def clean_queues(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Retention cuts the queues with the log; asking for it makes it look now."""
+    """Runs retention at once. Retention truncates the queues together with the log."""
     broker.retention.expire()
     return ok(frame)
 
@@ -182,9 +182,9 @@ def clean_log(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 async def clean_unused(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Drops the queues of topics that are not configured, such as a taken-over store may hold. As 4.9.7.
+    """Drops the queues of topics without a configuration; a store taken over from RocketMQ may have some. As 4.9.7.
 
-    The system's own topics stay, whether they are configured or not.
+    The queues of system topics stay.
     """
     known, store = broker.meta.working.topics, broker.store
     unused = [

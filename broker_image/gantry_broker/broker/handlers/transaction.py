@@ -1,4 +1,4 @@
-"""A half message is committed, rolled back, left undecided, or taken up again after it was given up."""
+"""Ends transactions (commit, rollback, undecided), and resumes the checks of a half message that was given up."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 
 WAIT_S = 3.0
-"""How long a decision waits for its half message to be confirmed, and for a new master to know what is decided."""
+"""Seconds that a decision waits until its half message is confirmed, and until a new leader knows all decisions."""
 
 
 def end_transaction(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
-    """Clients send this one-way: a refusal is logged, since nobody may hear it."""
+    """Ends a transaction. Clients send this request one-way, so the broker logs a refusal."""
     header = EndTransactionHeader.parse(frame)
     try:
         if broker.transactions.loaded.is_set() and header.commitLogOffset < broker.store.confirmed:
@@ -55,10 +55,10 @@ async def _end_later(
         async with asyncio.timeout(WAIT_S):
             await broker.transactions.loaded.wait()
     if not broker.transactions.loaded.is_set():
-        # It may have been committed before; its producer is asked again.
-        log.warning("end of a transaction refused: what is decided is not known yet")
+        # The half message may be committed already. The broker will ask its producer again.
+        log.warning("end of a transaction refused: this master has not read all decisions yet")
         raise RequestRejected(
-            ResponseCode.SYSTEM_BUSY, "this master has just taken over and does not know yet what is decided"
+            ResponseCode.SYSTEM_BUSY, "this master has just taken over and has not read all decisions yet"
         )
     while broker.store.confirmed <= header.commitLogOffset < broker.store.end:
         if asyncio.get_running_loop().time() > deadline:
@@ -70,7 +70,7 @@ async def _end_later(
 def _end(broker: BrokerContext, conn: Connection, frame: Frame, header: EndTransactionHeader) -> Frame | None:
     kind = header.commitOrRollback
     if kind == SysFlag.TRANSACTION_NOT:
-        return None  # Undecided: the producer is asked later.
+        return None  # Undecided: a check asks the producer later.
     if kind not in (SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK):
         raise BadField(
             "commitOrRollback",
@@ -95,12 +95,12 @@ def _end(broker: BrokerContext, conn: Connection, frame: Frame, header: EndTrans
     broker.writer.append(puts)
     transactions.note_decided(half)
 
-    broker.writer.appended(_tells(conn, frame))
+    broker.writer.appended(_answer_when_confirmed(conn, frame))
     return None
 
 
 def resume_check(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | None:
-    """A half message that was given up after its last check waits again, with all its checks before it."""
+    """Restores a half message that was given up after its last check. Its checks are counted from 0 again."""
     header = ResumeCheckHeader.parse(frame)
     expected = f"the offset id of a message in {TRANS_CHECK_MAX_TIME_TOPIC}"
     try:
@@ -113,12 +113,12 @@ def resume_check(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         raise BadField("msgId", header.msgId, f"{expected}, not in {record.topic},")
     props[Prop.TRANSACTION_CHECK_TIMES] = "0"
     broker.writer.append([copy_of(record, TRANS_HALF_TOPIC, 0, props=props)])
-    broker.writer.appended(_tells(conn, frame))
+    broker.writer.appended(_answer_when_confirmed(conn, frame))
     return None
 
 
-def _tells(conn: Connection, frame: Frame) -> Callable[[SendStatus], None]:
-    """Answers a request once what it appended is promised, or is not."""
+def _answer_when_confirmed(conn: Connection, frame: Frame) -> Callable[[SendStatus], None]:
+    """Returns a callback that answers the request once its records are confirmed, or are not in time."""
 
     def on_status(status: SendStatus) -> None:
         if not frame.is_oneway and not conn.closed:

@@ -1,4 +1,4 @@
-"""The tables of a broker without any record: RocketMQ's system topics and groups."""
+"""The tables of an empty log: RocketMQ's system topics and groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def base_tables(config: BrokerConfig, settings: BrokerSettings, levels: int) -> Tables:
-    """The tables of an empty log. `levels`: number of delay levels."""
+    """Returns the tables of an empty log. `levels`: number of delay levels."""
     tables = Tables()
     for name, queues, perm in system_topics(config.cluster, config.group, levels, settings.traceTopicEnable):
         if name == AUTO_CREATE_TOPIC and not settings.autoCreateTopicEnable:

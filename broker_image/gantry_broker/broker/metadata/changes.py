@@ -1,4 +1,4 @@
-"""Changes of metadata: control records in the log, and the wait until clients can rely on them."""
+"""Changes of metadata: control records in the log, and the wait until clients can rely on a change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MetadataChanges:
-    """Appends changes as control records and applies them to the working view. Only a master changes anything."""
+    """Appends changes as control records and applies them to the working view. Only a leader appends changes."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MetadataChanges:
         self._store_host = store_host
         self._writer = writer
         self._role = role
-        self._fitness = health
+        self._health = health
         self._registrar = registrar
         self._tables_changed = events.tables_changed
         self._clock = clock
@@ -55,7 +55,7 @@ class MetadataChanges:
     ) -> None:
         """Appends `puts` and a change as one batch, all of it or nothing. Raises NotWritable and StoreError.
 
-        `on_status` gets the outcome of the replication.
+        `on_status` gets the result of the replication.
         """
         change.setdefault("at", self._clock.unix_ms())
         self._writer.append([*(puts or ()), self._record(change)])
@@ -82,12 +82,12 @@ class MetadataChanges:
             await self._registrar.registered()
 
     def _record(self, change: Change) -> Put:
-        """The control record of a change."""
+        """Returns the control record of a change."""
         body = encode_change(change)
         return Put(CONTROL_TOPIC, 0, 0, 0, self._clock.unix_ms(), self._store_host, body, b"")
 
     def flush_offsets(self, most: int | None = None) -> bool:
-        """Writes changed consumer offsets into the log, at most those of `most` pairs of topic and group.
+        """Writes changed consumer offsets into the log, those of at most `most` pairs of topic and group.
 
         Returns True while more of them wait.
         """
@@ -100,13 +100,13 @@ class MetadataChanges:
             self._writer.append([self._record(c) for c in changes])
         except StoreError as error:
             self._meta.put_back(changes)
-            self._fitness.store_failed(error)
+            self._health.store_failed(error)
             return False
         self._writer.appended(None)
         return self._meta.has_dirty
 
     def all_tables(self) -> list[Change]:
-        """All tables and the end of each queue, for a follower whose log does not go back to the start."""
+        """Returns all tables and the end of each queue, for a follower whose log does not begin at 0."""
         now = self._clock.unix_ms()
         ends: list[Change] = [
             {"at": now, "ends": {topic: {str(q): number for q, number in queues.items()}}}
@@ -115,7 +115,9 @@ class MetadataChanges:
         return [*self._meta.working.all_changes(now), *ends]
 
     def write_tables(self) -> None:
-        """Writes all tables into the log once per segment and role: control records expire with their segment."""
+        """Writes all tables into the log, once in each segment and each leadership: control records expire with their
+        segment.
+        """
         if not self._role.may_append:
             return
         segment = self._store.end // self._store.log.segment_size
@@ -125,10 +127,10 @@ class MetadataChanges:
             self._writer.append([self._record(c) for c in self.all_tables()])
         except (NotWritable, StoreError) as error:
             if isinstance(error, StoreError):
-                self._fitness.store_failed(error)
+                self._health.store_failed(error)
             return
         self._tables_in_segment = segment
         self._writer.appended(None)
 
-    def _role_changed(self, master: bool) -> None:
+    def _role_changed(self, leads: bool) -> None:
         self._tables_in_segment = -1

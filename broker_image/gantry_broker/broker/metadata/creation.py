@@ -1,4 +1,4 @@
-"""Topics and consumer groups that come into being on demand, as `TopicConfigManager` of 4.9.7 makes them."""
+"""Topics and consumer groups that the broker creates on demand, as `TopicConfigManager` of 4.9.7 does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class OnDemandCreation:
-    """Makes topics and groups within the limits of the settings and of `creation_limits`."""
+    """Creates topics and groups within the limits of the settings and of `creation_limits`."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class OnDemandCreation:
         self._meta = meta
         self._changes = changes
         self._role = role
-        self._fitness = health
+        self._health = health
         self._slices = slices
         self._clock = clock
         self._rate = CreationRate()
 
     def check_limits(self, *, topics: Sequence[str] = (), groups: Sequence[str] = (), on_demand: bool = True) -> None:
-        """Raises RequestRejected when there would be too many topics or groups, or too many of them too fast.
+        """Raises RequestRejected for too many topics or groups, or too many in a short time.
 
-        `on_demand`: no request names them; those are made at a limited rate.
+        `on_demand`: no request names them; the broker creates these at a limited rate.
         """
         tables = self._meta.working
         new_topics = len({name for name in topics if name not in tables.topics and not is_system_topic(name)})
@@ -77,7 +77,10 @@ class OnDemandCreation:
             raise RequestRejected(ResponseCode.SYSTEM_BUSY, too_soon(new_topics, new_groups))
 
     def ensure_topic(self, name: str, queues: int, perm: int, sys_flag: int = 0) -> TopicConfig:
-        """A topic that the broker itself needs. Raises RequestRejected, NotWritable and StoreError."""
+        """Returns a topic that the broker itself needs, and creates it if necessary.
+
+        Raises RequestRejected, NotWritable and StoreError.
+        """
         known = self._meta.working.topics.get(name)
         if known is not None:
             return known
@@ -86,7 +89,8 @@ class OnDemandCreation:
         return self._meta.working.topics[name]
 
     def topic_for(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
-        """The topic that a send to an unknown one would make; None: it may not be made. It changes nothing.
+        """Returns the topic that a send to an unknown topic would create; None: the send may not create it. Changes
+        nothing.
 
         As `createTopicInSendMessageMethod` of 4.9.7.
         """
@@ -103,15 +107,15 @@ class OnDemandCreation:
         return TopicConfig(name, count, count, pattern.perm & ~Perm.INHERIT)
 
     def make_topic(self, topic: TopicConfig) -> None:
-        """Makes a topic for a send. Raises RequestRejected, NotWritable and StoreError."""
+        """Creates a topic for a send. Raises RequestRejected, NotWritable and StoreError."""
         self.check_limits(topics=[topic.name])
         begun = time.perf_counter()
-        log.info("topic %s is made on demand with %d queues", topic.name, topic.write_queues)
+        log.info("topic %s is created on demand with %d queues", topic.name, topic.write_queues)
         self._changes.append({"topics": [topic.to_json()]})
         self._slices.charge(time.perf_counter() - begun)
 
     def group_config(self, name: str) -> SubscriptionGroup | None:
-        """A consumer group's configuration, made on demand where role and settings allow it; None: they do not."""
+        """Returns a group's configuration, and creates it where role and settings allow that; None: they do not."""
         known = self._meta.working.groups.get(name)
         if known is not None:
             return known
@@ -124,9 +128,10 @@ class OnDemandCreation:
         return made
 
     def group_configs(self, names: Iterable[str]) -> dict[str, SubscriptionGroup]:
-        """The configurations of a client's consumer groups; one record makes the new ones and their retry topics.
+        """Returns the configurations of a client's consumer groups; one record creates the new ones and their retry
+        topics.
 
-        Groups that may not be made are left out. Raises RequestRejected when they are too many; then nothing is made.
+        Leaves out groups that it may not create. Raises RequestRejected for too many new ones, and then creates none.
         """
         tables = self._meta.working
         known: dict[str, SubscriptionGroup] = {}
@@ -165,4 +170,4 @@ class OnDemandCreation:
         try:
             self._changes.append(change)
         except StoreError as error:
-            self._fitness.store_failed(error)
+            self._health.store_failed(error)

@@ -1,7 +1,7 @@
-"""How many topics, groups and clients there may be, and how fast topics and groups come into being on demand. Pure.
+"""Limits of topics, groups and clients, and of the rate at which topics and groups are created on demand. Pure.
 
 Each of them costs memory on every member, a record of the log, and a line of each registration at a NameServer.
-RocketMQ has no such limits. The totals that an operator may need to raise are settings (`maxTopics`,
+RocketMQ has no such limits. An operator may need to raise some totals; these are settings (`maxTopics`,
 `maxSubscriptionGroups`).
 """
 
@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import Final
 
 BURST: Final = 2_000
-"""Topics and groups that may come into being at once, on demand: as when all clients of a new cluster start."""
+"""Topics and groups that may be created on demand at once, as when all clients of a new cluster start."""
 PER_SECOND: Final = 100
-"""And then each second."""
+"""Topics and groups that may be created on demand in each further second."""
 MAX_LINKS: Final = 100_000
-"""Memberships (a connection in a group) and what they subscribe to, on one broker."""
+"""Memberships (a connection in a group) and their subscriptions, on one broker."""
 LINK_BYTES: Final = 4_096
-"""Of the process's memory for one of them: they take about a tenth of it, so together at most a tenth of all."""
+"""Bytes of the process's memory for each link. A link takes about a tenth of that, so all take at most a tenth."""
 MAX_OFFSETS: Final = 200_000
-"""Pairs of topic and group with consumer offsets; each is in memory, in the log and in a file."""
+"""Pairs of topic and group with consumer offsets. Each is in memory, in the log and in a file."""
 
 
 def max_links(memory: int) -> int:
-    """`MAX_LINKS`, or fewer in a process with little memory (bytes)."""
+    """Returns `MAX_LINKS`, or fewer for a process with little memory (bytes)."""
     return min(MAX_LINKS, max(memory // LINK_BYTES, 1_000))
 
 
@@ -36,7 +36,7 @@ class CreationRate:
         self._at_ms = 0
 
     def take(self, count: int, now_ms: int) -> bool:
-        """Whether so many may come into being now; all or none of them."""
+        """Returns whether `count` topics or groups may be created now, all of them or none."""
         self._left = min(self._left + max(now_ms - self._at_ms, 0) * self._per_second / 1000, self._burst)
         self._at_ms = now_ms
         if count > self._left:
@@ -46,24 +46,24 @@ class CreationRate:
 
 
 def too_many_topics(have: int, new: int, limit: int) -> str | None:
-    """Why so many new topics are refused; None: they are not."""
+    """Returns why `new` more topics are refused; None: they are allowed."""
     if not new or have + new <= limit:
         return None
-    return f"there are {have} topics, {new} more are asked for, the limit is {limit}: delete some, or raise maxTopics"
+    return f"there are {have} topics, {new} more are requested, the limit is {limit}: delete some, or raise maxTopics"
 
 
 def too_many_groups(have: int, new: int, limit: int) -> str | None:
-    """Why so many new consumer groups are refused; None: they are not."""
+    """Returns why `new` more consumer groups are refused; None: they are allowed."""
     if not new or have + new <= limit:
         return None
     return (
-        f"there are {have} consumer groups, {new} more are asked for, the limit is {limit}: delete some, or raise "
+        f"there are {have} consumer groups, {new} more are requested, the limit is {limit}: delete some, or raise "
         "maxSubscriptionGroups"
     )
 
 
 def too_soon(topics: int, groups: int) -> str:
     return (
-        f"{topics} topics and {groups} consumer groups would come into being on demand; at most {BURST} do at once and "
+        f"{topics} topics and {groups} consumer groups would be created on demand; at most {BURST} are at once and "
         f"{PER_SECOND} each second after that: send again later, or create them by name"
     )

@@ -1,8 +1,8 @@
-"""Settings changed while brokers run (`mqadmin updateBrokerConfig`): for the group, until the resource overrules them.
+"""Settings that `mqadmin updateBrokerConfig` changes while brokers run, for the whole group.
 
-A change is a control record like that of a topic: it holds on every member, after restarts and after failovers, as it
-does in RocketMQ, which writes it into its own file. The truth is the resource, though: with each change goes what the
-resource said at that time, and as soon as it says something else for that setting, the change is over.
+A change is a control record, like a change of a topic: it holds on every member, after restarts and after failovers.
+RocketMQ writes such a change into its own file. The resource has the last word: each change carries the value that the
+resource had then, and ends as soon as the resource has another value for that setting.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ FIXED: Final = frozenset(
         "traceTopicEnable",
     }
 )
-"""Settings that only the resource and a restart change: the store's shape or the parts of memory follow from them."""
+"""Settings that need a restart: the store's layout, or the shares of memory, depend on them."""
 
 
 class BadSetting(ValueError):
-    """A change that is refused; the text names the setting, the value and what to write."""
+    """A refused change; the text names the setting, the value and what to write."""
 
 
 def text(value: Any) -> str:
-    """A setting's value as broker.conf has it."""
+    """Formats a setting's value as in broker.conf."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
 def parse_changes(body: bytes) -> dict[str, str]:
-    """`name=value` lines, as UPDATE_BROKER_CONFIG brings them. Raises BadSetting."""
+    """Parses the `name=value` lines of UPDATE_BROKER_CONFIG. Raises BadSetting."""
     wanted: dict[str, str] = {}
     for line in body.decode("utf-8", "replace").splitlines():
         line = line.strip()
@@ -67,7 +67,7 @@ def parse_changes(body: bytes) -> dict[str, str]:
 
 
 def change_of(declared: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, str]) -> Change:
-    """The control record for a request; a value that the resource declares already is no change. Raises BadSetting."""
+    """Returns the control record for a request. A value that the resource already has is none. Raises BadSetting."""
     for name in wanted:
         if name not in BrokerSettings.model_fields:
             raise BadSetting(f"the setting {name[:80]} does not exist here; getBrokerConfig lists those that do")
@@ -85,7 +85,7 @@ def change_of(declared: BrokerSettings, now: BrokerSettings, wanted: Mapping[str
 
 
 def effective(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> BrokerSettings:
-    """What holds: the resource's settings, with the changes whose basis it still says."""
+    """Returns the settings in force: those of the resource, with the changes whose base value it still has."""
     live = {name: value for name, (value, base) in changes.items() if name not in stale(declared, changes)}
     try:
         return _valid({**declared.model_dump(), **live}) if live else declared
@@ -95,7 +95,7 @@ def effective(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) 
 
 
 def stale(declared: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Changes that the resource has overruled, or that this version does not know."""
+    """Returns the changes that the resource has overruled, or that this version does not know."""
     return [
         name
         for name, (_, base) in changes.items()
@@ -113,7 +113,7 @@ def _valid(values: Mapping[str, Any]) -> BrokerSettings:
 
 
 class LiveSettings:
-    """Keeps the settings in use as the tables say, whenever they change."""
+    """Keeps the settings in use equal to the tables, at every change of the tables."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class LiveSettings:
         events.tables_changed.subscribe(self.follow)
 
     def change(self, body: bytes) -> Change:
-        """The control record for a request's body. Raises BadSetting."""
+        """Returns the control record for a request's body. Raises BadSetting."""
         return change_of(self._declared, self._settings, parse_changes(body))
 
     def follow(self) -> None:

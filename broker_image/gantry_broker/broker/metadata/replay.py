@@ -1,6 +1,6 @@
-"""Keeps the tables in step with the log: at a start, while records are confirmed, and when some are undone.
+"""Keeps the tables in step with the log: at a start, while records are confirmed, and after a truncation.
 
-The store has the tables' deletion watermarks and queue ends in memory only, so each start reports them.
+The store has deletion watermarks and queue ends in memory only, so each start reports them from the tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Replay:
     """Binds `Metadata` to the control records of a store."""
 
     def __init__(self, meta: Metadata, store: MessageStore, tables_changed: Callable[[], None] = lambda: None) -> None:
-        """`tables_changed` is called after topics, groups or settings of the view in use changed."""
+        """`tables_changed` is called after a change of topics, groups or settings in the view in use."""
         self._meta = meta
         self._store = store
         self._tables_changed = tables_changed
@@ -38,13 +38,13 @@ class Replay:
         meta.on_ends = store.ensure_next
 
     def load(self, directory: Path) -> None:
-        """The tables of a store that was opened just now: its snapshot, and what the log has beyond. Raises OSError."""
+        """Loads the tables of a newly opened store: its snapshot, and the later records of the log. Raises OSError."""
         meta, store = self._meta, self._store
         found = snapshots.load(directory)
         if found is not None:
             meta.load(found.tables, found.applied)
         applied = meta.applied
-        # Of another epoch: the log was cut below the tables and has grown again since.
+        # The tables are of another epoch: the log was truncated below them and has grown again since.
         other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epochs, applied))
         if applied > store.end or 0 < applied < store.start or (applied > 0 and other):
             log.warning(
@@ -62,7 +62,7 @@ class Replay:
         self._tables_changed()
 
     def confirmed(self, control: Iterable[tuple[int, bytes]]) -> None:
-        """Applies control records, each with its offset in the log, that were confirmed."""
+        """Applies control records that are confirmed, each with its offset in the log."""
         changed = False
         for phys, body in control:
             changed = self._meta.confirm(phys, body) or changed
@@ -70,7 +70,7 @@ class Replay:
             self._tables_changed()
 
     def was_truncated(self, to: int) -> None:
-        """Follows a log that was truncated to `to`, or reset to begin there. Raises what `rebuild` does."""
+        """Follows a log that was truncated to `to`, or reset to begin there. Raises as `rebuild`."""
         if to == self._store.start:
             log.info("the log was reset to %d: the tables are rebuilt", to)
         elif self._meta.applied > to:
@@ -81,7 +81,7 @@ class Replay:
         self._tables_changed()
 
     def repaired(self, at: int) -> None:
-        """Adds a control record that could not be read before. Raises what `rebuild` and `lead` do."""
+        """Adds a control record that was unreadable before its repair. Raises as `rebuild` and `lead`."""
         if not self.incomplete:
             return
         log.warning("the tables are rebuilt with the repaired control record")
@@ -94,15 +94,15 @@ class Replay:
         self._tables_changed()
 
     def lead(self) -> None:
-        """Becomes the master's tables: unconfirmed control records count as well.
+        """Becomes the leader's tables: unconfirmed control records count as well.
 
-        Raises OSError, BadRecords and ValueError when the end of the log cannot be read. Then the process ends, unless
-        only descriptors were short: a record on this disk alone is lost for a master that cannot read it.
+        Raises OSError, BadRecords and ValueError when the end of the log cannot be read. The process then ends, unless
+        only descriptors ran out: the leader would lose a record that is on this disk alone.
         """
         self._meta.lead(self._unconfirmed_control())
 
     def follow(self) -> None:
-        """Becomes a follower's tables: unconfirmed control records are undone."""
+        """Becomes a follower's tables, without unconfirmed control records."""
         self._meta.follow()
 
     def _unconfirmed_control(self) -> list[bytes]:
@@ -116,7 +116,7 @@ class Replay:
     def rebuild(self) -> None:
         """Rebuilds the tables from the confirmed control records of the log.
 
-        Raises OSError, after which the store has failed: the tables are incomplete, so only a new start goes on.
+        Raises OSError. The store has then failed: the tables are incomplete, and only a new start can continue.
         """
         try:
             self._build()
@@ -131,7 +131,7 @@ class Replay:
         self.replay()
 
     def replay(self) -> None:
-        """Applies the confirmed control records that the tables do not hold yet: they are in the control queue.
+        """Applies the confirmed control records of the control queue that the tables do not hold yet.
 
         Raises OSError.
         """

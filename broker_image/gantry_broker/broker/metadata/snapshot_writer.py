@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotWriter:
-    """Writes the confirmed tables when they changed; one write at a time."""
+    """Writes the confirmed tables after changes, one write at a time."""
 
     def __init__(self, directory: Path, meta: Metadata, store: MessageStore, replay: Replay) -> None:
         self._directory = directory
@@ -50,7 +50,7 @@ class SnapshotWriter:
             self._store.warnings.warn("the tables' snapshots cannot be written", error)
 
     async def close(self) -> None:
-        """Waits for the write that runs."""
+        """Waits for the current write."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
 
@@ -61,5 +61,5 @@ class SnapshotWriter:
         try:
             snapshots.write(self._directory, snapshots.render(self._meta, self._store.epochs))
         except OSError as error:
-            # The next start makes them of the last snapshots and the log, which is still to be closed.
+            # The next start reads the last snapshots and the log, which the caller closes after this.
             log.warning("the tables' snapshots cannot be written: %s", error)

@@ -1,8 +1,8 @@
 """The confirmed tables in `config/*.json`, in RocketMQ's own formats, and back.
 
-`gantryTables.json` is written last: it holds how far the others are in the log (`applied`, and of which `epoch` it is
-there) and what RocketMQ has no file for. Older files beside a newer position cannot be, and newer files beside an older
-position do no harm: applying the records from there again gives the same tables.
+`gantryTables.json` is written last. It has the position of all files in the log (`applied`, and the `epoch` at this
+position), and the tables for which RocketMQ has no file. So other files are never older than the position. Newer files
+do no harm: the records from the position on, applied again, give the same tables.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ OFFSETS: Final = "consumerOffset.json"
 DELAY: Final = "delayOffset.json"
 OWN: Final = "gantryTables.json"
 NOT_ALL: Final = -2
-"""In place of the epoch, when the tables must be rebuilt from the log."""
+"""In place of the epoch: the tables must be rebuilt from the log."""
 
 
 class Snapshot(NamedTuple):
-    """The tables, the position in the log that they are at, and the epoch in which that was written; -1: not known."""
+    """The tables, their position in the log, and the epoch at that position; -1: not known."""
 
     tables: Tables
     applied: int
@@ -40,12 +40,12 @@ class Snapshot(NamedTuple):
 
 
 def epoch_before(leader_epochs: LeaderEpochs, applied: int) -> int:
-    """The epoch in force below the position `applied`; -1: there is none."""
+    """Returns the epoch of the record before the position `applied`; -1: there is none."""
     return max((e.epoch for e in leader_epochs if e.start < applied), default=-1)
 
 
 class Frozen(NamedTuple):
-    """The confirmed tables of one moment, which another thread may read while the broker goes on."""
+    """The confirmed tables of one moment. Another thread may read them while the broker continues."""
 
     confirmed: Tables
     applied: int
@@ -56,7 +56,7 @@ class Frozen(NamedTuple):
 
 
 def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, bytes]:
-    """The files' contents, in the order in which they are to be written. `history`: that of the log."""
+    """Returns the contents of the files, in the order of writing. `leader_epochs`: those of the log."""
     tables = meta.confirmed
     return {
         TOPICS: fastjson.dumps(tables.configs().to_json()),
@@ -68,7 +68,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
         ),
         OFFSETS: fastjson.dumps({"offsetTable": tables.offsets}),
         DELAY: fastjson.dumps({"offsetTable": tables.delay}),
-        # Plain JSON, which is written and read many times as fast as RocketMQ's: `ends` names every queue.
+        # Plain JSON is written and read many times as fast as RocketMQ's form, and `ends` names every queue.
         OWN: orjson.dumps(
             {
                 "applied": meta.applied,
@@ -76,7 +76,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
                 "timer": tables.timer,
                 "timerDone": {bucket: sorted(done) for bucket, done in tables.timer_done.items()},
                 "settings": tables.settings,
-                "hidden": tables.deletion_watermarks,
+                "deletionWatermarks": tables.deletion_watermarks,
                 "ends": tables.ends,
             },
             option=orjson.OPT_NON_STR_KEYS,
@@ -85,7 +85,10 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
 
 
 def write(directory: Path, files: dict[str, bytes]) -> None:
-    """Writes what differs from the disk, the former content to `.bak` as RocketMQ does. Blocks. Raises OSError."""
+    """Writes the files that differ from the disk, and the former content to `.bak` as RocketMQ does. Blocks.
+
+    Raises OSError.
+    """
     for name, data in files.items():
         path = directory / name
         try:
@@ -100,10 +103,10 @@ def write(directory: Path, files: dict[str, bytes]) -> None:
 
 
 def load(directory: Path) -> Snapshot | None:
-    """None: there is no snapshot. Raises OSError.
+    """Reads the snapshot; None: there is none. Raises OSError.
 
-    A file that cannot be read is replaced by its `.bak`; with neither, that table is empty, which is said in the log.
-    A store of RocketMQ has no position: 0, and nothing of ours is in its log.
+    The `.bak` file replaces an unreadable file. If it is unreadable too, the table stays empty, and an error is logged.
+    A store of RocketMQ has position 0, and its log has no control records.
     """
     tables = Tables()
     found = False
@@ -118,12 +121,12 @@ def load(directory: Path) -> Snapshot | None:
 
     def read_own(value: Any) -> None:
         fields = Fields(value, OWN)
-        # Without `hidden` these tables miss deletions that the log has.
-        own[:] = fields.number("applied", 0), fields.number("epoch", -1) if "hidden" in value else NOT_ALL
+        # Without `deletionWatermarks` these tables miss deletions that the log has.
+        own[:] = fields.number("applied", 0), fields.number("epoch", -1) if "deletionWatermarks" in value else NOT_ALL
         tables.timer = _numbers(fields, "timer")
         tables.timer_done = {int(k): {int(o) for o in v} for k, v in fields.map("timerDone").items()}
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
-        tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("hidden").items()}
+        tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("deletionWatermarks").items()}
         tables.ends = _by_queue(fields, "ends")
 
     found = _load(directory, OWN, read_own) or found

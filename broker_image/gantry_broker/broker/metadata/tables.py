@@ -1,13 +1,13 @@
-"""Topics, groups, offsets, delays' progress and changed settings: a state machine over control records.
+"""Topics, groups, offsets, progress of delays and changed settings: a state machine over control records.
 
-A change is a JSON object in a record of the control topic. The master appends it to the log and applies it to its
-*working* view at once; every member applies it to its *confirmed* view when the record is confirmed, and only that
-view is written to `config/*.json`. So what is cut from the log is cut from the tables too, and an older value cannot
-replace a newer one: the log's order decides. All changes are absolute ("this offset is 12"), so applying a stretch
-of the log again from any point before its end gives the same tables.
+A change is a JSON object in a record of the control topic. The leader appends it to the log and applies it to its
+*working* view at once. Every member applies it to its *confirmed* view when the record is confirmed, and writes only
+that view to `config/*.json`. So a truncation of the log also undoes the changes in it. The log decides the order, so an
+older value cannot replace a newer one. All changes are absolute ("this offset is 12"): a stretch of the log, applied
+again from any point before its end, gives the same tables.
 
-Control records expire with their segment. The master therefore writes all tables into the log once per segment
-(`all_changes`), and a follower that starts an empty log learns them from there.
+Control records expire with their segment. The leader therefore writes all tables into the log once in each segment
+(`all_changes`). A follower whose log begins there reads them from it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,22 @@ Offsets = dict[int, int]
 
 
 def offset_key(topic: str, group: str) -> str:
-    """RocketMQ's key of `consumerOffset.json`."""
+    """Returns RocketMQ's key in `consumerOffset.json`."""
     return f"{topic}@{group}"
 
 
 @dataclass(slots=True)
 class Tables:
-    """One view of all metadata. `offsets`: "topic@group" to queue to offset; `delay`: level to queue offset;
-    `timer`: bucket to queue offset; `timer_done`: bucket to what was delivered above that; `settings`: name to (value,
-    what the resource said then), see `live_settings`; `deletion_watermarks`: topic to the offset of the log below which
-    its deletion hides records; `ends`: topic to queue to the next queue offset, for queues without records."""
+    """One view of all metadata.
+
+    - `offsets`: "topic@group" to queue to offset
+    - `delay`: level to queue offset
+    - `timer`: bucket to queue offset
+    - `timer_done`: bucket to the delivered offsets above that
+    - `settings`: name to (value, the resource's value at the change), see `live_settings`
+    - `deletion_watermarks`: topic to the offset of the log below which its deletion hides records
+    - `ends`: topic to queue to the next queue offset, for queues without records
+    """
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, SubscriptionGroup] = field(default_factory=dict)
@@ -54,7 +60,7 @@ class Tables:
     group_version: DataVersion = field(default_factory=DataVersion)
 
     def copy(self) -> Tables:
-        """Configurations are replaced as a whole, never changed in place, so they are shared."""
+        """Returns a copy. It shares the configurations, because they are replaced as a whole and never changed."""
         return Tables(
             dict(self.topics),
             dict(self.groups),
@@ -70,7 +76,7 @@ class Tables:
         )
 
     def apply(self, change: Mapping[str, Any]) -> bool:
-        """Applies one change; True: topics, groups or settings changed. Parts it does not know are left alone."""
+        """Applies one change; returns True when topics, groups or settings changed. Ignores unknown parts."""
         at = int(change.get("at", 0))
         shaped = False
         for value in change.get("topics", ()):
@@ -118,7 +124,7 @@ class Tables:
         return shaped or grouped or settings_changed
 
     def _forget_done(self, bucket: int, progress: int) -> None:
-        """Everything below `progress` was delivered, and need not be named any more."""
+        """Forgets the offsets below `progress`: all of them are delivered."""
         done = self.timer_done.get(bucket)
         if done is None:
             return
@@ -130,10 +136,10 @@ class Tables:
             del self.timer_done[bucket]
 
     def all_changes(self, now_ms: int) -> Iterator[Change]:
-        """Changes that, applied to empty tables, give these.
+        """Yields changes that give these tables when they are applied to empty ones.
 
-        `ends` and `deletion_watermarks` are left out: the queues know their ends better, and the log still has a
-        deletion where it matters.
+        It leaves out `ends` and `deletion_watermarks`: the queues themselves have the current ends, and the log has
+        each deletion that still matters.
         """
         for part in _chunks(list(self.topics.values())):
             yield {"at": now_ms, "topics": [t.to_json() for t in part]}
@@ -153,7 +159,7 @@ class Tables:
         return TopicConfigs(dict(self.topics), self.topic_version)
 
     def offset(self, topic: str, group: str, queue_id: int) -> int:
-        """-1: never committed."""
+        """Returns a committed offset; -1: there is none."""
         return self.offsets.get(offset_key(topic, group), {}).get(queue_id, -1)
 
     def topics_of_group(self, group: str) -> list[str]:
@@ -161,7 +167,7 @@ class Tables:
         return [key[: -len(tail)] for key in self.offsets if key.endswith(tail)]
 
     def topics_of_groups(self) -> dict[str, list[str]]:
-        """`topics_of_group` of all groups, in one pass: there may be thousands."""
+        """Returns `topics_of_group` of all groups, in one pass: there may be thousands."""
         found: dict[str, list[str]] = {}
         for key in self.offsets:
             topic, _, group = key.rpartition("@")
@@ -187,7 +193,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_change(body: bytes) -> Change | None:
-    """None: another kind of control record (the beginning of an epoch)."""
+    """Returns the change in a control record; None: the record is of another kind (the beginning of an epoch)."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -196,10 +202,10 @@ def decode_change(body: bytes) -> Change | None:
 
 
 class Metadata:
-    """The two views, and what must still be written. `working` is `confirmed` itself on a member that only follows."""
+    """The two views, and the offsets to write. On a follower `working` is `confirmed` itself."""
 
     def __init__(self, base: Tables) -> None:
-        """`base`: what exists without any record, the system topics and groups."""
+        """`base`: the tables of an empty log, with the system topics and groups."""
         self._base = base
         self.confirmed = base.copy()
         self.working = self.confirmed
@@ -208,9 +214,9 @@ class Metadata:
         self.changed = False
         """The confirmed view is newer than its snapshot."""
         self.on_drop: Callable[[str, int], None] = lambda topic, below: None
-        """Called when the deletion of a topic is confirmed: its records below that offset are shown no more."""
+        """Called when the deletion of a topic is confirmed: its records below that offset are hidden."""
         self.on_ends: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
-        """Called with queue ends that a confirmed record tells: where a queue goes on whose records have expired."""
+        """Called with the queue ends of a confirmed record: a queue whose records have expired continues there."""
         self._dirty: dict[str, set[int]] = {}
 
     @property
@@ -218,7 +224,7 @@ class Metadata:
         return self.working is not self.confirmed
 
     def load(self, tables: Tables, applied: int) -> None:
-        """Starts from a snapshot: what it lacks of the system's own is added."""
+        """Starts from a snapshot, and adds the system topics and groups that it lacks."""
         for name, topic in self._base.topics.items():
             tables.topics.setdefault(name, topic)
         for name, group in self._base.groups.items():
@@ -227,14 +233,17 @@ class Metadata:
         self.applied = applied
 
     def clear(self) -> None:
-        """Forgets everything, because the log was truncated below the snapshot; the records are applied again."""
+        """Forgets everything, because the log was truncated below the snapshot. The caller applies records again."""
         self.confirmed = self.working = self._base.copy()
         self.applied = 0
         self.changed = True
         self._dirty.clear()
 
     def confirm(self, phys: int, body: bytes) -> bool:
-        """A control record at `phys` was confirmed; True: topics, groups or settings changed in the confirmed view."""
+        """Applies the confirmed control record at `phys`.
+
+        Returns True when topics, groups or settings changed in the confirmed view.
+        """
         if phys < self.applied:
             return False
         self.applied = phys + 1
@@ -248,7 +257,7 @@ class Metadata:
         return shaped
 
     def report(self) -> None:
-        """Reports all that is known of queues to a store that was opened just now."""
+        """Reports all deletion watermarks and queue ends to a newly opened store."""
         self._report_watermarks(self.confirmed.deletion_watermarks)
         self._report_ends(self.confirmed.ends)
 
@@ -263,30 +272,30 @@ class Metadata:
                 self.on_ends(topic, queue, end)
 
     def forget_deletions(self, start: int) -> None:
-        """Forgets the watermarks at or below `start`, the begin of the log."""
+        """Forgets the watermarks at or below `start`, the start of the log."""
         for tables in (self.confirmed, self.working):
             tables.deletion_watermarks = {
                 topic: below for topic, below in tables.deletion_watermarks.items() if below > start
             }
 
     def lead(self, tail: Iterable[bytes]) -> None:
-        """Becomes master: the working view is the confirmed one and the control records not yet confirmed (`tail`)."""
+        """Takes the leader's view: the confirmed one and the control records that are not confirmed yet (`tail`)."""
         self.working = self.confirmed.copy()
         self._dirty.clear()
         for body in tail:
             change = decode_change(body)
             if change is not None:
                 self.working.apply(change)
-        # Records that are given numbers from now on come after those that `tail` counts.
+        # Later records get queue offsets after those that `tail` counts.
         self._report_ends(self.working.ends)
 
     def follow(self) -> None:
-        """Is no longer master: what was not confirmed is undone."""
+        """Takes the follower's view, without unconfirmed changes."""
         self.working = self.confirmed
         self._dirty.clear()
 
     def commit_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """A consumer's progress; written to the log with the next `take_dirty`."""
+        """Notes a consumer's progress. The next `take_dirty` returns it for the log."""
         key = offset_key(topic, group)
         queues = self.working.offsets.setdefault(key, {})
         if queues.get(queue_id) != offset:
@@ -294,7 +303,9 @@ class Metadata:
             self._dirty.setdefault(key, set()).add(queue_id)
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
-        """The offsets that changed since the last call, of at most so many pairs of topic and group; None: all."""
+        """Returns the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:
+        all.
+        """
         dirty = self._dirty
         if most is None or len(dirty) <= most:
             self._dirty = {}
@@ -309,11 +320,11 @@ class Metadata:
 
     @property
     def has_dirty(self) -> bool:
-        """Whether offsets still have to be written."""
+        """Whether offsets wait to be written."""
         return bool(self._dirty)
 
     def put_back(self, changes: list[Change]) -> None:
-        """Keeps changes to be written that the log refused (a full disk)."""
+        """Takes back changes that the log refused (a full disk)."""
         for change in changes:
             for key, queues in change["offsets"].items():
                 self._dirty.setdefault(key, set()).update(int(q) for q in queues)

@@ -1,4 +1,4 @@
-"""Rules of topic and group names, and the system topics that a broker has from its first start (RocketMQ's)."""
+"""Rules of topic and group names, and RocketMQ's system topics, which a broker has from its first start."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gantry_broker.protocol.codes import (
 )
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"
-"""Where a message with an arbitrary delivery time (5.x) waits."""
+"""Messages with an arbitrary delivery time (5.x) wait in this topic."""
 
 NOT_SENDABLE = NOT_ALLOWED_SEND_TOPICS | {CONTROL_TOPIC, TIMER_TOPIC}
 GROUP_MAX = 255 - len(RETRY_PREFIX)
-"""4.9.7 has no limit of its own, 5.x has 120; names of %RETRY% topics end at 255."""
+"""Characters of a group's name. 4.9.7 has no such limit, 5.x has 120; names of %RETRY% topics end at 255."""
 
 _NAME = re.compile(r"^[%|a-zA-Z0-9_-]+$")
 _NAME_RULE = "^[%|a-zA-Z0-9_-]+$"
@@ -40,7 +40,7 @@ def is_system_topic(name: str) -> bool:
 
 
 def topic_fault(name: str, what: str = "topic", longest: int = TOPIC_MAX_LENGTH) -> str | None:
-    """Why a name is refused, in RocketMQ's words (TopicValidator); None: it is good."""
+    """Returns why a name is refused, in RocketMQ's words (TopicValidator); None: it is valid."""
     if not name or name.isspace():
         return f"The specified {what} is blank."
     if _NAME.fullmatch(name) is None:
@@ -63,7 +63,7 @@ def dlq_topic(group: str) -> str:
 
 
 def system_topics(cluster: str, group: str, delay_levels: int, trace: bool) -> list[tuple[str, int, int]]:
-    """(name, queues, permission) of the topics that 4.9.7 registers when it starts, with its own names, and ours.
+    """Returns (name, queues, permission) of the topics that 4.9.7 registers when it starts, and of Gantry's own.
 
     Clients and mqadmin ask the NameServer for the routes of the topics named like the cluster and like the broker.
     """

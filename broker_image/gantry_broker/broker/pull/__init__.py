@@ -1,1 +1,1 @@
-"""Pulls: filters, long polls and what each pull is answered."""
+"""Pulls: filters, long polls and the answers."""

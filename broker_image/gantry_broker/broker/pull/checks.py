@@ -81,7 +81,7 @@ class Consumption:
         """How long a pull that finds nothing waits; 0: it does not."""
         self.codes: frozenset[int] | None = None
         self.sql: SubscriptionData | None = None
-        """A subscription whose expression still has to be compiled into the filter of each pull."""
+        """A subscription whose expression is not compiled into the filter of a pull yet."""
         if not subscription.is_tag:
             self.sql = subscription.data
         elif subscription.data.expression not in ("", "*"):
@@ -89,7 +89,7 @@ class Consumption:
 
 
 class Pull(HeldPull):
-    """One pull, as long as it is held."""
+    """One pull, from its request to its answer."""
 
     __slots__ = ("asked", "commit", "conn", "filter", "offset", "opaque", "queue_id", "serialize")
 
@@ -129,7 +129,7 @@ class PullChecks:
         self._known: dict[Key, Consumption] = {}
 
     def take(self, conn: Connection, frame: Frame) -> Pull:
-        """Raises RequestRejected and BadField."""
+        """Checks a request and returns its pull. Raises RequestRejected and BadField."""
         ext = frame.ext
         get = ext.get
         try:
@@ -182,7 +182,7 @@ class PullChecks:
         )
 
     def _take_slowly(self, conn: Connection, frame: Frame, key: Key | None) -> Pull:
-        """All checks. Raises RequestRejected and BadField."""
+        """Checks a request in RocketMQ's order and returns its pull. Raises RequestRejected and BadField."""
         header = PullHeader.parse(frame)
         fault = topic_fault(header.topic, longest=255)
         if fault is not None:
@@ -253,7 +253,7 @@ class PullChecks:
         return members, subscription
 
     def _may_filter(self, data: SubscriptionData) -> None:
-        """Raises RequestRejected."""
+        """Checks that filters by properties are enabled. Raises RequestRejected."""
         if not self._settings.enablePropertyFilter:
             raise RequestRejected(
                 ResponseCode.SYSTEM_ERROR,

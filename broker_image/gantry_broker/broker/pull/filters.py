@@ -11,11 +11,11 @@ from gantry_broker.protocol.codes import EXPRESSION_TAG
 
 
 class Filters:
-    """Subscriptions and compiled expressions by their text: each is made once and kept, up to a bound."""
+    """Subscriptions and compiled expressions by their text, up to a bound; each is built once."""
 
     MAX: Final = 4_096
     MAX_CHARACTERS: Final = 1 << 20
-    """Of all kept expressions, of each kind; an expression takes some twenty times as much memory once compiled."""
+    """Characters of all kept expressions of one kind. A compiled expression takes some twenty times as much memory."""
 
     def __init__(self) -> None:
         self._subscription_characters = 0
@@ -24,7 +24,7 @@ class Filters:
         self._compiled: dict[str, Filter | FilterSyntaxError] = {}
 
     def subscription(self, topic: str, expression: str, kind: str) -> Subscription:
-        """Raises FilterSyntaxError for one that is too long."""
+        """Returns the subscription. Raises FilterSyntaxError for an expression that is too long."""
         if len(expression) > MAX_EXPRESSION:
             raise _too_long(expression)
         key = (topic, expression, kind)
@@ -38,7 +38,7 @@ class Filters:
         return known
 
     def compiled(self, expression: str) -> Filter:
-        """Raises FilterSyntaxError."""
+        """Returns the compiled expression. Raises FilterSyntaxError."""
         if len(expression) > MAX_EXPRESSION:
             raise _too_long(expression)
         known = self._compiled.get(expression)
@@ -53,7 +53,7 @@ class Filters:
                 known = error
             self._compiled[expression] = known
         if isinstance(known, FilterSyntaxError):
-            raise known.with_traceback(None)  # or the error would keep the frames of every caller
+            raise known.with_traceback(None)  # without this the error keeps the frames of every caller
         return known
 
 
@@ -62,7 +62,7 @@ def _too_long(expression: str) -> FilterSyntaxError:
 
 
 def tag_subscription(topic: str, expression: str, kind: str) -> SubscriptionData:
-    """`A || B` as the set of its tags; for SQL92 the expression alone."""
+    """Returns `A || B` as the set of its tags; for SQL92 the expression alone."""
     tags = []
     if kind in ("", EXPRESSION_TAG) and expression not in ("", "*"):
         tags = [tag for part in expression.split("||") if (tag := part.strip())]

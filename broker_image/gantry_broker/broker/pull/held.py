@@ -1,6 +1,6 @@
-"""Held pulls: a pull that found nothing waits for its queue to grow, or for its time to be over.
+"""Held pulls: a pull without messages waits until its queue grows, or its time is over.
 
-State without sockets or clock. What a pull is, and how it is tried again, is the caller's (`service.py`).
+State without sockets or clock. The caller (`service.py`) decides what a pull is and how to try it again.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 MAX_HELD = 100_000
-"""Held pulls of one broker; a pull beyond it is answered at once with "nothing yet"."""
+"""The most held pulls of one broker. A further pull is answered at once with "nothing yet"."""
 
 
 class HeldPull:
-    """What `HeldPulls` keeps in a pull; `done` once it was answered or given up."""
+    """The part of a pull that `HeldPulls` sets; `done` once it is answered or given up."""
 
     __slots__ = ("deadline_ms", "done", "key")
 
@@ -33,21 +33,21 @@ class HeldPulls(Generic[T]):
     def __init__(self, limit: int = MAX_HELD) -> None:
         self.limit = limit
         self.passed_over: set[tuple[str, int]] = set()
-        """Queues that grew while somebody who waits for them could be told nothing: to be woken again."""
+        """Queues that grew while their pulls could not be answered. They are woken again."""
         self._by_queue: dict[tuple[str, int], dict[T, None]] = {}
         self._by_deadline: dict[int, dict[T, None]] = {}
         self._deadlines: list[int] = []
         """A heap with each deadline once, also of pulls that are done."""
         self._in_heap: set[int] = set()
         self._due: deque[T] = deque()
-        """Pulls whose deadline was seen to be over."""
+        """Pulls past their deadline."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def hold(self, topic: str, queue_id: int, pull: T, deadline_ms: int) -> bool:
-        """False: there are too many already; answer at once."""
+        """Holds a pull; returns False when there are too many, and the caller answers at once."""
         if self._count >= self.limit:
             return False
         pull.key = key = (topic, queue_id)
@@ -70,16 +70,16 @@ class HeldPulls(Generic[T]):
         return True
 
     def count(self, key: tuple[str, int]) -> int:
-        """The number of pulls that wait for a queue."""
+        """Returns the number of pulls that wait for a queue."""
         waiting = self._by_queue.get(key)
         return 0 if waiting is None else len(waiting)
 
     def waiting(self, topic: str, queue_id: int) -> deque[T]:
-        """The pulls that wait for a queue, for `try_each`."""
+        """Returns the pulls that wait for a queue, for `try_each`."""
         return deque(self._by_queue.get((topic, queue_id), ()))
 
     def everything(self) -> list[T]:
-        """All pulls that wait."""
+        """Returns all pulls that wait."""
         return [pull for waiting in self._by_queue.values() for pull in waiting]
 
     def try_each(
@@ -88,9 +88,9 @@ class HeldPulls(Generic[T]):
         attempt: Callable[[T], bool],
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Tries pulls and takes them out of `waiting`; `attempt` says whether the pull is answered.
+        """Tries pulls and takes them out of `waiting`; `attempt` returns whether the pull is answered.
 
-        Ends when `may_go_on` says no; what is left in `waiting` is to be tried later.
+        Ends when `may_go_on` returns False; the caller tries the rest of `waiting` later.
         """
         while waiting and may_go_on():
             pull = waiting.popleft()
@@ -98,7 +98,7 @@ class HeldPulls(Generic[T]):
                 self.end(pull)
 
     def end(self, pull: T) -> None:
-        """The pull was answered or given up."""
+        """Ends a pull that is answered or given up."""
         if pull.done:
             return
         pull.done = True
@@ -113,7 +113,7 @@ class HeldPulls(Generic[T]):
             del self._by_deadline[pull.deadline_ms]
 
     def due(self, now_ms: int, most: int = 1 << 30) -> list[T]:
-        """Takes the pulls whose time is over, at most so many."""
+        """Removes and returns the pulls whose time is over, at most `most`."""
         while self._deadlines and self._deadlines[0] <= now_ms:
             deadline_ms = heapq.heappop(self._deadlines)
             self._in_heap.remove(deadline_ms)

@@ -1,8 +1,8 @@
 """Pulls: each is answered with messages, answered without, or held. Codes and remarks are those of 4.9.7.
 
-A pull sees confirmed records only, because the consume queues hold no others. On a master that has just taken the role
-a position beyond them means "not known yet": such a pull is held and never answered "offset moved". A slave that
-cannot serve answers PULL_RETRY_IMMEDIATELY and names the master.
+A pull sees confirmed records only, because the consume queues hold no others. A new leader may not know yet how far its
+log is confirmed. It holds a pull beyond the records that it knows, and never answers "offset moved". A slave that
+cannot serve a pull answers PULL_RETRY_IMMEDIATELY and names the master.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 DUE_AT_ONCE: Final = 100
-"""Expired pulls that are answered between two checks of the time."""
+"""Expired pulls that one step answers between two checks of the time."""
 SENT_MS: Final = "sent_ms"
 """Attribute of a connection: when it last brought sends, Unix milliseconds."""
 SENDS_MS: Final = 1_000
@@ -110,7 +110,7 @@ class PullService:
         return None
 
     async def _pull_in_turn(self, made: Pull) -> None:
-        """A pull with an SQL92 filter when this pass of the event loop has done enough."""
+        """Serves a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
         await self._slices.grant()
         if not made.conn.closed:
             self._serve(made)
@@ -161,7 +161,7 @@ class PullService:
             conn.read_later(True)
 
     def wake(self, queues: Sequence[tuple[str, int]]) -> None:
-        """Tries the pulls again that wait for queues with new messages, now or at the next turn."""
+        """Tries the waiting pulls of queues with new messages again, now or at the next turn."""
         held = self._held
         waiting = [key for key in queues if held.count(key)]
         if not waiting:
@@ -215,7 +215,7 @@ class PullService:
         self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S)
 
     async def settle_all(self) -> None:
-        """Answers every held pull with what this member can say now, after a change of role."""
+        """Answers every held pull from this member's present state, after a change of role."""
         async for made in self._slices.sliced(self._held.everything()):
             if made.done:
                 continue
@@ -223,7 +223,7 @@ class PullService:
             self._answer_now(made)
 
     def expire(self, now_ms: int) -> None:
-        """Answers the pulls whose time is over, and tries those again that could not take new messages before."""
+        """Answers the pulls whose time is over, and tries the pulls again that could not take new messages before."""
         again, self._held.passed_over = self._held.passed_over, set()
         self._wake_now(again)
         self._answer_due(now_ms)
@@ -244,7 +244,7 @@ class PullService:
             self.answer(made, got, code)
 
     def _attempt(self, made: Pull, pieces: LogPieces) -> bool:
-        """Whether the pull is done with."""
+        """Tries a pull; returns True when it is answered or given up."""
         if made.conn.closed:
             return True
         if made.conn.paused or (made.filter is not None and self._slices.left_s <= 0):
@@ -253,7 +253,7 @@ class PullService:
         got, code = self._read(made, pieces)
         if code == ResponseCode.PULL_NOT_FOUND:
             return False
-        at_end = got.next_offset >= got.max_offset  # or what came was more than one read looks at
+        at_end = got.next_offset >= got.max_offset  # False: more messages came than one read examines
         if code == ResponseCode.PULL_RETRY_IMMEDIATELY and got.status == GetStatus.NO_MATCHED_MESSAGE and at_end:
             made.offset = got.next_offset
             return False
@@ -261,7 +261,7 @@ class PullService:
         return True
 
     def _sql(self, data: SubscriptionData) -> Filter:
-        """Raises RequestRejected."""
+        """Compiles an expression. Raises RequestRejected."""
         begun = perf_counter()
         try:
             return self._filters.compiled(data.expression)
@@ -273,7 +273,7 @@ class PullService:
             self._slices.charge(perf_counter() - begun)
 
     def _read(self, made: Pull, pieces: LogPieces) -> tuple[Got, int]:
-        """Reads the records and gives the code that the pull would be answered with now."""
+        """Reads the records and returns them with the code of an answer at this moment."""
         asked = made.asked
         most = min(asked.max_count, self._settings.maxTransferCountOnMessageInMemory)
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
@@ -323,7 +323,10 @@ class PullService:
     def answer(self, made: Pull, got: Got, code: int) -> None:
         suggest = self._suggest(made, got, code)
         if code == _FOUND:
-            self._count_gets(made.asked.topic_name, made.asked.group_name, got.count, len(got.data))
+            asked = made.asked
+            self._count_gets(
+                asked.topic_name, asked.group_name, made.queue_id, got.count, len(got.data), got.next_offset
+            )
             made.conn.write(
                 found_answer(
                     made.opaque, made.serialize, suggest, got.next_offset, got.min_offset, got.max_offset, got.data
@@ -344,7 +347,7 @@ class PullService:
         made.conn.send(Frame(code, made.opaque, FLAG_RESPONSE, fields.ext(), b"", remark, made.serialize))
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
-        """Where the consumer should pull from next: 0 is the master."""
+        """Returns the brokerId from which the consumer should pull next; 0 is the master."""
         settings = self._settings
         if self._role.leading:
             if not settings.slaveReadEnable or code != ResponseCode.SUCCESS:

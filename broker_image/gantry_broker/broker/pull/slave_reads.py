@@ -38,7 +38,7 @@ class SlaveReads:
         return max(self._store.confirmed - last, 0)
 
     def slave_for(self, wanted: int, got: Got) -> int:
-        """The brokerId `wanted` if that slave is in sync and fetches, else another such slave's, else 0."""
+        """Returns `wanted` if that slave is in sync and fetches, else the brokerId of another such slave, else 0."""
         status: dict[str, Any] = self._replication.status_fields()
         alive = [f.member.member + 1 for f in status["followers"] if f.in_sync and f.last_fetch_ms < FETCHES_MS]
         if wanted in alive:

@@ -25,12 +25,13 @@ Filter = Callable[[Props], bool]
 MAX_LENGTH = 8_192
 """Characters of an expression. RocketMQ has no limit."""
 MAX_TOKENS = 600
-"""Names, literals and signs of an expression: 150 comparisons, or 300 choices of an IN. Reading that many takes some
-20 ms, and a message costs some 0.1 ms."""
+"""Names, literals and signs of an expression: 150 comparisons, or 300 choices of an IN. Parsing them takes some 20 ms,
+and each message some 0.1 ms.
+"""
 MAX_DEPTH = 64
-"""Parentheses, NOTs and junctions in each other."""
+"""Nested parentheses, NOTs and junctions."""
 MAX_DIGITS = 64
-"""Characters of a number, in an expression or a property. A Java long has 19 digits; what is longer is no number."""
+"""Characters of a number, in an expression or a property. A Java long has 19 digits; a longer text is no number."""
 
 _GRAMMAR = r"""
 ?start: or_expr
@@ -79,21 +80,21 @@ _TOKEN = re.compile(r"'(?:[^']|'')*'|[a-zA-Z0-9_$.]+|\S")
 
 
 class FilterSyntaxError(ValueError):
-    """An expression that is not in the language; the message names the position."""
+    """The expression is not in the language; the message names the position."""
 
 
 @cache
 def _parser() -> Lark:
-    """Made at the first SQL92 subscription: most brokers never need it."""
+    """Returns the parser, built at the first SQL92 subscription: most brokers never need it."""
     from lark import Lark
 
     return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False, propagate_positions=True)
 
 
 def compile_filter(expression: str) -> Filter:
-    """The function that says whether a message with such properties is wanted.
+    """Returns the function that decides whether a message with given properties matches.
 
-    Raises FilterSyntaxError with line and column, or with what a comparison cannot compare.
+    Raises FilterSyntaxError with line and column, or with the types that a comparison cannot compare.
     """
     from lark.exceptions import LarkError, UnexpectedEOF, UnexpectedInput
 
@@ -220,7 +221,7 @@ def _must_be_number(part: Any, kind: str) -> None:
 
 
 def _position(node: Tree[Token] | Token) -> str:
-    """Where a part of the expression begins, in words."""
+    """Returns the position of a part of the expression as text."""
     where = getattr(node, "meta", node)
     line, column = getattr(where, "line", None), getattr(where, "column", None)
     return "" if line is None else f", at line {line} column {column}"

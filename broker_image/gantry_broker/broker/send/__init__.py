@@ -1,1 +1,1 @@
-"""Sends: from a request to records of the log, and from the outcome to the answer."""
+"""Sends: from a request to records of the log, and from the result to the answer."""

@@ -1,7 +1,7 @@
-"""From a message as it was sent to the record that is stored: delayed, timed and half messages wait under other topics.
+"""From a sent message to the stored record: delayed, timed and half messages wait under other topics.
 
-The forms are RocketMQ's own (`ScheduleMessageService`, `TransactionalMessageBridge`), so that its tools read our log:
-the wanted topic and queue travel in the properties REAL_TOPIC and REAL_QID.
+The forms are RocketMQ's own (`ScheduleMessageService`, `TransactionalMessageBridge`), so its tools read this log: the
+properties REAL_TOPIC and REAL_QID hold the wanted topic and queue.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ SPECIAL: Final = frozenset(
 
 TIMER_BUCKET_MS: Final = 60_000
 TIMER_BUCKETS: Final = 4_608
-"""Queues of the timer topic, one per minute and used again after 3.2 days."""
+"""Queues of the timer topic, one for each minute; they repeat after 3.2 days."""
 TIMER_MAX_MS: Final = 3 * 86_400_000
-"""RocketMQ's `timerMaxDelaySec`: how far ahead a message may be due."""
+"""RocketMQ's `timerMaxDelaySec`: the longest time until a message may be due."""
 
 
 class MessageIllegal(ValueError):
-    """A message that is refused with MESSAGE_ILLEGAL."""
+    """The broker refuses the message with MESSAGE_ILLEGAL."""
 
 
 def timer_bucket(deliver_ms: int) -> int:
-    """The timer topic's queue for a delivery time."""
+    """Returns the timer topic's queue for a delivery time."""
     return deliver_ms // TIMER_BUCKET_MS % TIMER_BUCKETS
 
 
@@ -67,7 +67,7 @@ def build_put(
     reconsume_times: int = 0,
     prepared_offset: int = 0,
 ) -> Put:
-    """A message of the broker's own making. Raises RecordError when the properties do not fit."""
+    """Returns a message of the broker itself. Raises RecordError when the properties do not fit."""
     return Put(
         topic,
         queue_id,
@@ -94,7 +94,7 @@ def copy_of(
     reconsume_times: int | None = None,
     prepared_offset: int = 0,
 ) -> Put:
-    """A stored message once more, under another topic: delivered, retried, committed. Born when it was first."""
+    """Returns a stored message for another topic (delivered, retried, committed), with its first born time."""
     named = parse_properties(record.properties) if props is None else props
     return Put(
         topic,
@@ -113,7 +113,7 @@ def copy_of(
 
 
 def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int) -> Put:
-    """Sends the message to a waiting topic; where it belongs is in its properties."""
+    """Moves the message to a topic where it waits; properties hold its own topic and queue."""
     props[Prop.REAL_TOPIC] = put.topic
     props[Prop.REAL_QUEUE_ID] = str(put.queue_id)
     put.properties = format_properties(props)
@@ -123,7 +123,7 @@ def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int)
 
 
 def delay_level(props: Mapping[str, str], levels: int) -> int:
-    """The delay level that a message asks for, 0 for none; one beyond the last is the last. Raises MessageIllegal."""
+    """Returns a message's delay level, 0 for none, at most the last level. Raises MessageIllegal."""
     text = props.get(Prop.DELAY_TIME_LEVEL, "0")
     if not text.removeprefix("-").isdigit() or len(text) > 9 or not text.isascii():
         raise MessageIllegal(f"the property DELAY is {text[:40]!r}; a level from 0 to {levels} is expected")
@@ -131,7 +131,7 @@ def delay_level(props: Mapping[str, str], levels: int) -> int:
 
 
 def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int) -> Put:
-    """A message with a DELAY level above 0 waits in that level's queue. Raises MessageIllegal.
+    """Moves a message with a DELAY level above 0 to that level's queue. Raises MessageIllegal.
 
     `levels`: milliseconds of each level, level 1 first. The queue's entry holds the time of delivery for a tag code.
     """
@@ -143,9 +143,9 @@ def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int)
 
 
 def timer_time(props: Mapping[str, str], now_ms: int, reserved_hours: int) -> int | None:
-    """When a 5.x timer message is due, Unix ms; None: it is none. Raises MessageIllegal.
+    """Returns when a 5.x timer message is due, in Unix ms; None: the message has no time. Raises MessageIllegal.
 
-    `reserved_hours`: for so long the log keeps it.
+    `reserved_hours`: hours for which the log keeps a message.
     """
     for name, factor, base in (
         (Prop.TIMER_DELIVER_MS, 1, 0),
@@ -170,7 +170,7 @@ def timer_time(props: Mapping[str, str], now_ms: int, reserved_hours: int) -> in
 
 
 def timed(put: Put, props: dict[str, str], due_ms: int, now_ms: int) -> Put:
-    """A message due later waits in the bucket of its minute; one that is due already is stored as it is."""
+    """Moves a message to the bucket of its minute; a message that is due already stays as it is."""
     if due_ms <= now_ms:
         return put
     props[Prop.TIMER_OUT_MS] = str(due_ms)
@@ -178,6 +178,6 @@ def timed(put: Put, props: dict[str, str], due_ms: int, now_ms: int) -> Put:
 
 
 def half(put: Put, props: dict[str, str]) -> Put:
-    """A transactional message, invisible until it is committed."""
+    """Turns a message into a half message, invisible until it is committed."""
     put.sys_flag &= ~SysFlag.TRANSACTION_MASK
     return with_real_target(put, props, TRANS_HALF_TOPIC, 0)

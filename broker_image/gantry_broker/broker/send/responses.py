@@ -1,7 +1,7 @@
-"""Answers to sends as bytes, without an object or an encoder per message: what the hot path writes.
+"""Answers to sends as bytes, without an object or an encoder for each message: the hot path writes them.
 
-The fields are those that 4.9.7 answers: msgId (offset id), queueId, queueOffset, MSG_REGION, TRACE_ON; and
-transactionId for half messages, which clients in other languages read.
+The fields are those of 4.9.7: msgId (offset id), queueId, queueOffset, MSG_REGION, TRACE_ON; and transactionId for half
+messages, which clients in other languages read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ _END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'.enco
 
 
 Pending = tuple[int, int, int, int, int | str, str | None]
-"""A stored send whose answer waits for the promise: opaque, serialize type, queue, queue offset, offset in the log (for
-a batch: the ids of all its messages), transaction id. A plain tuple: there is one for every send."""
+"""A stored send whose answer waits for confirmation: opaque, serialize type, queue, queue offset, offset in the log
+(for a batch: the ids of all its messages), transaction id. A plain tuple: there is one for every send.
+"""
 
 
 def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
-    """The frames of all answers. `host` is the store host as message ids begin with it, in hexadecimal."""
+    """Returns the frames of all answers. `host`: the store host in hexadecimal, as message ids begin with it."""
     parts: list[bytes] = []
     pack = _LENGTHS.pack
     start = f'{{"code":{code},"extFields":{{"queueId":"'.encode()
@@ -41,7 +42,7 @@ def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
 
 
 def _slow_path(code: int, host: str, pending: Pending) -> bytes:
-    """The frame of one answer, of any kind."""
+    """Returns the frame of one answer of any kind."""
     opaque, serialize, queue_id, queue_offset, place, transaction_id = pending
     fields = {
         "msgId": f"{host}{place:016X}" if isinstance(place, int) else place,

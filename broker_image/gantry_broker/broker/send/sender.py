@@ -1,13 +1,14 @@
 """The hot path: all sends of one read become one batch of the log, one waiter and one write.
 
-Nothing here is made per message that can be made per batch: no task, no future, no encoder. What is unusual (an
-unknown topic, a delay, a transaction, a bad field) leaves the fast loop for a slower function. Statuses and remarks
-are those of 4.9.7 (`SendMessageProcessor`).
+A batch is built once: the fast loop makes no task, future or encoder for each message. Unusual messages (an unknown
+topic, a delay, a transaction, a bad field) leave the fast loop for a slower function. Statuses and remarks are those of
+4.9.7 (`SendMessageProcessor`).
 """
 
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
@@ -44,11 +45,12 @@ if TYPE_CHECKING:
 
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.latencies import Latencies
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.role import RoleState
-    from gantry_broker.broker.stats import MessageCounts
+    from gantry_broker.broker.stats import MessageCounts, Stats
     from gantry_broker.config import BrokerConfig
     from gantry_broker.protocol.bodies import TopicConfig
     from gantry_broker.remoting.connection import Connection
@@ -63,7 +65,7 @@ _LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
 _WAIT: Final = "\x02WAIT\x01true\x02"
 
 MOST_ZEROS: Final = LOST - 1
-"""In a row, of a message's properties: a zero of their length may come before them."""
+"""The most zero bytes in a row in a message's properties. One more may come before them, from their length."""
 
 STATUS_CODE: Final = {
     SendStatus.SEND_OK: int(ResponseCode.SUCCESS),
@@ -73,16 +75,18 @@ STATUS_CODE: Final = {
 }
 
 Asked = tuple[Frame, int, int, str | None, bool]
-"""A send that is stored: its frame, the queue that is answered, its messages, a transaction id, and whether its
-producer waits for the promise. With the property WAIT=false it does not: SEND_OK once the master has it (4.9.7 too)."""
+"""A stored send: its frame, the queue in the answer, the number of its messages, a transaction id, and whether its
+producer waits for confirmation. With the property WAIT=false it gets SEND_OK once the leader has the message (4.9.7
+too).
+"""
 
 
 class _InTurn(Exception):
-    """The send would make a topic, and this pass of the event loop has done enough costly work."""
+    """The send would create a topic, and this pass of the event loop has done enough costly work."""
 
 
 class Sender:
-    """Takes sends while this member may append; the caller has asked `RoleState.may_append` before."""
+    """Takes sends while this member may append; the caller checks `RoleState.may_append` before."""
 
     def __init__(
         self,
@@ -97,10 +101,12 @@ class Sender:
         writer: LogWriter,
         health: MemberHealth,
         counts: MessageCounts,
+        stats: Stats,
+        latencies: Latencies,
         slices: TimeSlices,
         events: Events,
     ) -> None:
-        """`store_host`: as message ids begin, packed; `delay_levels`: milliseconds of each level."""
+        """`store_host`: the packed address at the begin of message ids; `delay_levels`: milliseconds of each level."""
         self._settings = store.config.settings
         self._cluster = config.cluster
         self._store = store
@@ -113,16 +119,20 @@ class Sender:
         self._store_failed = health.store_failed
         self._store_took = health.store_took
         self._count_puts = counts.puts
+        self._count_refused = stats.refuse
+        self._count = stats.add
+        self._latencies = latencies
         self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
-        """Topics that were checked, with their number of queues; emptied whenever topics change."""
+        """Checked topics with their number of queues; cleared at each change of topics."""
         self._suffix = f"{Prop.CLUSTER}\x01{config.cluster}"
         events.tables_changed.subscribe(self._sendable.clear)
 
     def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> list[Frame]:
-        """Stores valid sends and answers the others at once; returns those to take again in a later pass of the loop.
+        """Stores valid sends and answers the others at once. Returns the frames to take again in a later pass of the
+        loop.
 
-        Never raises for what a client sent.
+        No frame of a client makes it raise.
         """
         puts: list[Put] = []
         asked: list[Asked] = []
@@ -189,8 +199,10 @@ class Sender:
                 later.append(frame)
                 continue
             except Exception as error:
+                answer = failure_answer(frame, error)
+                self._count_refused(answer.code)
                 if not frame.flag & FLAG_ONEWAY:
-                    refused.append(encode_frame(failure_answer(frame, error)))
+                    refused.append(encode_frame(answer))
                 continue
             puts += made
             asked.append((frame, queue_id, len(made), transaction_id, waits))
@@ -201,15 +213,18 @@ class Sender:
         return later
 
     def _store_puts(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int) -> None:
+        begun = time.perf_counter()
         try:
             stored = self._store.put(puts, now_ms)
         except StoreError as error:
             code, remark = store_refusal(error)
+            self._count_refused(code, len(asked))
             conn.write(
                 b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
             )
             self._store_failed(error)
             return
+        self._latencies.append.observe(time.perf_counter() - begun, len(puts))
         self._store_took()
         self._count_puts(puts, stored)
         pending, content = self._pending(asked, stored)
@@ -223,11 +238,14 @@ class Sender:
         def on_status(status: SendStatus) -> None:
             code = STATUS_CODE[status]
             conn.write(send_answers(code, host, pending))
+            self._latencies.send.observe(time.perf_counter() - begun, len(pending))
+            if code != ResponseCode.SUCCESS:
+                self._count_refused(code, len(pending))
 
         self._appended(on_status)
 
     def _pending(self, asked: list[Asked], stored: list[Stored]) -> tuple[list[Pending], list[Pending]]:
-        """Answers that wait for the promise, and those whose producer is content with a stored message."""
+        """Returns the answers that wait for confirmation, and those that wait for the leader's copy alone."""
         pending: list[Pending] = []
         content: list[Pending] = []
         host = self._store_host_hex
@@ -242,10 +260,10 @@ class Sender:
         return pending, content
 
     def _slow_path(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None, bool]:
-        """(records, queue in the answer, transaction id, whether the answer waits for the promise).
+        """Returns (records, queue in the answer, transaction id, whether the answer waits for confirmation).
 
-        Raises RequestRejected, BadField, MessageIllegal, RecordError. Everything is checked before a topic is made on
-        demand: a refused send changes nothing.
+        Raises RequestRejected, BadField, MessageIllegal, RecordError. All checks come before the creation of a topic: a
+        refused send changes nothing.
         """
         header = SendHeader.parse(frame)
         check_sizes(frame, header, self._settings.maxMessageSize)
@@ -274,6 +292,7 @@ class Sender:
         reconsume = header.reconsumeTimes or 0
         if name.startswith(RETRY_PREFIX) and self._exhausted(header, name.removeprefix(RETRY_PREFIX), reconsume):
             dead = self._creation.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
+            self._count("DLQ_PUT_NUMS", f"{name}@{name.removeprefix(RETRY_PREFIX)}", 1)
             name, queue_id, level = dead.name, 0, 0
         props[Prop.CLUSTER] = self._cluster
         text = header.properties or ""
@@ -302,7 +321,7 @@ class Sender:
         return [put], queue_id, None, waits
 
     def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
-        """A retry that its client sends itself (orderly consumption) and that was tried often enough."""
+        """Returns whether a retry that its client sends itself (orderly consumption) exceeds the allowed retries."""
         known = self._meta.working.groups.get(group)
         limit = known.retry_max_times if known is not None else 16
         if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
@@ -310,7 +329,7 @@ class Sender:
         return reconsume > 0 and reconsume > limit
 
     def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
-        """(topic, whether it exists): one that does not is not made yet. Raises RequestRejected."""
+        """Returns (topic, whether it exists). Does not create the topic. Raises RequestRejected."""
         name = header.topic
         if not self._settings.brokerPermission & _WRITE:
             raise RequestRejected(
@@ -332,7 +351,7 @@ class Sender:
         return topic, known is not None
 
     def _remember(self, topic: TopicConfig, known: bool) -> None:
-        """Makes a topic that was not there, and lets the fast path know what the topic allows."""
+        """Creates a missing topic, and adds the topic to those of the fast path."""
         if not known:
             self._creation.make_topic(topic)
         if not topic.name.startswith(RETRY_PREFIX):
@@ -374,7 +393,7 @@ class Sender:
 
 
 def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
-    """Raises RequestRejected for a message that is too large, or with properties that are not safe in the log."""
+    """Raises RequestRejected for a message that is too large, or whose properties are not safe in the log."""
     if len(frame.body) > limit:
         raise RequestRejected(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -399,7 +418,7 @@ def _too_many_zeros() -> RequestRejected:
 
 
 def _without_wait(text: str) -> str:
-    """Properties as 4.9.7 stores them: WAIT is about the answer, and every Java client sends it."""
+    """Returns properties as 4.9.7 stores them, without WAIT: it concerns the answer, and every Java client sends it."""
     if _WAIT in text:
         return text.replace(_WAIT, "\x02")
     return "\x02".join([piece for piece in text.split("\x02") if not piece.startswith("WAIT\x01")])

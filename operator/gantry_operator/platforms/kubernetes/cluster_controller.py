@@ -499,11 +499,10 @@ class ClusterController:
             port = names.BROKER_PORT
             registered = f"{names.service_host(service, self.namespace)}:{port}"
             reached = f"{live['spec'].get('clusterIP')}:{port}"
-            waits = controller.waits.reason if controller.waits is not None and not controller.waits.available else ""
             epoch = 0 if controller.leadership is None else controller.leadership.epoch
             heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)
-            self._availability.watch(group, epoch, waits, answering, servers, registered, reached)
+            self._availability.watch(group, epoch, controller.blocking_wait, answering, servers, registered, reached)
 
     def _addresses(self) -> Addresses:
         if self._cluster is None or self._plan is None:

@@ -14,10 +14,10 @@ from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover
 from gantry_operator.api.status import Addresses
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import BadStatus, report_from
-from gantry_operator.cluster.probe import name_server_knows, send_and_read
-from gantry_operator.cluster.raft_controller import keeping_up, leader_of
+from gantry_operator.cluster.probe import name_server_knows, not_writable, route_and_send
 from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
 from gantry_operator.cluster.timestamps import utc
+from gantry_operator.failover.raft import keeping_up, leader_of
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.control import ControlError, ask, supervisor_of
 from gantry_operator.platforms.local.events import last_events
@@ -184,17 +184,17 @@ async def _why_not(
     `waits`: why the supervisor waits in this group, if it does.
     """
     masters = [m for m in members if m.group == group and m.status is not None and m.status["role"] == "Master"]
-    writable = [m for m in masters if m.status is not None and m.status.get("writable")]
-    if not masters:
-        return "no member leads" if waits is None else waits["reason"]
-    if not writable:
-        why = masters[0].status.get("reason") if masters[0].status is not None else ""
-        return f"{masters[0].name} takes no writes: {why or 'it has just taken the role'}"
-    if known and all(k is not None for k in known):
-        return known[0]
+    master = max(masters, key=lambda m: bool((m.status or {}).get("writable")), default=None)
+    blocked = not_writable(
+        "" if master is not None or waits is None else waits["reason"],
+        None if master is None else master.name,
+        None if master is None else master.status,
+    )
+    if blocked is not None:
+        return blocked
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await send_and_read(client, address)
+            return await route_and_send(client, known, address)
     except TimeoutError:
         return f"a message sent to {address} was not answered and read back within {ANSWER_S:.0f} s"
 

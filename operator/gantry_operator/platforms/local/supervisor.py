@@ -26,7 +26,7 @@ from gantry_operator.cluster.group_controller import GroupController, Switchover
 from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.probe import check_group
+from gantry_operator.cluster.probe import check_group, not_writable
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
@@ -169,17 +169,16 @@ class Supervisor:
         """Empty: a message was sent to every group and read back; else the reason."""
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
         for group in self.plan.groups:
-            loop = self.controllers[group.name]
-            leadership = loop.leadership
-            if loop.waits is not None and not loop.waits.available:
-                return f"group {group.name}: {loop.waits.reason}"
-            if leadership is None or leadership.master is None:
-                return f"group {group.name} has no master"
-            master = loop.watches.get(leadership.master.member)
-            if master is None or master.status is None or not master.status.get("writable"):
-                return f"the master of {group.name} takes no writes yet"
-            address = self.ports.address(f"group/{group.name}")
-            problem = await check_group(self._remoting, servers, group.name, address, address)
+            controller = self.controllers[group.name]
+            leader = controller.leader_watch
+            problem = not_writable(
+                controller.blocking_wait,
+                None if leader is None else leader.name,
+                None if leader is None else leader.status,
+            )
+            if problem is None:
+                address = self.ports.address(f"group/{group.name}")
+                problem = await check_group(self._remoting, servers, group.name, address, address)
             if problem is not None:
                 return f"group {group.name}: {problem}"
         return ""

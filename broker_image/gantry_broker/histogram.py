@@ -1,0 +1,47 @@
+"""A histogram of counts by size, as Prometheus wants it: cheap to add to, without a lock or a clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+LATENCY_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Upper bounds of latencies, in seconds."""
+SIZE_BYTES: Final = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024)
+"""Upper bounds of `rocketmq_message_size`, bytes: those of RocketMQ 5.5.0."""
+
+
+class Histogram:
+    """Counts values by upper bound. `bounds` ascend; values above the last one count in `+Inf`."""
+
+    __slots__ = ("_bounds", "_counts", "count", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one value `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.count += times
+        self.sum += value * times
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count each value. Values that all lie below the first bound, as most batches do, cost one step."""
+        if max(values) <= self._bounds[0]:
+            self._counts[0] += len(values)
+            self.count += len(values)
+            self.sum += sum(values)
+        else:
+            for value in values:
+                self.observe(value)
+
+    def cumulative(self) -> Iterator[tuple[str, int]]:
+        """Yield each upper bound as text, with the count of all values up to it."""
+        total = 0
+        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+            total += count
+            yield bound, total

@@ -1,0 +1,276 @@
+"""Metrics under RocketMQ 5's names and labels, so that its dashboards, rules and KEDA scalers work unchanged.
+
+Names, units and labels were recorded from the Prometheus exporter of a 5.5.0 broker. docs/metrics.md lists every
+difference. All values come from tables and counters that exist. Only the age of unread messages needs the log: one
+small read for each queue that lags, which the page remembers while the offset stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
+from gantry_broker.exposition import Family
+from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.context import BrokerContext
+
+MAX_SERIES: Final = 2_000
+"""Series of one family, those with the highest values. Others are missing; `gantry_metrics_omitted_series` counts
+them."""
+MAX_HISTOGRAMS: Final = 200
+"""Topics with a histogram, those with the most messages; each has nine series."""
+_MESSAGE_TYPES: Final = {TRANS_HALF_TOPIC: "transaction", SCHEDULE_TOPIC: "delay", TIMER_TOPIC: "delay"}
+_SYSTEM_GROUPS: Final = ("CID_RMQ_SYS_", "CID_SYS_", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "FILTERSRV_CONSUMER")
+_V4_0_0: Final = 213
+"""Ordinal of V4_0_0 in RocketMQ's enum of versions. From there on each version has a snapshot and a release."""
+
+
+def version_name(ordinal: int) -> str:
+    """Return the version of a client as RocketMQ's label has it, e.g. `v5_5_0`. `ordinal`: the header's version."""
+    number, release = divmod(ordinal - _V4_0_0 + 1, 2)
+    if not 0 <= number < 600:
+        return "unknown"
+    return f"v{'_'.join(str(number + 400))}{'' if release else '_snapshot'}"
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def is_system_group(name: str) -> bool:
+    """Whether a consumer group is RocketMQ's own."""
+    return name.startswith(_SYSTEM_GROUPS)
+
+
+@dataclass(slots=True)
+class Lag:
+    """The progress of one consumer group in one topic of this broker group."""
+
+    topic: str
+    group: str
+    committed: int = 0
+    """Messages that the group has not committed."""
+    ready: int = 0
+    """Messages that no consumer has pulled."""
+    unread_ms: int | None = None
+    """Store time of the oldest message that is not committed, Unix ms."""
+    unpulled_ms: int | None = None
+    """Store time of the oldest message that is not pulled, Unix ms."""
+
+
+class StoreTimes:
+    """Remembers the store times of the messages at the consumers' offsets from one page to the next."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int, int], int] = {}
+        self._next: dict[tuple[str, int, int], int] = {}
+
+    def of(self, broker: BrokerContext, topic: str, queue: int, offset: int) -> int | None:
+        """Return the store time in Unix ms; None: the record cannot be read."""
+        key = (topic, queue, offset)
+        known = self._last.get(key)
+        if known is None:
+            known = broker.store.store_time(topic, queue, offset)
+        self._next[key] = known
+        return known if known > 0 else None
+
+    def turn(self) -> None:
+        """Forget what the page that ends now did not use."""
+        self._last, self._next = self._next, {}
+
+
+def _queues(broker: BrokerContext, key: str, offsets: Mapping[int, int]) -> Iterable[tuple[int, int, int, int]]:
+    """Yield (queue, end, committed offset, next offset to pull) of one topic and group."""
+    topic = key.rpartition("@")[0]
+    config = broker.meta.working.topics.get(topic)
+    if config is None:
+        return
+    pulled = broker.stats.pulled.get(key, {})
+    for queue in range(config.read_queues):
+        committed = offsets.get(queue, -1)
+        if committed < 0:
+            continue
+        end = broker.store.max_offset(topic, queue)
+        committed = min(max(committed, broker.store.min_offset(topic, queue)), end)
+        yield queue, end, committed, min(max(pulled.get(queue, committed), committed), end)
+
+
+async def lags(broker: BrokerContext, times: StoreTimes) -> tuple[list[Lag], int]:
+    """Return the groups with the most unread messages first, and the number of those beyond `MAX_SERIES`.
+
+    Works in slices: there may be very many topics and groups.
+    """
+    offsets = broker.meta.working.offsets
+    found: list[tuple[int, str]] = []
+    async for key in broker.slices.sliced(list(offsets)):
+        rows = list(_queues(broker, key, offsets.get(key, {})))
+        if rows:
+            found.append((sum(end - committed for _, end, committed, _ in rows), key))
+    found.sort(key=lambda row: (-row[0], row[1]))
+    out = []
+    async for _, key in broker.slices.sliced(found[:MAX_SERIES]):
+        topic, _, group = key.rpartition("@")
+        lag = Lag(topic, group)
+        for queue, end, committed, pulled in _queues(broker, key, offsets.get(key, {})):
+            lag.committed += end - committed
+            lag.ready += end - pulled
+            if committed < end:
+                lag.unread_ms = _older(lag.unread_ms, times.of(broker, topic, queue, committed))
+            if pulled < end:
+                lag.unpulled_ms = _older(lag.unpulled_ms, times.of(broker, topic, queue, pulled))
+        out.append(lag)
+    times.turn()
+    return out, max(len(found) - MAX_SERIES, 0)
+
+
+def _older(known: int | None, found: int | None) -> int | None:
+    if known is None or found is None:
+        return found if known is None else known
+    return min(known, found)
+
+
+async def rocketmq_families(broker: BrokerContext, times: StoreTimes) -> list[Family]:
+    """Return all families of one page. Only the master reports its consumers: each would count twice otherwise."""
+    me = {"cluster": broker.config.cluster, "node_type": "broker", "node_id": broker.config.group}
+    omitted = Family("gantry_metrics_omitted_series", "gauge", "Series beyond the limit of one family, by family.")
+    families = [
+        *_messages(broker, me, omitted),
+        *_connections(broker, me),
+        *_tables(broker, me),
+        *_storage(broker, me),
+    ]
+    if broker.role.leading:
+        found, more = await lags(broker, times)
+        families += _consumers(found, me, broker.clock.unix_ms())
+        if more:
+            omitted.add({"family": "rocketmq_consumer_lag_messages"}, more)
+    return [*families, omitted]
+
+
+def _consumers(found: list[Lag], me: dict[str, str], now_ms: int) -> list[Family]:
+    lag = Family("rocketmq_consumer_lag_messages", "gauge", "Messages that the group has not committed.")
+    latency = Family(
+        "rocketmq_consumer_lag_latency_milliseconds", "gauge", "Age of the oldest message that is not committed."
+    )
+    inflight = Family(
+        "rocketmq_consumer_inflight_messages", "gauge", "Messages that were pulled and are not committed."
+    )
+    ready = Family("rocketmq_consumer_ready_messages", "gauge", "Messages that no consumer has pulled.")
+    queueing = Family(
+        "rocketmq_consumer_queueing_latency_milliseconds", "gauge", "Age of the oldest message that is not pulled."
+    )
+    for row in found:
+        labels = {
+            **me,
+            "topic": row.topic,
+            "consumer_group": row.group,
+            "is_retry": _flag(row.topic.startswith(RETRY_PREFIX)),
+            "is_system": _flag(is_system_topic(row.topic) or is_system_group(row.group)),
+        }
+        lag.add(labels, row.committed)
+        latency.add(labels, 0 if row.unread_ms is None else max(now_ms - row.unread_ms, 0))
+        inflight.add(labels, row.committed - row.ready)
+        ready.add(labels, row.ready)
+        queueing.add(labels, 0 if row.unpulled_ms is None else max(now_ms - row.unpulled_ms, 0))
+    return [lag, latency, inflight, ready, queueing]
+
+
+def _most(rows: Mapping[str, int], family: str, omitted: Family) -> list[tuple[str, int]]:
+    if len(rows) > MAX_SERIES:
+        omitted.add({"family": family}, len(rows) - MAX_SERIES)
+    return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_SERIES]
+
+
+def _messages(broker: BrokerContext, me: dict[str, str], omitted: Family) -> list[Family]:
+    stats = broker.stats
+
+    def topic_labels(topic: str) -> dict[str, str]:
+        return {
+            **me,
+            "topic": topic,
+            "message_type": _MESSAGE_TYPES.get(topic, "normal"),
+            "is_system": _flag(is_system_topic(topic)),
+        }
+
+    def per_topic(name: str, text: str, counter: str) -> Family:
+        family = Family(name, "counter", text)
+        for topic, value in _most(stats.rows(counter), name, omitted):
+            family.add(topic_labels(topic), value)
+        return family
+
+    def per_group(name: str, text: str, counter: str) -> Family:
+        family = Family(name, "counter", text)
+        for key, value in _most(stats.rows(counter), name, omitted):
+            topic, _, group = key.rpartition("@")
+            system = is_system_topic(topic) or is_system_group(group)
+            family.add({**me, "topic": topic, "consumer_group": group, "is_system": _flag(system)}, value)
+        return family
+
+    sizes = Family("rocketmq_message_size", "histogram", "Stored bytes of the messages that producers sent.")
+    for topic, _ in _most({topic: h.count for topic, h in stats.sizes.items()}, sizes.name, omitted, MAX_HISTOGRAMS):
+        sizes.histograms.append((topic_labels(topic), stats.sizes[topic]))
+    return [
+        per_topic("rocketmq_messages_in_total", "Messages stored for producers.", "TOPIC_PUT_NUMS"),
+        per_topic("rocketmq_throughput_in_total", "Stored bytes of those messages.", "TOPIC_PUT_SIZE"),
+        per_group("rocketmq_messages_out_total", "Messages given to consumers.", "GROUP_GET_NUMS"),
+        per_group("rocketmq_throughput_out_total", "Stored bytes of those messages.", "GROUP_GET_SIZE"),
+        per_group("rocketmq_send_to_dlq_messages_total", "Messages moved to a dead letter topic.", "DLQ_PUT_NUMS"),
+        sizes,
+    ]
+
+
+def _connections(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+    clients = broker.clients
+    producers = Family("rocketmq_producer_connections", "gauge", "Connections of producers, by client.")
+    kinds = Counter(
+        {client.conn: (client.language, client.version) for members in clients.producers.values()
+         for client in members.values()}.values()
+    )  # fmt: skip
+    for (language, version), count in sorted(kinds.items()):
+        producers.add({**me, **_client(language, version)}, count)
+    consumers = Family("rocketmq_consumer_connections", "gauge", "Connections of consumers, by group and client.")
+    rows = [
+        (group.name, "push" if group.consume_type == "CONSUME_PASSIVELY" else "pull", kind, count)
+        for group in clients.consumers.values()
+        for kind, count in sorted(Counter((c.language, c.version) for c in group.clients.values()).items())
+    ]
+    for name, mode, (language, version), count in sorted(rows, key=lambda row: -row[3])[:MAX_SERIES]:
+        labels = {"consumer_group": name, "consume_mode": mode, "is_system": _flag(is_system_group(name))}
+        consumers.add({**me, **labels, **_client(language, version)}, count)
+    return [producers, consumers]
+
+
+def _client(language: str, version: int) -> dict[str, str]:
+    return {"language": language.lower(), "version": version_name(version), "protocol_type": "remoting"}
+
+
+def _tables(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+    tables = broker.meta.working
+    waiting = Family("rocketmq_processor_watermark", "gauge", "Requests that wait for their turn.")
+    waiting.add({**me, "processor": "admin"}, len(broker.slices))
+    return [
+        Family("rocketmq_topic_number", "gauge", "Topics.", [(me, len(tables.topics))]),
+        Family("rocketmq_consumer_group_number", "gauge", "Consumer groups.", [(me, len(tables.groups))]),
+        Family(
+            "rocketmq_broker_permission", "gauge", "2: writes, 4: reads, 6: both.",
+            [(me, broker.settings.brokerPermission)],
+        ),
+        waiting,
+    ]  # fmt: skip
+
+
+def _storage(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+    store = broker.store
+    labels = {**me, "storage_type": "local", "storage_medium": "disk"}
+    flush = "rocketmq_storage_flush_behind_bytes"
+    dispatch = "rocketmq_storage_dispatch_behind_bytes"
+    return [
+        Family("rocketmq_storage_size_bytes", "gauge", "Bytes of the log.", [(labels, store.end - store.start)]),
+        Family(flush, "gauge", "Bytes of the log that are not on disk.", [(labels, store.end - store.flushed)]),
+        Family(dispatch, "gauge", "Bytes that no consumer sees yet.", [(labels, store.end - store.confirmed)]),
+    ]

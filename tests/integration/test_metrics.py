@@ -1,0 +1,170 @@
+"""The metrics of a real broker group while our client uses it, under the names that RocketMQ's own broker has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.client import Consumer, FromWhere, Message, Producer, PullConsumer
+from gantry_broker.protocol.codes import RequestCode
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.rig.wire import Wire
+from tests.support.broker_group import Group, MakeGroup, Member, until
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "rocketmq_metrics.json").read_text())["metrics"]
+OTHERS = re.compile("rocketmq_(pop|timer|topic_create|rpc_latency|storage_message_reserve)_?")
+"""Metrics of 5.5.0 that Gantry has no values for: docs/metrics.md."""
+
+Samples = dict[tuple[str, str, str], float]
+"""(name, topic, consumer group) to value."""
+
+
+QUEUES = 4
+"""Queues of a topic that the producer creates."""
+
+
+def commit(group: Group, name: str, queue: int, offset: int) -> None:
+    """Commits an offset of a consumer group, as a client does."""
+    with Wire(group.group_address) as wire:
+        fields = {"consumerGroup": name, "topic": "Orders", "queueId": str(queue), "commitOffset": str(offset)}
+        wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+
+
+async def page(member: Member) -> str:
+    return (await member.http.get("/metrics")).text
+
+
+def samples(text: str) -> Iterator[Any]:
+    for family in text_string_to_metric_families(text):
+        yield from family.samples
+
+
+async def values(member: Member) -> Samples:
+    return {
+        (s.name.removeprefix("rocketmq_"), s.labels.get("topic", ""), s.labels.get("consumer_group", "")): s.value
+        for s in samples(await page(member))
+    }
+
+
+async def reach(member: Member, wanted: Samples) -> Samples:
+    """Waits for these values, and returns all."""
+    found: Samples = {}
+
+    async def same() -> bool:
+        found.update(await values(member))
+        return all(found.get(key) == value for key, value in wanted.items())
+
+    try:
+        await until(same, "metrics", 20)
+    except AssertionError:
+        assert {key: found.get(key) for key in wanted} == wanted
+    return found
+
+
+@pytest.fixture
+async def group(make_group: MakeGroup) -> Group:
+    group = await make_group(2)
+    await group.lead(0, [0, 1])
+    await group.registered()
+    return group
+
+
+async def test_lag_counts_what_a_group_has_not_committed_and_not_pulled(group: Group) -> None:
+    master = group.members[0]
+    async with Producer(group.name_server) as producer:
+        for number in range(30):
+            await producer.send(Message("Orders", bytes(100), keys=str(number)))
+        for queue in range(QUEUES):
+            commit(group, "billing", queue, 0)
+        key = ("Orders", "billing")
+        async with PullConsumer(group.name_server, "billing", auto_commit=False) as consumer:
+            await consumer.assign(await consumer.queues("Orders"))
+            found = await reach(
+                master,
+                {
+                    ("consumer_lag_messages", *key): 30,
+                    ("consumer_inflight_messages", *key): 30,
+                    ("consumer_ready_messages", *key): 0,
+                    ("consumer_queueing_latency_milliseconds", *key): 0,
+                    ("messages_in_total", "Orders", ""): 30,
+                    ("messages_out_total", *key): 30,
+                    ("message_size_count", "Orders", ""): 30,
+                },
+            )
+        age = found["consumer_lag_latency_milliseconds", *key]
+        assert age > 0
+        for _ in range(5):
+            await producer.send(Message("Orders", bytes(100)))
+        await reach(master, {("consumer_lag_messages", *key): 35, ("consumer_ready_messages", *key): 5})
+        later = (await values(master))["consumer_lag_latency_milliseconds", *key]
+        assert later > age, "the oldest unread message grows older"
+        for queue in range(QUEUES):
+            commit(group, "billing", queue, 100)
+        await reach(master, {("consumer_lag_messages", *key): 0, ("consumer_lag_latency_milliseconds", *key): 0})
+
+
+async def test_only_the_master_reports_lag_and_a_new_master_knows_it(group: Group) -> None:
+    key = ("Orders", "billing")
+    async with Producer(group.name_server) as producer:
+        for _ in range(10):
+            await producer.send(Message("Orders", b"x"))
+        for queue in range(QUEUES):
+            commit(group, "billing", queue, 0)
+        await reach(group.members[0], {("consumer_lag_messages", *key): 10})
+    assert ("consumer_lag_messages", *key) not in await values(group.members[1])
+    new = (await group.members[1].status()).member.value()
+    answer = await group.members[0].handover(new, group.leadership)
+    assert answer.ready, answer.reason
+    await group.lead(1, [0, 1])
+    await reach(group.members[1], {("consumer_lag_messages", *key): 10})
+    assert ("consumer_lag_messages", *key) not in await values(group.members[0])
+
+
+async def test_dead_letters_and_refused_sends_count(group: Group) -> None:
+    master = group.members[0]
+
+    async def refuse(message: Message) -> bool:
+        return False
+
+    async with Producer(group.name_server) as producer:
+        await producer.send(Message("Orders", b"x"))
+        async with Consumer(group.name_server, "billing", from_where=FromWhere.FIRST, max_retries=0) as consumer:
+            await consumer.subscribe("Orders", refuse)
+            await reach(master, {("send_to_dlq_messages_total", "Orders", "billing"): 1})
+            text = await page(master)
+    assert "rocketmq_consumer_connections{" in text
+    assert 'consume_mode="push"' in text
+
+
+async def test_names_kinds_and_labels_are_those_of_rocketmq(group: Group) -> None:
+    async with Producer(group.name_server) as producer:
+        await producer.send(Message("Orders", b"x"))
+        async with PullConsumer(group.name_server, "billing") as consumer:
+            for queue in range(QUEUES):
+                commit(group, "billing", queue, 0)
+            await consumer.assign(await consumer.queues("Orders"))
+            await reach(group.members[0], {("messages_out_total", "Orders", "billing"): 1})
+
+            async def connected() -> bool:
+                return "rocketmq_producer_connections{" in await page(group.members[0])
+
+            await until(connected, "the producer's heartbeat")
+            text = await page(group.members[0])
+    found = {}
+    for family in text_string_to_metric_families(text):
+        if not family.name.startswith("rocketmq_"):
+            continue
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name] = {"kind": family.type, "labels": sorted(labels)}
+    empty = {name for name, what in found.items() if not what["labels"]}
+    assert empty <= {"rocketmq_consumer_connections", "rocketmq_send_to_dlq_messages_total"}
+    expected = {name: what for name, what in RECORDED.items() if not OTHERS.match(name)}
+    for name, what in expected.items():
+        if name not in empty:
+            assert found.get(name) == what, name
