@@ -19,7 +19,7 @@ from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, T
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.broker.conftest import Numbered
@@ -147,6 +147,7 @@ class TestHeldPulls:
         assert sorted(held._deadlines) == [100, 101, 102]
         assert (held.due(200), held._deadlines, held._in_heap) == ([], [], set())
 
+    @settings(deadline=None)
     @given(
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), max_size=60),
         st.lists(st.tuples(st.integers(0, 60), st.integers(1, 5)), max_size=10),

@@ -10,7 +10,7 @@ from gantry_broker.broker.pull.pace import CALM, MOST_MS, WakePace
 from gantry_broker.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode, SerializeType
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.message import decode_records
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.broker.conftest import Bench, Wire
@@ -29,11 +29,13 @@ def waits(seed: int, rate: float, seconds: float, pace: WakePace, start_s: float
     return found
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(1, CALM * 0.5))
 def test_a_calm_broker_answers_at_once(seed: int, rate: float) -> None:
     assert set(waits(seed, rate, 1.0, WakePace())) == {0}
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(CALM * 6, CALM * 30))
 def test_a_busy_broker_gathers_and_forgets_within_a_tenth_of_a_second(seed: int, rate: float) -> None:
     pace = WakePace()
@@ -43,6 +45,7 @@ def test_a_busy_broker_gathers_and_forgets_within_a_tenth_of_a_second(seed: int,
     assert pace.wait_ms(0.5) == 0, "nothing came for 0.2 s"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(CALM, CALM * 30), st.floats(1, CALM * 30))
 def test_the_average_wait_stays_below_five_milliseconds(seed: int, first: float, second: float) -> None:
     pace = WakePace()
@@ -58,6 +61,7 @@ def test_the_wait_grows_with_the_rate() -> None:
     assert averages == [0, 1, 2, 3, 4]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**31 - 1), _OFFSETS, _OFFSETS, _OFFSETS, st.sampled_from([0, 1, 2, 7]), st.binary(max_size=40))
 def test_the_short_way_writes_the_same_frame(
     opaque: int, following: int, first: int, last: int, suggest: int, records: bytes
