@@ -9,7 +9,7 @@ from typing import Final
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import Record, RecordError, decode_record
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
+from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
@@ -132,12 +132,15 @@ class Reader:
         low, high = queue.min_at(self._queues.visible_from(topic, log.start)), queue.max
         if not low <= offset < high:
             return None
+        most = high - offset if high - offset < max_count else max_count
+        at = (offset - queue.written) * ENTRY_SIZE
         end = state.confirmed
         oldest = max(log.start, state.verified_from, end - CACHED_BYTES)
         records: list[bytes] = []
         total = 0
         try:
-            for phys, size, _ in ENTRY.iter_unpack(queue.read(offset, min(max(max_count, 1), MAX_SCAN))):
+            entries = queue.pending[at : at + most * ENTRY_SIZE] if at >= 0 else queue.read(offset, min(most, MAX_SCAN))
+            for phys, size, _ in ENTRY.iter_unpack(entries):
                 if not 0 < size < BLANK_SIZE or phys < oldest or phys + size > end:
                     break
                 if records and total + size > max_bytes:

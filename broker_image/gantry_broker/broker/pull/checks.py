@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.clients import Subscription
 from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.broker.pull.held import HeldPull
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
@@ -49,6 +50,7 @@ class Consumption:
         "group",
         "group_name",
         "hold_ms",
+        "key",
         "max_count",
         "members",
         "message_model",
@@ -69,6 +71,8 @@ class Consumption:
         """`members`: None when the pull names its subscription itself."""
         self.topic_name = header.topic
         self.group_name = header.consumerGroup
+        self.key = offset_key(header.topic, header.consumerGroup)
+        """The key of the group's offsets."""
         self.topic = topic
         self.group = group
         self.members = members

@@ -78,6 +78,13 @@ class HeldPulls(Generic[T]):
         """Returns the pulls that wait for a queue, for `try_each`."""
         return deque(self._by_queue.get((topic, queue_id), ()))
 
+    def few(self, key: tuple[str, int], most: int) -> list[T] | None:
+        """Returns the pulls that wait for a queue; None: there are more than `most`."""
+        waiting = self._by_queue.get(key)
+        if waiting is None:
+            return []
+        return list(waiting) if len(waiting) <= most else None
+
     def everything(self) -> list[T]:
         """Returns all pulls that wait."""
         return [pull for waiting in self._by_queue.values() for pull in waiting]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.pull.answers import found_answer
-from gantry_broker.broker.pull.checks import Pull, PullChecks
+from gantry_broker.broker.pull.checks import Consumption, Pull, PullChecks
 from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.pull.pace import WakePace
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 DUE_AT_ONCE: Final = 100
 """Expired pulls that one step answers between two checks of the time."""
+FEW: Final = 16
+"""Pulls of a queue that are tried without a look at the time."""
 SENT_MS: Final = "sent_ms"
 """Attribute of a connection: when it last brought sends, Unix milliseconds."""
 SENDS_MS: Final = 1_000
@@ -101,6 +103,8 @@ class PullService:
         self._unread: dict[Connection, None] = {}
         """Connections that are read again at the next turn."""
         self._turn_is_set = False
+        self._tally: dict[Consumption, tuple[int, int, dict[int, int]]] | None = None
+        """During a turn: messages, their bytes and the next offsets by queue, to be counted at its end."""
 
     def handle(self, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
         made = self._check(conn, frame)
@@ -120,7 +124,7 @@ class PullService:
         if asked.sql is not None:
             made.filter = self._sql(asked.sql)
         if asked.commits and self._role.leading and made.commit >= 0:
-            self._meta.commit_offset(asked.topic_name, asked.group_name, made.queue_id, made.commit)
+            self._meta.commit_offset_of(asked.key, made.queue_id, made.commit)
         may_hold = asked.hold_ms > 0 and self._settings.longPollingEnable
         if may_hold and self._role.leading and self._waits(made):
             return
@@ -134,22 +138,22 @@ class PullService:
         return self._held.hold(asked.topic_name, made.queue_id, made, self._clock.now_ms() + asked.hold_ms)
 
     def _waits(self, made: Pull) -> bool:
-        """Whether a pull of the master is held without a read: for its queue to grow, or for the next turn."""
+        """Holds a pull of the master without a read, for its queue to grow or for the next turn; False: read."""
         asked = made.asked
         there = self._store.max_offset(asked.topic_name, made.queue_id) - made.offset
-        if there < 0 or (there == 0 and made.offset == 0):
-            return False
-        wait_ms = 0
-        if there < asked.max_count and asked.codes is None and asked.sql is None:
-            self._pace.note(there > 0)
-            wait_ms = self._pace.wait_ms(self._loop.time())
-        if there and not wait_ms and not self._turn_is_set:
-            return False
-        if there >= asked.max_count or not self._hold(made):
-            return False
-        if there:
+        if there == 0:
+            if made.offset == 0 or not self._hold(made):
+                return False
+        else:
+            if there < 0 or there >= asked.max_count or asked.codes is not None or asked.sql is not None:
+                return False
+            self._pace.note(1)
+            if not (self._turn_is_set or self._pace.wait_ms(self._loop.time())) or not self._hold(made):
+                return False
             self._gathered[made.key] = None
-        if wait_ms:
+        if self._turn_is_set:
+            self._read_later(made.conn)
+        elif wait_ms := self._pace.wait_ms(self._loop.time()):
             self._read_later(made.conn)
             self._set_turn(wait_ms)
         return True
@@ -162,22 +166,22 @@ class PullService:
 
     def wake(self, queues: Sequence[tuple[str, int]]) -> None:
         """Tries the waiting pulls of queues with new messages again, now or at the next turn."""
-        held = self._held
-        waiting = [key for key in queues if held.count(key)]
+        count = self._held.count
+        waiting = {key: number for key in queues if (number := count(key))}
         if not waiting:
             return
-        self._pace.note(sum([held.count(key) for key in waiting]))
-        wait_ms = self._pace.wait_ms(self._loop.time())
-        if wait_ms or self._turn_is_set:
+        self._pace.note(sum(waiting.values()))
+        if self._turn_is_set:
+            self._gathered.update(dict.fromkeys(waiting))
+        elif wait_ms := self._pace.wait_ms(self._loop.time()):
             self._gathered.update(dict.fromkeys(waiting))
             self._set_turn(wait_ms)
         else:
             self._wake_now(waiting)
 
     def _set_turn(self, wait_ms: int) -> None:
-        if not self._turn_is_set:
-            self._turn_is_set = True
-            self._loop.call_later(wait_ms / 1000, self._begin_turn)
+        self._turn_is_set = True
+        self._loop.call_later(wait_ms / 1000, self._begin_turn)
 
     def _begin_turn(self) -> None:
         """Reads the connections that were left, and then tries the pulls."""
@@ -195,11 +199,22 @@ class PullService:
         """Tries the pulls of these queues for one slice of the event loop, and the rest in later passes."""
         ends = perf_counter() + SLICE_S
         pieces = self._store.together()
+        held, waking, attempt = self._held, self._waking, self._attempt
+        self._tally = tally = {}
         for key in queues:
-            if key in self._waking:
-                self._held.passed_over.add(key)
-            elif waiting := self._held.waiting(*key):
-                self._try_each(key, waiting, pieces, ends)
+            if key in waking:
+                held.passed_over.add(key)
+                continue
+            few = held.few(key, FEW)
+            if few is None or perf_counter() > ends:
+                self._try_each(key, held.waiting(*key), pieces, ends)
+                continue
+            for made in few:
+                if attempt(made, pieces):
+                    held.end(made)
+        self._tally = None
+        for asked, (count, size, offsets) in tally.items():
+            self._count_gets(asked.topic_name, asked.group_name, count, size, offsets)
 
     def _try_each(self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float) -> None:
         """Tries pulls until a time, and the rest in a later pass."""
@@ -323,10 +338,7 @@ class PullService:
     def answer(self, made: Pull, got: Got, code: int) -> None:
         suggest = self._suggest(made, got, code)
         if code == _FOUND:
-            asked = made.asked
-            self._count_gets(
-                asked.topic_name, asked.group_name, made.queue_id, got.count, len(got.data), got.next_offset
-            )
+            self._count(made, got)
             made.conn.write(
                 found_answer(
                     made.opaque, made.serialize, suggest, got.next_offset, got.min_offset, got.max_offset, got.data
@@ -346,16 +358,28 @@ class PullService:
             remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits for repair"
         made.conn.send(Frame(code, made.opaque, FLAG_RESPONSE, fields.ext(), b"", remark, made.serialize))
 
+    def _count(self, made: Pull, got: Got) -> None:
+        asked, tally = made.asked, self._tally
+        if tally is None:
+            offsets = {made.queue_id: got.next_offset}
+            self._count_gets(asked.topic_name, asked.group_name, got.count, len(got.data), offsets)
+            return
+        count, size, offsets = tally.get(asked) or (0, 0, {})
+        offsets[made.queue_id] = got.next_offset
+        tally[asked] = (count + got.count, size + len(got.data), offsets)
+
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
         """Returns the brokerId from which the consumer should pull next; 0 is the master."""
         settings = self._settings
+        if not settings.slaveReadEnable:
+            return _MASTER
         if self._role.leading:
-            if not settings.slaveReadEnable or code != ResponseCode.SUCCESS:
+            if code != ResponseCode.SUCCESS:
                 return _MASTER
             if self._slave_reads.far_behind(got):
                 return self._slave_reads.slave_for(made.asked.group.which_broker_when_slow, got)
             return made.asked.group.broker_id
         served = code == ResponseCode.SUCCESS or got.status == GetStatus.NO_MATCHED_MESSAGE
-        if not served or not settings.slaveReadEnable or not self._slave_reads.far_behind(got):
+        if not served or not self._slave_reads.far_behind(got):
             return _MASTER
         return self._role.broker_id
