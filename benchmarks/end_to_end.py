@@ -254,9 +254,9 @@ def main() -> int:
     systems = [options.only] if options.only else list(SYSTEMS)
     kinds = options.kind or ["single"]
     try:
-        java.build()
         if "rocketmq" in systems:
             partition.require_tools(["ip"] if kinds == ["single"] else [*partition.TOOLS])
+        java.build()
     except (java.JavaMissing, NamespaceUnavailable) as e:
         print(f"nothing was started: {e}", file=sys.stderr)
         return 2

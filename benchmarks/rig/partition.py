@@ -34,7 +34,7 @@ def require_tools(commands: Iterable[str] = tuple(TOOLS)) -> None:
 
 def as_member(number: int) -> list[str]:
     """Returns the prefix of a command whose process shall belong to member `number`."""
-    return ["setpriv", "--regid", str(FIRST_GID + number), "--clear-groups"]
+    return ["setpriv", "--regid", str(FIRST_GID + number), "--clear-groups", "--pdeathsig", "KILL"]
 
 
 def isolate(prefix: list[str], number: int, ports: Sequence[int]) -> None:
