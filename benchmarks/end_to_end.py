@@ -10,10 +10,12 @@ Kinds: `single` is one broker beside RocketMQ 4.9.7, `Sync` a group of three bes
 beside it. The columns:
 
     sent, consumed   a second; consumed counts all consumer groups
-    CPU us           of all brokers, for each sent message with all its deliveries
+    CPU us           of all brokers, for each message with all its deliveries: the mean of sent and consumed ones, as
+                     consumers with a backlog consume more than is sent
     S2C ms           from store to consumer, average, as the consumers print it (whole milliseconds of one clock)
     p50, p99 ms      from send to handler, of a single message each 20 ms, measured with our client
-    others %         what processes outside of this benchmark used of one core
+    others %         what processes outside of this benchmark used of one core: the rows of two systems compare only
+                     while these are close
 
 It needs Java 17, Maven, root, the `ip` command, and for groups of three iptables.
 """
@@ -188,10 +190,10 @@ def measure(
         until("the probe", lambda: "messages" in probe.tail(), 60 + warmup_s + seconds)
         latency = json.loads(probe.tail().splitlines()[-1])
     sent_s = statistics.mean(float(w[0]) for w in sent)
+    consumed_s = sum(statistics.mean(float(w[0]) for w in rows) for rows in consumed)
     return Row(
-        kind, system.name, threads, size, count, other_work, sent_s,
-        sum(statistics.mean(float(w[0]) for w in rows) for rows in consumed),
-        1e6 * used / (sent_s * passed),
+        kind, system.name, threads, size, count, other_work, sent_s, consumed_s,
+        1e6 * used / ((sent_s + consumed_s / count) / 2 * passed),
         statistics.mean(float(w[3]) for rows in consumed for w in rows),
         latency.get("p50_ms", float("nan")), latency.get("p99_ms", float("nan")),
         rss / 2**20, 100 * others / passed,
@@ -240,7 +242,7 @@ def main() -> int:
     parser.add_argument("--groups", type=int, action="append", help="consumer groups; may be repeated (default: 1)")
     parser.add_argument("--other-work", choices=["no", "yes", "both"], default="both")
     parser.add_argument("--only", choices=list(SYSTEMS), help="leave the other one out")
-    parser.add_argument("--warmup", type=int, default=1, help=f"windows of {WINDOW_S} s that do not count (default 1)")
+    parser.add_argument("--warmup", type=int, default=3, help=f"windows of {WINDOW_S} s that do not count (default 3)")
     parser.add_argument("--windows", type=int, default=2, help=f"windows of {WINDOW_S} s that count (default 2)")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each system and case (default 1)")
     parser.add_argument("--dir", type=Path, help="where the stores go (default: the system's temporary folder)")

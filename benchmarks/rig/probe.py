@@ -36,7 +36,7 @@ async def run(namesrv: str, warmup: float, seconds: float) -> None:
                 await producer.send(TOPIC, b"%d" % time.monotonic_ns())
             await asyncio.sleep(EVERY_S)
     delays.sort()
-    shown = {"messages": len(delays)}
+    shown: dict[str, float] = {"messages": len(delays)}
     if delays:
         shown |= {"p50_ms": round(delays[len(delays) // 2], 2), "p99_ms": round(delays[len(delays) * 99 // 100], 2)}
     print(json.dumps(shown), flush=True)

@@ -92,9 +92,10 @@ def test_reads_together_leave_damage_and_what_is_old_to_the_other_read(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, 10)
-    pieces = store.together()
     monkeypatch.setattr(read, "CACHED_BYTES", 300)
+    pieces = store.together()
     assert store.found("Orders", 0, 0, 32, 10**6, pieces) is None, "an old record is verified"
+    assert store.found("Orders", 0, 0, 1, 10**6, pieces) is None
     assert store.found("Orders", 0, 9, 32, 10**6, pieces) is not None
     monkeypatch.setattr(os, "pread", failing)
     assert store.found("Orders", 0, 9, 32, 10**6, store.together()) is None

@@ -33,9 +33,11 @@ class LogPieces:
     For one step without a pause: nothing may be appended, truncated or repaired during its life.
     """
 
-    __slots__ = ("_data", "_end", "_log", "_older", "_start")
+    __slots__ = ("_data", "_end", "_log", "_older", "_start", "oldest")
 
-    def __init__(self, log: CommitLog, confirmed: int) -> None:
+    def __init__(self, log: CommitLog, oldest: int, confirmed: int) -> None:
+        self.oldest = oldest
+        """Records before this offset of the log are gone, or have to be verified."""
         self._log = log
         self._end = confirmed
         self._start = 0
@@ -119,7 +121,9 @@ class Reader:
 
     def together(self) -> LogPieces:
         """What `found` reads with; for one step without a pause."""
-        return LogPieces(self._log, self._state.confirmed)
+        state, log = self._state, self._log
+        oldest = max(log.start, state.verified_from, state.confirmed - CACHED_BYTES)
+        return LogPieces(log, oldest, state.confirmed)
 
     def found(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, pieces: LogPieces
@@ -128,14 +132,20 @@ class Reader:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return None
-        state, log = self._state, self._log
-        low, high = queue.min_at(self._queues.visible_from(topic, log.start)), queue.max
+        low, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
         if not low <= offset < high:
             return None
         most = high - offset if high - offset < max_count else max_count
         at = (offset - queue.written) * ENTRY_SIZE
-        end = state.confirmed
-        oldest = max(log.start, state.verified_from, end - CACHED_BYTES)
+        end, oldest = self._state.confirmed, pieces.oldest
+        if most == 1 and at >= 0:
+            phys, size, _ = ENTRY.unpack_from(queue.pending, at)
+            if 0 < size < BLANK_SIZE and phys >= oldest and phys + size <= end:
+                try:
+                    return Got(GetStatus.FOUND, pieces.read(phys, size), 1, offset + 1, low, high)
+                except OSError:
+                    pass
+            return None
         records: list[bytes] = []
         total = 0
         try:

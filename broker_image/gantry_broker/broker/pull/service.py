@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +61,16 @@ _FOUND: Final = int(ResponseCode.SUCCESS)
 _MASTER: Final = 0
 
 
+class Tally:
+    """Answers to pulls of one group and topic: messages, their bytes and the next offsets by queue."""
+
+    __slots__ = ("count", "offsets", "size")
+
+    def __init__(self) -> None:
+        self.count = self.size = 0
+        self.offsets: dict[int, int] = {}
+
+
 class PullService:
     """Answers pulls, holds them, and tries them again when messages are available.
 
@@ -103,8 +113,8 @@ class PullService:
         self._unread: dict[Connection, None] = {}
         """Connections that are read again at the next turn."""
         self._turn_is_set = False
-        self._tally: dict[Consumption, tuple[int, int, dict[int, int]]] | None = None
-        """During a turn: messages, their bytes and the next offsets by queue, to be counted at its end."""
+        self._tally: dict[Consumption, Tally] | None = None
+        """Answers of this turn, counted at its end; None between turns."""
 
     def handle(self, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
         made = self._check(conn, frame)
@@ -195,26 +205,32 @@ class PullService:
         gathered, self._gathered = self._gathered, {}
         self._wake_now(gathered)
 
-    def _wake_now(self, queues: Iterable[tuple[str, int]]) -> None:
+    def _wake_now(self, queues: Collection[tuple[str, int]]) -> None:
         """Tries the pulls of these queues for one slice of the event loop, and the rest in later passes."""
         ends = perf_counter() + SLICE_S
         pieces = self._store.together()
         held, waking, attempt = self._held, self._waking, self._attempt
-        self._tally = tally = {}
-        for key in queues:
-            if key in waking:
-                held.passed_over.add(key)
-                continue
-            few = held.few(key, FEW)
-            if few is None or perf_counter() > ends:
-                self._try_each(key, held.waiting(*key), pieces, ends)
-                continue
-            for made in few:
-                if attempt(made, pieces):
-                    held.end(made)
-        self._tally = None
-        for asked, (count, size, offsets) in tally.items():
-            self._count_gets(asked.topic_name, asked.group_name, count, size, offsets)
+        tally: dict[Consumption, Tally] = {}
+        self._tally = tally
+        try:
+            for key in queues:
+                if key in waking:
+                    held.passed_over.add(key)
+                    continue
+                few = held.few(key, FEW)
+                if few is None or perf_counter() > ends:
+                    self._try_each(key, held.waiting(*key), pieces, ends)
+                    continue
+                for made in few:
+                    if attempt(made, pieces):
+                        held.end(made)
+        except BaseException:
+            held.passed_over.update(queues)  # The disk failed: `expire` tries them again.
+            raise
+        finally:
+            self._tally = None
+            for asked, entry in tally.items():
+                self._count_gets(asked.topic_name, asked.group_name, entry.count, entry.size, entry.offsets)
 
     def _try_each(self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float) -> None:
         """Tries pulls until a time, and the rest in a later pass."""
@@ -364,9 +380,12 @@ class PullService:
             offsets = {made.queue_id: got.next_offset}
             self._count_gets(asked.topic_name, asked.group_name, got.count, len(got.data), offsets)
             return
-        count, size, offsets = tally.get(asked) or (0, 0, {})
-        offsets[made.queue_id] = got.next_offset
-        tally[asked] = (count + got.count, size + len(got.data), offsets)
+        entry = tally.get(asked)
+        if entry is None:
+            entry = tally[asked] = Tally()
+        entry.count += got.count
+        entry.size += len(got.data)
+        entry.offsets[made.queue_id] = got.next_offset
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
         """Returns the brokerId from which the consumer should pull next; 0 is the master."""
