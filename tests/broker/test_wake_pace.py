@@ -115,6 +115,23 @@ async def test_a_pull_that_finds_few_messages_waits_for_the_turn_and_more_of_the
     assert not wire.later
 
 
+async def test_a_peer_that_pulls_within_a_turn_is_read_again_after_the_next_one(bench: Bench) -> None:
+    await bench.send(b"first")
+    be_busy(bench)
+    wire = Wire(40_001)
+    bench.give(bench.frame(11, bench.pull_ext(sysFlag=6, suspendTimeoutMillis=10_000)), wire=wire)
+    bench.broker.pulls._begin_turn()
+    assert not wire.later
+    bench.give(bench.frame(11, bench.pull_ext(sysFlag=6, suspendTimeoutMillis=10_000)), wire=wire)
+    assert wire.later
+    for number in range(500):
+        if not wire.later:
+            break
+        assert number < 499, "nobody reads this peer again"
+        await asyncio.sleep(0.01)
+    assert len(wire.frames) == 2
+
+
 async def test_who_sends_too_is_read_at_once(bench: Bench) -> None:
     await bench.send(b"first")
     be_busy(bench)

@@ -203,6 +203,8 @@ class PullService:
     def _end_turn(self) -> None:
         self._turn_is_set = False
         gathered, self._gathered = self._gathered, {}
+        if self._unread:  # Pulls came between the two halves of this turn.
+            self._set_turn(self._pace.wait_ms(self._loop.time()) or 1)
         self._wake_now(gathered)
 
     def _wake_now(self, queues: Collection[tuple[str, int]]) -> None:
