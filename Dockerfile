@@ -1,6 +1,8 @@
 # One file, three targets: operator, broker, spark.
 #   docker build --target broker -t gantry-broker:dev .
-# BASE_IMAGE is any image with Python 3.11 or later, pip and a Debian userland.
+# BASE_IMAGE is any image with Python 3.11 or later, pip and a Debian userland. A release names it with its digest, which
+# a registry tells (CONTRIBUTING.md, "A release"): --build-arg BASE_IMAGE=python:3.11-slim@sha256:...
+# All stages use this one base, and the label org.opencontainers.image.base.name says which it was.
 ARG BASE_IMAGE=python:3.11-slim
 
 # --- what each image runs is installed apart from pip and its caches, into one folder that is then copied -----------
@@ -34,7 +36,9 @@ RUN python -m compileall -q -j 2 /opt/gantry/gantry_broker /opt/gantry/gantry_sp
 
 # --- a user with a name, since some libraries ask for it; the number is the one that the pods run as -----------------
 FROM ${BASE_IMAGE} AS runtime
-LABEL org.opencontainers.image.title="gantry" org.opencontainers.image.version="0.1.0"
+ARG BASE_IMAGE
+LABEL org.opencontainers.image.title="gantry" org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.base.name="${BASE_IMAGE}"
 RUN groupadd --gid 10001 gantry \
     && useradd --uid 10001 --gid gantry --no-create-home --home-dir /var/lib/gantry --shell /usr/sbin/nologin gantry \
     && mkdir -p /var/lib/gantry && chown gantry:gantry /var/lib/gantry

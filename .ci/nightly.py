@@ -34,6 +34,7 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "properties": ([*PYTEST, "tests", "-m", "hypothesis"], {"HYPOTHESIS_PROFILE": "explore"}),
     "fuzz": ([*PYTEST, "tests/fuzz"], {"GANTRY_FUZZ_INPUTS": "200000"}),
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
+    "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),
 }  # fmt: skip
 

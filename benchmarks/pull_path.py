@@ -142,7 +142,7 @@ class Bench:
 
     async def sent_only(self, messages: int, together: int) -> float:
         """Returns the CPU seconds of sends."""
-        made = reads(messages, together, self.options.queues, self.options.body)
+        made = reads(messages, together, self.options.queues, self.options.body, None)
         cpu = time.process_time()
         for data in made:
             self.producer.data_received(data)
@@ -165,7 +165,7 @@ class Bench:
             consumer.transport.data.clear()
         if len(self.process.broker.held) != self.options.queues * groups:
             raise RuntimeError(f"{len(self.process.broker.held)} pulls are held")
-        made = reads(messages, together, self.options.queues, self.options.body)
+        made = reads(messages, together, self.options.queues, self.options.body, None)
         own = 0.0
         if profiler is not None:
             profiler.enable()

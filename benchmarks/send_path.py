@@ -1,6 +1,6 @@
 """Measures the CPU time of a send on the broker's event loop, by messages per read, without sockets.
 
-    python benchmarks/send_path.py [--messages 200000] [--queues 1024] [--body 128] [--profile]
+    python benchmarks/send_path.py [--messages 200000] [--queues 1024] [--body 128] [--signed] [--profile]
 
 A real broker (group of one member) gets frames as RocketMQ's Java client writes them, from a connection whose other end
 is this program. The measurement covers everything from the read to the written answers, log and queues included, except
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import json
 import logging
 import pstats
 import tempfile
@@ -21,7 +22,9 @@ from typing import Any
 
 import uvloop
 from gantry_broker.broker.process import BrokerProcess
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.config import BrokerConfig
+from gantry_broker.protocol.frame import FrameDecoder, encode_frame
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.replication.types import Assignment, LeadershipRecord
 from rig.processes import free_port
@@ -31,6 +34,19 @@ _HEADER = (
     '"f":"0","g":"%d","h":"0","i":"UNIQ_KEY\\u0001%s\\u0002WAIT\\u0001true\\u0002TAGS\\u0001TagA","j":"0","k":"false",'
     '"m":"false"},"flag":0,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":399}'
 )
+
+TABLE: dict[str, Any] = {
+    "version": 1,
+    "mode": "Enabled",
+    "users": [
+        {
+            "name": "orders",
+            "keys": ["orders-secret"],
+            "rules": [{"type": "Topic", "name": "BenchmarkTest", "actions": ["Pub"]}],
+        }
+    ],
+}
+"""The access table of a measurement with signatures."""
 
 
 class CountingTransport(asyncio.Transport):
@@ -60,8 +76,8 @@ class CountingTransport(asyncio.Transport):
         return False
 
 
-def reads(messages: int, together: int, queues: int, body: int) -> list[bytes]:
-    """Returns the data of the socket's reads, `together` frames at a time."""
+def reads(messages: int, together: int, queues: int, body: int, credentials: Credentials | None) -> list[bytes]:
+    """Returns the data of the socket's reads, `together` frames at a time; `credentials` sign them."""
     made = []
     payload = b"x" * body
     for first in range(0, messages, together):
@@ -69,6 +85,12 @@ def reads(messages: int, together: int, queues: int, body: int) -> list[bytes]:
         for number in range(first, min(first + together, messages)):
             unique = f"7F00000121A75FFD2B27{0x68402439 + number // 40:08X}{number & 0xFFFF:04X}"
             header = (_HEADER % (number * 7 % queues, 1_795_240_234_041 + number // 40, unique, number)).encode()
+            if credentials is not None:
+                lengths = (4 + len(header) + body).to_bytes(4, "big") + len(header).to_bytes(4, "big")
+                frame = FrameDecoder().feed(lengths + header + payload)[0]
+                credentials.sign(frame)
+                parts.append(encode_frame(frame))
+                continue
             parts.append((4 + len(header) + body).to_bytes(4, "big") + len(header).to_bytes(4, "big"))
             parts += (header, payload)
         made.append(b"".join(parts))
@@ -89,13 +111,17 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
         replication = process.broker.replication
         leadership = LeadershipRecord(1, 1, replication.me, frozenset({replication.me}))
         await replication.assign(Assignment(leadership, config.member_address, False))
+        signer = None
+        if options.signed:
+            signer = Credentials("orders", "orders-secret")
+            await process.broker.access.put(json.dumps(TABLE).encode())
         other = CountingTransport()
         conn = Connection(process.parts.dispatcher)
         conn.connection_made(other)
         profiler = cProfile.Profile() if options.profile else None
         print(f"{'frames a read':>14}{'us a message':>14}{'of it in reads':>16}")
         for together in options.together:
-            made = reads(options.messages, together, options.queues, options.body)
+            made = reads(options.messages, together, options.queues, options.body, signer)
             other.answers = 0
             cpu, inside = time.process_time(), 0.0
             if profiler is not None and together == options.together[-1]:
@@ -123,6 +149,7 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=1024)
     parser.add_argument("--body", type=int, default=128, help="bytes")
     parser.add_argument("--together", type=int, nargs="+", default=[1, 4, 16, 64], help="frames in one read")
+    parser.add_argument("--signed", action="store_true", help="authentication is on, and each request is signed")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--dir", type=Path, help="where the store goes (default: the system's temporary folder)")
     options = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -10,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+
+from gantry_broker.client import Credentials
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -105,8 +108,16 @@ def with_storage(name: str, size: str, storage_class: str) -> str:
     return text.replace("spec:", f"spec:\n  reclaim: Delete\n  storage: {storage}")
 
 
+def key_environment(secret: str) -> list[dict[str, Any]]:
+    """Environment variables of a pod with the keys of a user, as the clients in client/ read them."""
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+        for name, key in (("GANTRY_ACCESS_KEY", "accessKey"), ("GANTRY_SECRET_KEY", "secretKey"))
+    ]
+
+
 class Cluster:
-    """A BrokerCluster in a namespace of its own."""
+    """A BrokerCluster in a namespace of its own. Its clients are its super user unless they say otherwise."""
 
     def __init__(self, namespace: str, name: str = "demo") -> None:
         self.namespace = namespace
@@ -194,6 +205,20 @@ class Cluster:
         return [e for e in found if e["involvedObject"]["kind"] == "BrokerCluster"]
 
     @property
+    def needs_tls(self) -> bool:
+        return bool(self.object()["spec"]["security"]["tls"]["mode"] == "Required")
+
+    @property
+    def admin_secret(self) -> str:
+        """With the keys of the super user."""
+        return f"{self.name}-admin-user"
+
+    def credentials(self, secret: str | None = None) -> Credentials:
+        """Of the super user, or those in another Secret."""
+        data = get(self.namespace, "secret", secret or self.admin_secret)["data"]
+        return Credentials(*(base64.b64decode(data[key]).decode() for key in ("accessKey", "secretKey")))
+
+    @property
     def name_servers(self) -> str:
         return str(self.status()["addresses"]["nameServers"])
 
@@ -210,8 +235,15 @@ class Load:
     """
 
     def __init__(
-        self, cluster: Cluster, name: str, seconds: float = 3600, node: str | None = None, senders: int = 4
+        self,
+        cluster: Cluster,
+        name: str,
+        seconds: float = 3600,
+        node: str | None = None,
+        senders: int = 4,
+        secret: str | None = None,
     ) -> None:
+        """`secret`: with the keys of the user that sends; default: the super user."""
         self.cluster = cluster
         self.name = name
         source = (Path(__file__).parent / "client" / "load.py").read_text()
@@ -227,6 +259,7 @@ class Load:
                         "name": "load",
                         "image": BROKER_IMAGE,
                         "imagePullPolicy": "IfNotPresent",
+                        "env": key_environment(secret or cluster.admin_secret),
                         "command": [
                             "python",
                             "-c",
@@ -241,6 +274,11 @@ class Load:
                 ],
             },
         }
+        if cluster.needs_tls:
+            (container,) = pod["spec"]["containers"]
+            pod["spec"]["volumes"] = [{"name": "ca", "secret": {"secretName": f"{cluster.name}-ca-cert"}}]
+            container["volumeMounts"] = [{"name": "ca", "mountPath": "/etc/ca"}]
+            container["env"] = [*container["env"], {"name": "GANTRY_CA_FILE", "value": "/etc/ca/ca.crt"}]
         if node is not None:
             pod["spec"]["nodeName"] = node
         apply(cluster.namespace, json.dumps(pod))

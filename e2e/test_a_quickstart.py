@@ -45,7 +45,8 @@ async def test_a_client_outside_goes_through_the_api_server(demo: Cluster) -> No
     """As `gantry produce --context ...` does, without a Service of its own."""
     async with KubeTarget(namespace=demo.namespace) as target:
         assert target.name == "demo"
-        async with Producer(await target.name_servers()) as producer:
+        credentials = await target.super_user()
+        async with Producer(await target.name_servers(), credentials=credentials) as producer:
             results = [await producer.send("Outside", f"message {i}".encode(), timeout=20) for i in range(20)]
         assert {r.status.name for r in results} == {"SEND_OK"}
         assert len(await target.members_http()) == 3
@@ -86,5 +87,10 @@ def test_metrics_of_operator_and_brokers(demo: Cluster) -> None:
     leader = next(t for t in texts if "gantry_operator_leader 1.0" in t)
     assert 'gantry_operator_reconciles_total{outcome="done"}' in leader
     broker = demo.master_name()
-    text = kubectl("-n", demo.namespace, "exec", broker, "--", "python", "-c", script, "http://127.0.0.1:10921/metrics")
+    verified = (
+        "import ssl,urllib.request,sys; context=ssl.create_default_context(cafile='/etc/gantry-tls/ca.crt'); "
+        "print(urllib.request.urlopen(sys.argv[1], context=context).read().decode())"
+    )
+    url = "https://127.0.0.1:10921/metrics"
+    text = kubectl("-n", demo.namespace, "exec", broker, "--", "python", "-c", verified, url)
     assert "gantry_" in text

@@ -16,7 +16,19 @@ from typing import Any
 import pytest
 import yaml
 from gantry_spark.session import SHORT_RUN_OPTIONS
-from kube import BROKER_IMAGE, Cluster, CommandFailed, Figure, apply, example, get, kubectl, run, until
+from kube import (
+    BROKER_IMAGE,
+    Cluster,
+    CommandFailed,
+    Figure,
+    apply,
+    example,
+    get,
+    key_environment,
+    kubectl,
+    run,
+    until,
+)
 
 NAME = "shop-analytics"
 TOPIC = "orders-by-id"
@@ -49,6 +61,7 @@ def send(cluster: Cluster, name: str) -> None:
     source = (Path(__file__).parent / "client" / "keyed.py").read_text()
     command = ["python", "-c", source, cluster.name_servers, TOPIC, str(COUNT), str(KEYS)]
     container = {"name": "send", "image": BROKER_IMAGE, "imagePullPolicy": "IfNotPresent", "command": command}
+    container["env"] = key_environment(cluster.admin_secret)
     spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
     apply(cluster.namespace, json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}))
 

@@ -23,6 +23,7 @@ LOCKS: dict[str, tuple[list[str], list[str]]] = {
     "broker": (["broker.in"], []),
     "operator": (["operator.in"], []),
     "spark": (["spark.in"], []),
+    "audit": (["audit.in"], []),
 }
 
 

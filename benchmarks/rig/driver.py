@@ -9,7 +9,7 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ class Result:
 class Driver:
     """One JVM with one version of the client and one header serialization; it runs commands concurrently."""
 
-    def __init__(self, target: Target, version: str, serialize: str, log: Path) -> None:
+    def __init__(self, target: Target, version: str, serialize: str, log: Path, more_flags: Sequence[str] = ()) -> None:
+        """`more_flags`: further ones of the JVM."""
         self.target, self.version, self.serialize, self.log = target, version, serialize, log
         # The client stores offsets of broadcasting groups and its log below this home, not below the user's.
         home = (log.parent / f"home-{log.stem}").absolute()
@@ -95,7 +96,7 @@ class Driver:
             f"-Drocketmq.serialize.type={serialize}", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}",
             f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=4",
             # The client finds a new retry topic with a rebalance, by default every 20 s.
-            "-Drocketmq.client.rebalance.waitInterval=1000",
+            "-Drocketmq.client.rebalance.waitInterval=1000", *more_flags,
         ]  # fmt: skip
         words = java.command(f"driver{version}", "dev.gantry.interop.Driver", "session", heap="768m", flags=flags)
         with log.open("ab") as err:

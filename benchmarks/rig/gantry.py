@@ -38,8 +38,10 @@ def _writable(http_port: int) -> bool:
 
 
 @contextlib.contextmanager
-def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "Async") -> Iterator[Target]:
-    """Starts one NameServer and a broker group of one member; settings are BrokerSettings."""
+def single(
+    folder: Path, settings: dict[str, Any] | None = None, flush: str = "Async", tls: dict[str, Any] | None = None
+) -> Iterator[Target]:
+    """Starts one NameServer and a broker group of one member; settings are BrokerSettings, `tls` is a TlsConfig."""
     folder.mkdir(parents=True, exist_ok=True)
     ns_port, ns_http, port, http_port, group_port, registration_port, replication_port = (free_port() for _ in range(7))
     registration, replication = f"127.0.0.1:{registration_port}", f"127.0.0.1:{replication_port}"
@@ -48,13 +50,14 @@ def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "A
     ns_file.write_text(json.dumps({
         "name": "ns-0", "listen_host": "127.0.0.1", "port": ns_port, "http_port": ns_http,
         "data_dir": str(folder / "ns-0"), "cluster": "demo", "registration_port": registration_port,
+        "tls": tls,
     }))  # fmt: skip
     broker_file.write_text(json.dumps({
         "cluster": "demo", "group": "demo-a", "member": 0, "name": "demo-a-0", "data_dir": str(folder / "demo-a-0"),
         "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port,
         "member_address": f"127.0.0.1:{port}", "group_address": group_address,
         "replication_port": replication_port, "replication_address": replication,
-        "name_servers": [f"127.0.0.1:{ns_port}"], "registration_addresses": [registration], "flush": flush,
+        "name_servers": [f"127.0.0.1:{ns_port}"], "registration_addresses": [registration], "flush": flush, "tls": tls,
         "settings": {"enablePropertyFilter": True, **(settings or {})},
     }))  # fmt: skip
     with contextlib.ExitStack() as stack:

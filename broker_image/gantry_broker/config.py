@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gantry_broker.protocol import plausible
 from gantry_broker.remoting.members import refuse_open_port
+from gantry_broker.remoting.tls_settings import refuse_unverifiable
 from gantry_broker.settings import BrokerSettings
 
 
@@ -30,6 +31,34 @@ class Listener(_Config):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     port: int = Field(ge=0, le=65535)
+
+
+class TlsConfig(_Config):
+    """TLS of the ports for clients. Files are PEM; replaced files count within a second."""
+
+    mode: Literal["Permissive", "Required"] = Field(
+        description="By the first byte of a connection. Permissive: TLS and plaintext. Required: TLS only."
+    )
+    cert_file: Path = Field(description="The certificate, then those of intermediate CAs.")
+    key_file: Path = Field(description="Its key, without a passphrase.")
+    client_ca_file: Path | None = Field(None, description="The CAs whose client certificates are valid.")
+    client_certificates: Literal["None", "Optional", "Required"] = "None"
+
+    @model_validator(mode="after")
+    def _verifiable(self) -> Self:
+        refuse_unverifiable(self.client_certificates, self.client_ca_file)
+        return self
+
+
+class InternalTlsConfig(_Config):
+    """TLS of the ports between members (both ends show a certificate) and of HTTP (clients may show one)."""
+
+    cert_file: Path = Field(description="The certificate of this process; a URI names it: `Identity.uris`.")
+    key_file: Path = Field(description="Its key, without a passphrase.")
+    ca_file: Path = Field(description="The CAs whose certificates members must show.")
+
+
+Authentication = Literal["Enabled", "Permissive", "Disabled"]
 
 
 class NameServerConfig(_Config):
@@ -51,6 +80,11 @@ class NameServerConfig(_Config):
     token_file: Path | None = Field(
         None, description="Holds the cluster's token, by which brokers prove themselves; None: on loopback only."
     )
+    tls: TlsConfig | None = Field(None, description="TLS of the ports for clients; None: plaintext.")
+    internal_tls: InternalTlsConfig | None = Field(
+        None, description="TLS of the registration port and of HTTP; None: plaintext."
+    )
+    authentication: Authentication = Field("Disabled", description="Counts until an access table has come.")
 
     @model_validator(mode="after")
     def _protected(self) -> Self:
@@ -106,7 +140,14 @@ class BrokerConfig(_Config):
         description="Holds the cluster's token: of the HTTP interface (None: open) and of the ports between members "
         "(None: on loopback only, and nothing is proved there).",
     )
+    tls: TlsConfig | None = Field(None, description="TLS of the ports for clients; None: plaintext.")
+    internal_tls: InternalTlsConfig | None = Field(
+        None, description="TLS of the replication port, of HTTP and of registrations; None: plaintext."
+    )
     metrics_need_token: bool = Field(False, description="Whether /metrics needs the token, too.")
+    authentication: Authentication = Field(
+        "Disabled", description="Whether clients sign their requests; counts until an access table has come."
+    )
 
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)

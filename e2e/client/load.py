@@ -16,6 +16,7 @@ import asyncio
 import collections
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -23,13 +24,31 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from gantry_broker.client import ClientError, FromWhere, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from gantry_broker.client import (
+    ClientError,
+    Credentials,
+    FromWhere,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    SendResult,
+    SendStatus,
+)
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 LONG_GAP_S = 0.2
 PAUSE_S = 0.005
 STOP_PATIENCE_S = 30.0
 READ_PATIENCE_S = 90.0
+
+CREDENTIALS = (
+    Credentials(os.environ["GANTRY_ACCESS_KEY"], os.environ["GANTRY_SECRET_KEY"])
+    if "GANTRY_SECRET_KEY" in os.environ
+    else None
+)
+
+TLS = TlsOptions(os.environ["GANTRY_CA_FILE"]) if "GANTRY_CA_FILE" in os.environ else None
 
 Found = dict[str, list[str]]
 """By id, every message of the topic: its places in the log."""
@@ -98,7 +117,9 @@ async def read_patiently(name_servers: str, topic: str) -> Found:
 async def read_all(name_servers: str, topic: str) -> Found:
     """Every message of the topic, read from each queue's first to its last offset."""
     found: Found = collections.defaultdict(list)
-    async with PullConsumer(name_servers, "e2e-check", from_where=FromWhere.FIRST, auto_commit=False) as consumer:
+    async with PullConsumer(
+        name_servers, "e2e-check", from_where=FromWhere.FIRST, auto_commit=False, credentials=CREDENTIALS, tls=TLS
+    ) as consumer:
         queues = await consumer.queues(topic)
         await consumer.assign(queues)
         left: dict[MessageQueue, int] = {}
@@ -121,7 +142,7 @@ async def read_all(name_servers: str, topic: str) -> Found:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     record = Record()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop)
-    async with Producer(options.name_servers, "e2e-load") as producer:
+    async with Producer(options.name_servers, "e2e-load", credentials=CREDENTIALS, tls=TLS) as producer:
         await producer.send(options.topic, uuid.uuid4().hex.encode(), timeout=30)
         print("sending", flush=True)
         record.last_ok = time.monotonic()

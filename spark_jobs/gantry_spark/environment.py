@@ -63,12 +63,12 @@ def _from_directory(found: Environment, log: DirectoryLog) -> None:
 
 def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) -> None:
     try:
-        master = fetch_status(log.master, token_file)
+        master = fetch_status(log.master, token_file, log.trust)
         if master.disk is not None:
             machine = urlsplit(base_url(log.master)).hostname or ""
             found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))
         if master.address:
-            _add(found, log.name, remoting.consumer_offsets(master.address))
-            found.reserved_hours = remoting.reserved_hours(master.address) or found.reserved_hours
+            _add(found, log.name, remoting.consumer_offsets(master.address, log.trust))
+            found.reserved_hours = remoting.reserved_hours(master.address, log.trust) or found.reserved_hours
     except SourceError as error:
         found.notes.append(f"{log.name}: {error}")

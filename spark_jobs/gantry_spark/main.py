@@ -74,6 +74,8 @@ def arguments() -> argparse.ArgumentParser:
         help="limit of all reads from brokers, in bytes a second; 0: no limit",
     )
     parser.add_argument("--token-file", help="file with the brokers' admin token")
+    parser.add_argument("--ca-file", help="file with the CAs of the cluster, for brokers with https://")
+    parser.add_argument("--tls", action="store_true", help="NameServers and the brokers' ports for clients have TLS")
     parser.add_argument("--history", type=_integer_from(1), default=10, help="number of reports to keep (10)")
     parser.add_argument("--master", help="Spark master (default: SPARK_MASTER, else local[*])")
     parser.add_argument(
@@ -122,6 +124,8 @@ def job_from_args(args: argparse.Namespace) -> Job:
         top=args.top,
         rate=args.rate,
         token_file=args.token_file,
+        ca_file=args.ca_file,
+        tls=args.tls,
         history=args.history,
     )
 

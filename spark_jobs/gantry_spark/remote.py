@@ -11,12 +11,10 @@ members answers.
 from __future__ import annotations
 
 import re
-import ssl
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +22,7 @@ import httpx
 from gantry_broker.http.models import LogInfo, MemberStatus
 
 from gantry_spark.errors import Expired, SourceError
+from gantry_spark.trust import PLAINTEXT, Trust
 
 READ_AHEAD: Final = 4 * 1024 * 1024
 SMALL_READ: Final = 64 * 1024
@@ -60,16 +59,10 @@ def headers(token_file: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token.decode()}"}
 
 
-@cache
-def _tls_context() -> ssl.SSLContext:
-    """The TLS context. Loading the trusted certificates takes longer than many responses."""
-    return httpx.create_ssl_context()
-
-
-def http_get(url: str, token_file: str | None, path: str) -> bytes:
+def http_get(url: str, token_file: str | None, path: str, trust: Trust = PLAINTEXT) -> bytes:
     """Send one GET and return the body. Raises SourceError if the broker does not answer or refuses."""
     try:
-        response = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
+        response = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=trust.context())
     except httpx.HTTPError as error:
         raise SourceError(f"broker {url} does not answer: {error or type(error).__name__}") from None
     if response.status_code in (401, 403):
@@ -92,10 +85,10 @@ def split_group(text: str) -> tuple[str | None, str]:
     return (None, base_url(text)) if found is None else (found[1], base_url(found[2]))
 
 
-def fetch_status(url: str, token_file: str | None = None) -> MemberStatus:
+def fetch_status(url: str, token_file: str | None = None, trust: Trust = PLAINTEXT) -> MemberStatus:
     """Return the status of a broker. Raises SourceError."""
     try:
-        return MemberStatus.model_validate_json(http_get(base_url(url), token_file, "/v1/status"))
+        return MemberStatus.model_validate_json(http_get(base_url(url), token_file, "/v1/status", trust))
     except ValueError as error:
         raise SourceError(f"broker {url} returns no status of a Gantry broker: {str(error).splitlines()[0]}") from None
 
@@ -104,7 +97,12 @@ class RemoteLog:
     """The log of one broker group."""
 
     def __init__(
-        self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int, unreachable: Sequence[str] = ()
+        self,
+        infos: Sequence[tuple[str, LogInfo]],
+        token_file: str | None,
+        rate: int,
+        unreachable: Sequence[str] = (),
+        trust: Trust = PLAINTEXT,
     ) -> None:
         """`infos`: base URL and listing of every member that answers; at least one.
 
@@ -118,6 +116,7 @@ class RemoteLog:
         self.sources = tuple((url, info.confirmed) for url, info in ordered)
         self.master = next((url for url, info in ordered if info.role == "Master"), ordered[-1][0])
         self.token_file = token_file
+        self.trust = trust
         self.rate = rate
         self.unreachable = tuple(unreachable)
         size = best.segment_bytes
@@ -129,20 +128,21 @@ class RemoteLog:
 
     def open(self, index: int) -> HttpBytes:
         """Return the bytes of a segment. This sends no request yet."""
-        return HttpBytes(self.sources, self.segments[index].limit, self.token_file, self.rate)
+        return HttpBytes(self.sources, self.segments[index].limit, self.token_file, self.rate, self.trust)
 
 
-def open_logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
+def open_logs(urls: Sequence[str], token_file: str | None, rate: int, trust: Trust = PLAINTEXT) -> list[RemoteLog]:
     """Return the logs of all groups of these brokers.
 
     Raises SourceError if no member of a group answers, or if a broker belongs to another group than its address names.
     """
-    headers(token_file)  # Fails early on an unusable token file, which is no fault of the brokers.
+    headers(token_file)  # Fails early on an unusable file, which is no fault of the brokers.
+    trust.context()
     groups: dict[str, list[tuple[str, LogInfo]]] = defaultdict(list)
     problems: dict[str | None, list[str]] = defaultdict(list)
     for group, url in dict.fromkeys(split_group(u) for u in urls):
         try:
-            info = LogInfo.model_validate_json(http_get(url, token_file, "/v1/log"))
+            info = LogInfo.model_validate_json(http_get(url, token_file, "/v1/log", trust))
         except SourceError as error:
             problems[group].append(str(error))
         except ValueError as error:
@@ -158,17 +158,24 @@ def open_logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[Re
             )
     if not groups:
         raise SourceError("; ".join(problems[None]) or "no broker is given")
-    return [RemoteLog(infos, token_file, rate, problems[None]) for _, infos in sorted(groups.items())]
+    return [RemoteLog(infos, token_file, rate, problems[None], trust) for _, infos in sorted(groups.items())]
 
 
 class HttpBytes:
     """Bytes of a log from the members that hold them. Keeps the last response for small reads around it."""
 
-    def __init__(self, sources: Sequence[tuple[str, int]], limit: int, token_file: str | None, rate: int) -> None:
+    def __init__(
+        self,
+        sources: Sequence[tuple[str, int]],
+        limit: int,
+        token_file: str | None,
+        rate: int,
+        trust: Trust = PLAINTEXT,
+    ) -> None:
         """`sources`: base URL and confirmed offset of the members, in the order of requests."""
         self._sources = list(sources)
         self._limit = limit
-        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
+        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=trust.context())
         self._rate = rate
         self._started = time.monotonic()
         self._taken = 0

@@ -14,18 +14,26 @@ from gantry_broker.protocol.fastjson import JsonError, loads
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 
 from gantry_spark.errors import SourceError
+from gantry_spark.trust import PLAINTEXT, Trust
 
 TIMEOUT_S: Final = 5.0
 _MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 
 
-def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> Frame:
+def call(
+    address: str,
+    code: int,
+    ext: dict[str, str] | None = None,
+    timeout: float = TIMEOUT_S,
+    trust: Trust = PLAINTEXT,
+) -> Frame:
     """Send one request to `host:port` and return the response. Raises SourceError without a successful response."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise SourceError(f"{address!r} is not an address: write host:port")
+    host = host.strip("[]")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
+        with trust.wrap(socket.create_connection((host, int(port)), timeout=timeout), host) as connection:
             connection.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
             decoder = FrameDecoder(_MAX_FRAME_BYTES)
             while True:
@@ -43,7 +51,7 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
         raise SourceError(f"{address} does not speak RocketMQ's protocol: {error}") from None
 
 
-def broker_urls(name_servers: str) -> list[str]:
+def broker_urls(name_servers: str, trust: Trust = PLAINTEXT) -> list[str]:
     """Return group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers of the first NameServer that answers.
 
     Raises SourceError, also if no broker of a group names its HTTP interface.
@@ -53,7 +61,7 @@ def broker_urls(name_servers: str) -> list[str]:
         if not server:
             continue
         try:
-            response = call(server, RequestCode.GET_BROKER_CLUSTER_INFO)
+            response = call(server, RequestCode.GET_BROKER_CLUSTER_INFO, trust=trust)
             info = ClusterInfo.from_json(loads(response.body))
         except (SourceError, ValueError) as error:
             problems.append(f"NameServer {error}")
@@ -62,9 +70,9 @@ def broker_urls(name_servers: str) -> list[str]:
         without_http: list[str] = []
         for group, broker in info.brokers.items():
             addresses = dict.fromkeys(broker.addresses.values())
-            urls = [f"{group}={url}" for url in map(_http_url, addresses) if url is not None]
+            urls = [f"{group}={url}" for url in (_http_url(a, trust) for a in addresses) if url is not None]
             found += urls
-            if not urls and not any(map(_lacks_http, addresses)):
+            if not urls and not any(_lacks_http(a, trust) for a in addresses):
                 without_http.append(f"group {group} ({', '.join(addresses) or 'no address'})")
         if found and without_http:
             raise SourceError(
@@ -77,30 +85,30 @@ def broker_urls(name_servers: str) -> list[str]:
     raise SourceError("; ".join(problems) or "option cluster: write NameServer addresses as host:port;host:port")
 
 
-def _http_url(address: str) -> str | None:
+def _http_url(address: str, trust: Trust) -> str | None:
     """Return the URL of a broker's HTTP interface, or None if it does not answer or has none."""
-    table = _runtime_info(address)
+    table = _runtime_info(address, trust)
     http = None if table is None else table.get("gantryHttp")
-    return f"http://{http}" if http else None
+    return f"{'http' if trust.ca_file is None else 'https'}://{http}" if http else None
 
 
-def _lacks_http(address: str) -> bool:
+def _lacks_http(address: str, trust: Trust) -> bool:
     """Return whether a broker answers and has no HTTP interface, as Apache RocketMQ's. Its log is not read this way."""
-    table = _runtime_info(address)
+    table = _runtime_info(address, trust)
     return table is not None and not table.get("gantryHttp")
 
 
-def _runtime_info(address: str) -> dict[str, Any] | None:
+def _runtime_info(address: str, trust: Trust) -> dict[str, Any] | None:
     try:
-        table = loads(call(address, RequestCode.GET_BROKER_RUNTIME_INFO).body).get("table", {})
+        table = loads(call(address, RequestCode.GET_BROKER_RUNTIME_INFO, trust=trust).body).get("table", {})
     except (SourceError, JsonError, AttributeError):
         return None
     return table if isinstance(table, dict) else None
 
 
-def consumer_offsets(address: str) -> dict[tuple[str, str, int], int]:
+def consumer_offsets(address: str, trust: Trust = PLAINTEXT) -> dict[tuple[str, str, int], int]:
     """Return the offsets of a master's consumer groups by (group, topic, queue). Raises SourceError."""
-    return parse_offsets(call(address, RequestCode.GET_ALL_CONSUMER_OFFSET).body, address)
+    return parse_offsets(call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, trust=trust).body, address)
 
 
 def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
@@ -117,10 +125,10 @@ def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
     return found
 
 
-def reserved_hours(address: str) -> int | None:
+def reserved_hours(address: str, trust: Trust = PLAINTEXT) -> int | None:
     """Return `fileReservedTime` of a broker in hours, or None if it does not name it."""
     try:
-        text = call(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
+        text = call(address, RequestCode.GET_BROKER_CONFIG, trust=trust).body.decode("utf-8", "replace")
     except SourceError:
         return None
     for line in text.splitlines():

@@ -83,6 +83,8 @@ class Job:
     top: int = 20
     rate: int = 0
     token_file: str | None = None
+    ca_file: str | None = None
+    tls: bool = False
     history: int = 10
     read_options: dict[str, str] = field(default_factory=dict)
 
@@ -104,6 +106,10 @@ class Job:
             options["rateLimit"] = str(max(1, self.rate // max(1, cores)))
         if self.token_file:
             options["tokenFile"] = self.token_file
+        if self.ca_file:
+            options["caFile"] = self.ca_file
+        if self.tls:
+            options["tls"] = "true"
         return options
 
 

@@ -17,6 +17,7 @@ Options:
 - `damaged`: `skip` leaves damaged ranges out. `rows` returns each as a row with `damage` and without a topic.
 - `parallelism`: number of cores. `partitionBytes`: size of a partition, instead of a size by the number of cores.
 - `rateLimit`: limit of one task's reads from brokers, in bytes a second. `tokenFile`: file with the admin token.
+- `caFile`: file with the CAs of the cluster, for HTTPS. `tls`: true: ports for clients have TLS as well.
 - `ranges`: JSON {log: [[from, to], ...]} of record boundaries. Only records that start in these ranges are read.
 - `maxBytesPerTrigger`: limit of a stream's batch. `clockSlackMs`: tolerance for store times that step back in a log.
 """
@@ -42,6 +43,7 @@ from gantry_spark.errors import Expired, SourceError
 from gantry_spark.pushdown import push
 from gantry_spark.scan import Damage, scan
 from gantry_spark.schema import DEFAULT_COLUMNS, arrow_schema, check_schema, spark_schema
+from gantry_spark.trust import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ _OPTION_NAMES: Final = frozenset(
     name.lower()
     for name in (
         "path", "paths", "brokers", "cluster", "columns", "body", "damaged", "verify", "parallelism", "partitionBytes",
-        "rateLimit", "tokenFile", "ranges", "maxBytesPerTrigger", "clockSlackMs",
+        "rateLimit", "tokenFile", "caFile", "tls", "ranges", "maxBytesPerTrigger", "clockSlackMs",
     )
 )  # fmt: skip
 
@@ -84,6 +86,7 @@ class Options:
         self.partition_bytes = _number(options, "partitionbytes", 0, 0)
         self.rate = _number(options, "ratelimit", 0, 0)
         self.token_file = options.get("tokenfile")
+        self.trust = Trust(options.get("cafile"), _flag(options, "tls", False))
         self.slack_ms = _number(options, "clockslackms", partitioning.CLOCK_SLACK_MS, 0)
         self.bytes_per_trigger = _number(options, "maxbytespertrigger", 0, 0)
         try:
@@ -104,8 +107,8 @@ class Options:
             # The network modules take a second to import, and every Spark worker would pay for it.
             from gantry_spark import remote, remoting
 
-            brokers = self.brokers or remoting.broker_urls(self.cluster)
-            logs = list(remote.open_logs(brokers, self.token_file, self.rate))
+            brokers = self.brokers or remoting.broker_urls(self.cluster, self.trust)
+            logs = list(remote.open_logs(brokers, self.token_file, self.rate, self.trust))
         names = [log.name for log in logs]
         duplicates = {name for name in names if names.count(name) > 1}
         if duplicates:

@@ -55,6 +55,34 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (manifest(external={"type": "NodePort"}), "spec.external", "host is missing"),
     (manifest(external={"type": "Ingress"}), "spec.external.type", "'NodePort' or 'LoadBalancer'"),
     (manifest(external={"type": "LoadBalancer", "host": "{pod}.x"}), "spec.external", "unknown field in braces"),
+    (manifest(external={"type": "LoadBalancer"}), "spec.external", "external.unprotected: true"),
+    (manifest(external={"type": "LoadBalancer"}, security={"tls": {"mode": "Permissive"}}), "spec.external", "TLS"),
+    (
+        manifest(
+            external={"type": "LoadBalancer"}, security={"authentication": "Permissive", "tls": {"mode": "Required"}}
+        ),
+        "spec.external",
+        "leave security.authentication at Enabled",
+    ),
+    (manifest(security={"tls": {"issuer": "Secret"}}), "spec.security.tls.secretName", "write secretName with issuer"),
+    (manifest(security={"tls": {"secretName": "s"}}), "spec.security.tls.secretName", "write secretName with issuer"),
+    (manifest(security={"tls": {"clientCertificates": "Optional"}}), "spec.security.tls.clientCertificates", "mode:"),
+    (
+        manifest(security={"tls": {"clientCertificates": "Required", "mode": "Permissive"}}),
+        "spec.security.tls.clientCertificates",
+        "write mode: Required",
+    ),
+    (manifest(security={"allowedClients": [{}]}), "spec.security.allowedClients[0]", "write either ipBlock"),
+    (
+        manifest(security={"allowedClients": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "spec.security.allowedClients[0]",
+        "write either ipBlock",
+    ),
+    (
+        manifest(security={"allowedClients": [{"ipBlock": {"cidr": "everywhere"}}]}),
+        "spec.security.allowedClients[0].ipBlock.cidr",
+        "form",
+    ),
     (manifest(analytics={"schedule": "tomorrow"}), "spec.analytics.schedule", "minute, hour"),
     (manifest(analytics={"sparkConf": {"shuffle": "8"}}), "spec.analytics.sparkConf", "spark."),
     (manifest(analytics={"topics": ["a b"]}), "spec.analytics.topics", "wildcards"),
@@ -73,6 +101,20 @@ def test_bad_input_is_explained(document: dict[str, Any], path: str, words: str)
         parse_manifest(document, "demo.yaml")
     assert any(p.path == path and words in p.message for p in caught.value.problems), str(caught.value)
     assert str(caught.value).startswith("demo.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("unprotected", "security"),
+    [
+        (True, {}),
+        (True, {"authentication": "Disabled"}),
+        (False, {"tls": {"mode": "Required"}}),
+        (False, {"authentication": "Enabled", "tls": {"mode": "Required", "clientCertificates": "Required"}}),
+    ],
+)
+def test_addresses_outside_are_protected_or_twice_unprotected(unprotected: bool, security: dict[str, Any]) -> None:
+    outside = {"type": "LoadBalancer", "unprotected": unprotected}
+    assert parse_manifest(manifest(external=outside, security=security)).spec.external is not None
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import clients
-from gantry_broker.broker.clients import Client, ClientTable, Subscription, TooManyClients, heartbeat_fault
+from gantry_broker.broker.clients import Client, ClientTable, Subscription, TooManyClients
 from gantry_broker.broker.locks import MAX_LOCKS, QueueLocks
 from gantry_broker.broker.metadata.creation_limits import CreationRate, max_links, too_many_groups, too_many_topics
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.pull.sql92 import MAX_DIGITS, MAX_TOKENS, FilterSyntaxError, compile_filter
+from gantry_broker.protocol import heartbeats
 from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.heartbeats import heartbeat_fault
 from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
 
 from tests.broker.conftest import Numbered
@@ -33,11 +34,11 @@ def beat(groups: int = 1, subscriptions: int = 1, tags: int = 0, text: str = "*"
 
 
 def test_heartbeats_are_judged_before_anything_is_made_of_them() -> None:
-    assert heartbeat_fault(beat(clients.MAX_GROUPS)) is None
-    assert "names 501 groups, the limit is 500" in (heartbeat_fault(beat(clients.MAX_GROUPS + 1)) or "")
+    assert heartbeat_fault(beat(heartbeats.MAX_GROUPS)) is None
+    assert "names 501 groups, the limit is 500" in (heartbeat_fault(beat(heartbeats.MAX_GROUPS + 1)) or "")
     assert "2000 subscriptions" in (heartbeat_fault(beat(2, 1_001)) or "")
     assert "10010 tags, the limit is 10000" in (heartbeat_fault(beat(1, 1_001, 10)) or "")
-    assert "16385 characters" in (heartbeat_fault(beat(text="x" * (clients.MAX_EXPRESSION + 1))) or "")
+    assert "16385 characters" in (heartbeat_fault(beat(text="x" * (heartbeats.MAX_EXPRESSION + 1))) or "")
     for odd in ([], None, {"consumerDataSet": 5}, {"consumerDataSet": [5, {"subscriptionDataSet": {}}]}):
         assert heartbeat_fault(odd) is None
 
@@ -80,7 +81,7 @@ def test_members_and_subscriptions_are_counted_and_given_back() -> None:
 def test_groups_of_one_connection_are_bounded_over_all_its_heartbeats() -> None:
     table, link = ClientTable(), Link()
     client = Client(link, "c", "JAVA", 1, "h:1", 0)
-    for n in range(clients.MAX_GROUPS):
+    for n in range(heartbeats.MAX_GROUPS):
         table.admit(link, {f"g{n}": []}, [])
         table.heartbeat_consumer(f"g{n}", client, [], "", "", "")
     table.admit(link, {"g7": []}, [])

@@ -13,6 +13,7 @@ from gantry_broker.client import Message, NoRoute, SendStatus
 from gantry_operator.cli import messages
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.messages import ProduceOptions, run_produce
+from gantry_operator.cli.target import Clients
 
 IN_FLIGHT = 2
 
@@ -21,8 +22,8 @@ class Servers:
     """Replaces a cluster."""
 
     @asynccontextmanager
-    async def name_servers(self) -> AsyncIterator[str]:
-        yield "127.0.0.1:1"
+    async def clients(self) -> AsyncIterator[Clients]:
+        yield Clients("127.0.0.1:1", None, None)
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
     tries: Counter[bytes] = Counter()
 
     class Producer:
-        def __init__(self, *args: Any) -> None: ...
+        def __init__(self, *args: Any, **options: Any) -> None: ...
 
         async def __aenter__(self) -> Producer:
             return self

@@ -93,7 +93,7 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     assert {c.lastTransitionTime for c in second.conditions} == {"t1"}
     third = made(observed(available={"a": "gone"}), second, "t3")
     times = {c.type: c.lastTransitionTime for c in third.conditions}
-    assert times == {"Available": "t3", "Progressing": "t1", "Degraded": "t1"}
+    assert times == {"Available": "t3", "Progressing": "t1", "Degraded": "t1", "Secured": "t1"}
 
 
 def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
@@ -152,4 +152,4 @@ def test_every_observation_gives_a_status(
     assert (status.phase in ("Unavailable", "Creating")) == (available is not None)
     if status.phase == "Running":
         assert all(m.ready for m in status.members)
-    assert len({c.type for c in status.conditions}) == 3
+    assert len({c.type for c in status.conditions}) == 4

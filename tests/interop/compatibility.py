@@ -37,6 +37,7 @@ _REQUESTS = "tests/broker/test_requests.py::"
 _MANY = "tests/integration/test_slave_reads.py::test_many_topics_groups_and_connections_in_little_memory"
 _WHERE = "tests/client/test_consumer_admin.py::test_a_broker_asks_a_consumer_for_its_offsets"
 _SHAPES = "tests/interop/test_mqadmin_shapes.py::test_outputs_have_the_shape_of_apache_rocketmq"
+_USERS = "tests/interop/test_access.py::test_mqadmin_manages_users"
 PROOF: dict[int, str] = {
     **dict.fromkeys(
         (
@@ -109,6 +110,13 @@ PROOF: dict[int, str] = {
     Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _WHERE,
     Code.GET_CONSUMER_STATUS_FROM_CLIENT: _WHERE,
     Code.REGISTER_BROKER: "tests/fuzz/test_live.py::test_name_server",
+    Code.AUTH_CREATE_USER: _USERS,
+    Code.AUTH_DELETE_USER: _USERS,
+    Code.AUTH_LIST_USER: _USERS,
+    Code.AUTH_CREATE_ACL: _USERS,
+    Code.AUTH_LIST_ACL: _USERS,
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: _USERS,
+    Code.DELETE_ACL_CONFIG: _USERS,
 }
 
 BROKER = {int(code) for code in HANDLERS} | set(SENDS)

@@ -128,6 +128,9 @@ class FakeApi:
                 return _refuse(409, "Conflict", "the object has been modified")
             return web.json_response(self.put(body))
         if method == "PATCH":
+            version = body["metadata"].get("resourceVersion") if known is not None and "metadata" in body else None
+            if known is not None and version not in (None, known["metadata"]["resourceVersion"]):
+                return _refuse(409, "Conflict", "the object has been modified")
             return web.json_response(self.put(merged(known or {}, body)))
         return web.json_response(known)
 

@@ -1,4 +1,4 @@
-"""The chart's rights are exactly the verbs that the operator's code uses."""
+"""The chart's rights are the verbs that the operator's code uses, and docs/security.md has a reason for each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import yaml
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.analytics import manifests
 from gantry_operator.platforms.kubernetes.client import KINDS
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.object_reconciler import REMOVABLE
@@ -17,20 +19,34 @@ from gantry_operator.platforms.kubernetes.operator import CACHED, FOR_REPORTS
 ROOT = Path(__file__).parents[2]
 
 
-def rights(text: str) -> dict[str, set[str]]:
-    """Verbs by resource of the first role in the template."""
-    rules = yaml.safe_load(re.sub(r"\{\{.*?\}\}", "", text))["rules"]
-    found: dict[str, set[str]] = defaultdict(set)
+RULES = re.compile(r'\{\{- define "gantry.rules" -}}\n(.*?)\n\{\{- end -}}', re.DOTALL)
+REPORTS = re.compile(r"\{\{- if \.Values\.analytics\.enabled }}\n(.*?)\n\{\{- end }}", re.DOTALL)
+GROUPS = {kind.plural: kind.group for kind in KINDS.values()}
+
+
+def chart_rules(*, reports: bool) -> list[dict[str, list[str]]]:
+    """The rules of the operator's role as the chart renders them."""
+    found = RULES.search((ROOT / "helm/gantry/templates/_helpers.tpl").read_text())
+    assert found is not None
+    text = REPORTS.sub(r"\1" if reports else "", found[1])
+    assert "{{" not in text, "the rules depend on analytics.enabled alone"
+    rules: list[dict[str, list[str]]] = yaml.safe_load(text)
+    return rules
+
+
+def by_resource(rules: list[dict[str, list[str]]]) -> dict[tuple[str, str], set[str]]:
+    """Verbs by API group and resource."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for rule in rules:
-        for resource in rule["resources"]:
-            found[resource] |= set(rule["verbs"])
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found[group, resource] |= set(rule["verbs"])
     return dict(found)
 
 
 def chart_rights() -> dict[str, set[str]]:
-    text = (ROOT / "helm/gantry/templates/rbac.yaml").read_text().split("\n---\n")[0]
-    text = text[: text.index("{{- if .Values.analytics.enabled }}")]
-    return rights("\n".join(line for line in text.splitlines() if not line.strip().startswith("{{")))
+    """Verbs by resource, without reports."""
+    return {resource: verbs for (_, resource), verbs in by_resource(chart_rules(reports=False)).items()}
 
 
 def needed() -> dict[str, set[str]]:
@@ -51,6 +67,7 @@ def needed() -> dict[str, set[str]]:
     out["events"] |= {"create", "patch"}
     out["brokerclusters"] |= {"get", "list", "watch", "patch"}
     out["brokerclusters/status"] |= {"patch"}
+    out["brokerusers/status"] |= {"patch"}
     out["brokerclusters/finalizers"] |= {"update"}
     return dict(out)
 
@@ -60,8 +77,60 @@ def test_the_operator_has_the_rights_that_it_uses_and_no_more() -> None:
 
 
 def test_no_right_is_a_wildcard() -> None:
-    assert "*" not in "".join(f"{r}{v}" for r, v in chart_rights().items())
-    assert "escalate" not in (ROOT / "helm/gantry/templates/rbac.yaml").read_text()
+    rules = chart_rules(reports=True)
+    assert "*" not in str(rules)
+    assert not {"escalate", "bind", "impersonate"} & {verb for rule in rules for verb in rule["verbs"]}
+    for (group, resource), _ in by_resource(rules).items():
+        assert GROUPS.get(resource.split("/")[0], group) == group, f"{resource} is not of {group}"
+
+
+def documented() -> dict[tuple[str, str], set[str]]:
+    """The table of rights in docs/security.md."""
+    page = (ROOT / "docs/security.md").read_text().split("### What the operator may do")[1]
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 4 and cells[0] not in ("API group", "---"):
+            group, resources, verbs, reason = cells
+            assert len(reason) > 10, line
+            for resource in resources.split(","):
+                name = "" if group == "core" else group.strip("`")
+                found[name, resource.strip(" `")] |= {verb.strip() for verb in verbs.split(",")}
+    return dict(found)
+
+
+def test_the_table_of_rights_is_what_the_chart_grants() -> None:
+    assert documented() == by_resource(chart_rules(reports=True))
+
+
+def test_spark_has_only_the_rights_of_the_rule_that_names_them() -> None:
+    """An account can only grant rights that it has, and the driver gets no right to objects of brokers but pods."""
+    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], analytics={})
+    (rule,) = manifests.role(cluster)["rules"]
+    assert rule == chart_rules(reports=True)[-1]
+    assert rule["resources"] == ["pods"]
+    conf = manifests.spark_conf(cluster, cluster.spec.analytics, "spark:1", token=True)  # type: ignore[arg-type]
+    kubernetes = "spark.kubernetes."
+    assert conf[f"{kubernetes}executor.disableConfigMap"] == "true"
+    assert conf[f"{kubernetes}driver.service.deleteOnTermination"] == "false"
+    assert conf[f"{kubernetes}driver.ownPersistentVolumeClaim"] == "false"
+
+
+def test_rights_are_in_the_watched_namespaces_only() -> None:
+    """The two branches of the template: a Role in each namespace, or a ClusterRole."""
+    text = (ROOT / "helm/gantry/templates/rbac.yaml").read_text()
+    branch, rest = text.split("{{- range .Values.watchNamespaces }}")[1].split("{{- else }}")
+    everywhere, own = rest.split("{{- end }}")
+    assert re.findall(r"^kind: (\w+)", branch, re.MULTILINE) == ["Role", "RoleBinding"]
+    assert re.findall(r"^kind: (\w+)", everywhere, re.MULTILINE) == ["ClusterRole", "ClusterRoleBinding"]
+    assert re.findall(r"^kind: (\w+)", own, re.MULTILINE) == ["Role", "RoleBinding"]
+    assert branch.count('include "gantry.rules"') == everywhere.count('include "gantry.rules"') == 1
+    assert "resourceNames: [gantry-operator]" in own
+
+
+def test_policies_find_the_operator_by_the_label_of_the_chart() -> None:
+    selector = (ROOT / "helm/gantry/templates/_helpers.tpl").read_text().split('define "gantry.selector"')[1]
+    assert f"{names.NAME_LABEL}: {names.OPERATOR_NAME}" in selector.split("{{- end -}}")[0]
 
 
 def test_every_value_has_a_schema() -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.api.status import Condition
@@ -60,20 +59,17 @@ async def kept(
     shown["metadata"]["annotations"] = annotations or {}
     obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
     obj["metadata"]["generation"] = 1
-    async with RemotingClient() as remoting:
-        shared = Shared(
-            api, OperatorSettings("broker", "", "ops", ()), caches, remoting, StallCompensatedClock(), "op-0"
-        )
-        shared.unlisted = lambda: unlisted
-        controller = ClusterController(shared, obj)
-        controller.start()
-        try:
-            yield controller
-        finally:
-            await controller.stop()
-            for task in following:
-                task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+    shared = Shared(api, OperatorSettings("broker", "", "ops", ()), caches, StallCompensatedClock(), "op-0")
+    shared.unlisted = lambda: unlisted
+    controller = ClusterController(shared, obj)
+    controller.start()
+    try:
+        yield controller
+    finally:
+        await controller.stop()
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
 
 
 def annotated(fake: FakeApi) -> dict[str, str]:
@@ -274,10 +270,10 @@ class Led(MasterSlaveController):
 
 def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
     """Member 1 leads and reports it."""
-    made = Led(group, groups.registry, groups.pods, groups._http, lambda: groups._settings, groups._clock)
+    made = Led(group, groups.registry, groups.pods, groups.http, lambda: groups._settings, groups._clock)
     leads = MemberId(1, "x")
     made.entry = Entry(LeadershipRecord(2, 1, leads, frozenset({leads})))
-    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups._http, made.wake, time.monotonic)
+    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups.http, made.wake, time.monotonic)
     watch.report = Report(leads, "Master", 2, 1, 2, in_sync=frozenset({leads}))
     made._announced = 2
     return made

@@ -513,7 +513,7 @@ async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeAp
     """A broker is not started with addresses that are not known yet."""
     outside = CLUSTER.model_copy(deep=True)
     outside.spec.external = BrokerCluster.make(
-        "x", brokerGroups=[{"name": "a"}], external={"type": "NodePort", "host": "node"}
+        "x", brokerGroups=[{"name": "a"}], external={"type": "NodePort", "host": "node", "unprotected": True}
     ).spec.external
     objects = controller(api)
     done, found = await pass_over(objects, outside)

@@ -59,4 +59,3 @@ async def test_a_late_deletion_event_of_a_former_cluster_does_not_end_the_new_on
     assert [k.uid for k in found.clusters.values()] == ["new"]
     await found._on_cluster({"type": "DELETED"}, cluster("new"))
     assert (found.clusters, stopped) == ({}, ["former", "new"])
-    await found._remoting.close()

@@ -100,7 +100,10 @@ def test_a_pod_that_is_being_stopped_is_not_ready() -> None:
 
 
 OUTSIDE = BrokerCluster.make(
-    "demo", "mq", brokerGroups=[{"name": "a", "members": 2}], external={"type": "NodePort", "host": "{name}.{group}.x"}
+    "demo",
+    "mq",
+    brokerGroups=[{"name": "a", "members": 2}],
+    external={"type": "NodePort", "host": "{name}.{group}.x", "unprotected": True},
 )
 
 
@@ -130,7 +133,9 @@ def test_external_addresses_are_known_once_every_service_has_one() -> None:
 
 
 def test_load_balancers_report_their_own_host() -> None:
-    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], external={"type": "LoadBalancer"})
+    cluster = BrokerCluster.make(
+        "demo", brokerGroups=[{"name": "a"}], external={"type": "LoadBalancer", "unprotected": True}
+    )
     e = external.endpoints(cluster, plan(cluster))[0]
     waiting: dict[str, Any] = {"spec": {}, "status": {"loadBalancer": {}}}
     assert external.address(cluster, e, waiting) is None

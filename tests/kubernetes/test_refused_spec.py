@@ -40,6 +40,8 @@ async def taken(
         keep_secret=no_secret,
         token=None,
     )
+    parts._users = SimpleNamespace(cluster=None)
+    parts._access = SimpleNamespace(wake=lambda: None)
     assert ("ConfigMap", group_set("demo", "a")) in found
     await controller._go_on_without_spec(ReconcileResult())
     [said] = took

@@ -49,6 +49,8 @@ def clusters(draw: st.DrawFn) -> BrokerCluster:
         "mode": draw(st.sampled_from(["MasterSlave", "Raft"])) if min(members.values()) >= 3 else "MasterSlave",
         "external": draw(st.sampled_from([None, {"type": "NodePort", "host": "{name}.x"}, {"type": "LoadBalancer"}])),
     }
+    if spec["external"] is not None:
+        spec["external"] |= {"unprotected": True}
     cluster = BrokerCluster.make(draw(cluster_names), draw(st.sampled_from(["default", "mq"])), **spec)
     cluster.metadata.uid = "b7a7"
     return cluster
@@ -201,7 +203,7 @@ def test_a_changed_setting_makes_other_pods() -> None:
 
 def test_a_master_whose_probes_fail_keeps_its_clients() -> None:
     """ionfury/homelab 1591: under load a readiness probe may fail; that must not cut clients off from the master."""
-    outside = {"type": "NodePort", "host": "node.example.com"}
+    outside = {"type": "NodePort", "host": "node.example.com", "unprotected": True}
     found = by_key(rendered(BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], external=outside)))
     for name in ("demo-a-master", "demo-a", names.external_service("demo-a")):
         assert found["Service", name]["spec"]["publishNotReadyAddresses"] is True, name
@@ -215,7 +217,9 @@ def test_members_that_are_leaving_keep_their_config() -> None:
 
 
 def test_without_external_addresses_only_services_are_made() -> None:
-    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], external={"type": "LoadBalancer"})
+    cluster = BrokerCluster.make(
+        "demo", brokerGroups=[{"name": "a"}], external={"type": "LoadBalancer", "unprotected": True}
+    )
     assert {o["kind"] for o in render(cluster, plan(cluster), SETTINGS)} == {
         "ServiceAccount",
         "NetworkPolicy",
@@ -223,13 +227,13 @@ def test_without_external_addresses_only_services_are_made() -> None:
     }
 
 
+OUTSIDE = {"type": "NodePort", "host": "h", "unprotected": True}
+
+
 @pytest.mark.parametrize(("first", "second"), [(("demo", "a"), ("demo-a", "b")), (("x", "y"), ("x-y", "x"))])
 def test_two_clusters_never_make_the_same_object(first: tuple[str, str], second: tuple[str, str]) -> None:
     """The master of one and the groups of the other have look-alike names."""
-    one, two = (
-        BrokerCluster.make(n, brokerGroups=[{"name": g}], external={"type": "NodePort", "host": "h"})
-        for n, g in (first, second)
-    )
+    one, two = (BrokerCluster.make(n, brokerGroups=[{"name": g}], external=OUTSIDE) for n, g in (first, second))
     assert not set(by_key(rendered(one))) & set(by_key(rendered(two)))
 
 
@@ -240,6 +244,71 @@ def test_no_two_clusters_of_a_namespace_share_an_object(one: BrokerCluster, two:
         assert not set(by_key(rendered(one))) & set(by_key(rendered(two)))
 
 
+def admitted(objects: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]] | None]:
+    """By policy and port: who may connect; None: everybody."""
+    return {
+        (o["metadata"]["name"], port["port"]): rule.get("from")
+        for o in objects
+        if o["kind"] == "NetworkPolicy"
+        for rule in o["spec"]["ingress"]
+        for port in rule["ports"]
+    }
+
+
+CLIENT_PORTS = (names.NAME_SERVER_PORT, names.NAME_SERVER_EXTERNAL_PORT, names.BROKER_PORT)
+
+
+def test_every_pod_has_policies_for_all_of_its_ports() -> None:
+    """A pod that no policy selects would be open, and a port that no policy names is closed."""
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}, {"name": "b"}])
+    objects = rendered(cluster)
+    policies = [o["spec"] for o in objects if o["kind"] == "NetworkPolicy"]
+    assert all(p["policyTypes"] == ["Ingress"] for p in policies)
+    for obj in objects:
+        if obj["kind"] != "StatefulSet":
+            continue
+        template = obj["spec"]["template"]
+        labels = template["metadata"]["labels"].items()
+        chosen = [p for p in policies if p["podSelector"]["matchLabels"].items() <= labels]
+        named = {port["port"] for p in chosen for rule in p["ingress"] for port in rule["ports"]}
+        listening = {p["containerPort"] for c in template["spec"]["containers"] for p in c["ports"]}
+        assert listening <= named, obj["metadata"]["name"]
+
+
+def test_everybody_reaches_the_ports_for_clients_unless_the_spec_names_some() -> None:
+    closed = {"allowedClients": [{"namespaceSelector": {"matchLabels": {"team": "shop"}}, "podSelector": {}}]}
+    everybody = admitted(rendered(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}])))
+    assert [everybody["demo-broker", port] for port in CLIENT_PORTS] == [None] * 3
+    some = admitted(rendered(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], security=closed)))
+    system = {"matchLabels": {"kubernetes.io/metadata.name": "gantry-system"}}
+    operator = {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}}}
+    members = {"podSelector": {"matchLabels": {names.CLUSTER_LABEL: "demo"}}}
+    for port in CLIENT_PORTS:
+        assert some["demo-broker", port] == [*closed["allowedClients"], members, operator]
+
+
+def test_clients_may_be_a_network_without_a_part_of_it() -> None:
+    block = {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], security={"allowedClients": [block]})
+    peers = admitted(rendered(cluster))["demo-broker", names.BROKER_PORT]
+    assert peers is not None
+    assert peers[0] == block
+
+
+def test_http_is_for_operator_members_reports_and_monitoring() -> None:
+    found = admitted(rendered(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}])))
+    marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
+    system = {"matchLabels": {"kubernetes.io/metadata.name": "gantry-system"}}
+    for port in (names.BROKER_HTTP_PORT, names.NAME_SERVER_HTTP_PORT):
+        assert found["demo-broker", port] == [
+            {"podSelector": {"matchLabels": {names.CLUSTER_LABEL: "demo"}}},
+            {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}}},
+            {"podSelector": {"matchLabels": {names.REPORT_LABEL: "demo"}}},
+            {"namespaceSelector": marked},
+            {"podSelector": marked},
+        ]
+
+
 INTERNAL = {names.BROKER_REPLICATION_PORT, names.NAME_SERVER_REGISTRATION_PORT}
 
 
@@ -247,10 +316,14 @@ INTERNAL = {names.BROKER_REPLICATION_PORT, names.NAME_SERVER_REGISTRATION_PORT}
 @given(clusters())
 def test_the_ports_between_members_are_for_members(cluster: BrokerCluster) -> None:
     objects = rendered(cluster)
-    (policy,) = (o for o in objects if o["kind"] == "NetworkPolicy")
-    open_to = {rule["port"]: entry.get("from") for entry in policy["spec"]["ingress"] for rule in entry["ports"]}
-    brokers = [{"podSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)}}]
-    assert {port: open_to[port] for port in INTERNAL} == dict.fromkeys(INTERNAL, brokers)
+    open_to = admitted(objects)
+    brokers = {"podSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)}}
+    assert open_to[names.name_servers(cluster.name), names.NAME_SERVER_REGISTRATION_PORT] == [brokers]
+    for group in cluster.spec.brokerGroups:
+        members = {"podSelector": {"matchLabels": names.selector(cluster.name, names.BROKER, group.name)}}
+        policy = names.group_set(cluster.name, group.name)
+        assert open_to[policy, names.BROKER_REPLICATION_PORT] == [members]
+    assert len([1 for _, port in open_to if port in INTERNAL]) == 1 + len(cluster.spec.brokerGroups)
     for obj in objects:
         if obj["kind"] == "Service":
             ports = {p["port"] for p in obj["spec"]["ports"]} & INTERNAL

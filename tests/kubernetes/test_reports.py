@@ -10,6 +10,7 @@ import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.allowed import never
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION, JOB_LABEL
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
@@ -137,5 +138,29 @@ async def test_the_driver_gets_the_group_of_each_broker(rig: Rig) -> None:
     made = rig.fake.get("CronJob", NAME) or {}
     (driver,) = made["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     told = driver["args"][driver["args"].index("--brokers") + 1].split(",")
-    assert {url.split("=http://demo-")[0] for url in told} == {"a", "b"}
-    assert all(url.split("=")[1].startswith(f"http://demo-{url[0]}-") for url in told)
+    assert {url.split("=https://demo-")[0] for url in told} == {"a", "b"}
+    assert all(url.split("=")[1].startswith(f"https://demo-{url[0]}-") for url in told)
+
+
+async def test_driver_and_executors_trust_the_authority_of_the_cluster(rig: Rig) -> None:
+    await rig.keep()
+    pod = (rig.fake.get("CronJob", NAME) or {})["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (driver,) = pod["containers"]
+    assert driver["args"][driver["args"].index("--ca-file") + 1] == "/etc/gantry-ca/ca.crt"
+    assert "spark.kubernetes.executor.secrets.demo-ca-cert=/etc/gantry-ca" in driver["args"]
+    assert {"name": "ca", "secret": {"secretName": "demo-ca-cert"}} in pod["volumes"]
+    assert {"name": "ca", "mountPath": "/etc/gantry-ca", "readOnly": True} in driver["volumeMounts"]
+
+
+async def test_a_run_authenticates_and_encrypts_whatever_the_spec_says(rig: Rig) -> None:
+    await rig.keep()
+    (driver,) = (rig.fake.get("CronJob", NAME) or {})["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    for setting in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
+        assert f"{setting}=true" in driver["args"]
+        assert never(setting), "no spec may turn it off"
+    policy = rig.fake.get("NetworkPolicy", NAME)
+    assert policy is not None
+    own = {"matchLabels": {JOB_LABEL: "demo"}}
+    assert policy["spec"] == {
+        "podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}],
+    }  # fmt: skip

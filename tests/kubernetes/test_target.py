@@ -164,7 +164,7 @@ def switchover() -> Awaitable[Any]:
 
 
 async def produce() -> None:
-    async with KubernetesTarget(None, None, None).name_servers():
+    async with KubernetesTarget(None, None, None).clients():
         pass
 
 

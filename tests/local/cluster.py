@@ -18,15 +18,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
+from gantry_broker.client import ClientError, Consumer, Credentials, FromWhere, Producer, ReceivedMessage, SendStatus
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
+from gantry_operator.platforms.local.certificates import client_options
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports, registration, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.status import local_status
-from gantry_operator.platforms.local.supervisor import save_manifest
+from gantry_operator.platforms.local.supervisor import load_saved, save_manifest
 
 from tests.support.free_ports import free_ports
 
@@ -39,6 +41,7 @@ class Cluster:
     def __init__(self, base: Path, **spec: Any) -> None:
         self.folder = ClusterFolder(base / "cluster")
         self.file = base / "cluster.yaml"
+        self.annotations: dict[str, str] = {}
         self.environment = os.environ | {"XDG_STATE_HOME": str(base / "state")}
         self.environment.pop("GANTRY_KUBERNETES", None)
         self.write(**spec)
@@ -58,9 +61,16 @@ class Cluster:
         manifest = {
             "apiVersion": "gantry.dev/v1alpha1",
             "kind": "BrokerCluster",
-            "metadata": {"name": "t"},
+            "metadata": {"name": "t", "annotations": self.annotations},
             "spec": wanted,
         }
+        self.file.write_text(json.dumps(manifest))
+
+    def annotate(self, annotation: str, value: str) -> None:
+        """Change an annotation of the manifest."""
+        self.annotations[annotation] = value
+        manifest = json.loads(self.file.read_text())
+        manifest["metadata"]["annotations"] = self.annotations
         self.file.write_text(json.dumps(manifest))
 
     def gantry(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -72,8 +82,10 @@ class Cluster:
             assert done.returncode == 0, f"gantry {' '.join(args)}: {done.stdout}{done.stderr}{self.story()}"
         return done
 
-    def up(self) -> None:
-        self.gantry("up", str(self.file), "--dir", str(self.folder.root), "--detach", "--timeout", str(UP_S))
+    def up(self, *options: str) -> str:
+        """Start it, or send it the present manifest. Returns what the command prints."""
+        place = ("--dir", str(self.folder.root), "--detach", "--timeout", str(UP_S))
+        return self.gantry("up", str(self.file), *place, *options).stdout
 
     def story(self) -> str:
         """The events and logs, for a test that fails."""
@@ -97,6 +109,11 @@ class Cluster:
     def name_servers(self) -> str:
         ports = Ports.load(self.folder.ports)
         return ";".join(ports.address(use) for use in ports.taken if "-namesrv-" in use and "/" not in use)
+
+    @property
+    def tls(self) -> TlsOptions | None:
+        """How clients call it."""
+        return client_options(load_saved(self.folder), self.folder)
 
     def until(self, what: str, condition: Callable[[], Any], timeout_s: float = 30) -> Any:
         deadline = time.monotonic() + timeout_s
@@ -174,8 +191,10 @@ class Load:
 
     @classmethod
     @asynccontextmanager
-    async def on(cls, cluster: Cluster, topic: str, tag: str, senders: int = 4) -> AsyncIterator[Load]:
-        async with Producer(cluster.name_servers, "load") as producer:
+    async def on(
+        cls, cluster: Cluster, topic: str, tag: str, senders: int = 4, credentials: Credentials | None = None
+    ) -> AsyncIterator[Load]:
+        async with Producer(cluster.name_servers, "load", credentials=credentials, tls=cluster.tls) as producer:
             load = cls(producer, topic, tag)
             tasks = [asyncio.create_task(load.send()) for _ in range(senders)]
             try:
@@ -200,7 +219,7 @@ async def read_all(cluster: Cluster, topic: str, wanted: set[bytes], timeout_s: 
             done.set()
 
     group = f"checker-{time.monotonic_ns()}"
-    async with Consumer(cluster.name_servers, group, from_where=FromWhere.FIRST) as consumer:
+    async with Consumer(cluster.name_servers, group, from_where=FromWhere.FIRST, tls=cluster.tls) as consumer:
         await consumer.subscribe(topic, handle)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

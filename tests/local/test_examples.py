@@ -14,7 +14,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_an_example_starts_and_takes_messages(example: Path, tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, **yaml.safe_load(example.read_text())["spec"])
+    cluster = Cluster(tmp_path, **next(yaml.safe_load_all(example.read_text()))["spec"])
     try:
         cluster.up()
         cluster.gantry("topic", "create", "Orders")

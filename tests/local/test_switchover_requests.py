@@ -68,7 +68,7 @@ async def test_a_group_that_is_not_there_is_named_without_a_supervisor_too(folde
 
 
 async def servers_of(target: LocalTarget) -> str:
-    async with target.name_servers() as servers:
+    async with target.clients() as (servers, _):
         return servers
 
 

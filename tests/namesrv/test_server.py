@@ -9,10 +9,11 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from gantry_broker.config import Listener, NameServerConfig
+from gantry_broker.config import InternalTlsConfig, Listener, NameServerConfig, TlsConfig
 from gantry_broker.namesrv.early import PATIENCE_MS, YOUNG_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, encode_compressed
@@ -181,7 +182,7 @@ async def test_a_slave_gets_its_master_and_orders(ask: Asker) -> None:
     await ask.register()
     await ask(100, namespace="ORDER_TOPIC_CONFIG", key="T", value="a:4")
     answer = await ask.register(brokerId=1, brokerAddr="h:3")
-    assert answer.ext == {"masterAddr": "h:1", "haServerAddr": "h:2"}
+    assert answer.ext == {"masterAddr": "h:1", "haServerAddr": "h:2", "gantryAccess": "0"}
     assert fastjson.loads(answer.body) == {"table": {"T": "a:4"}}
     assert fastjson.loads((await ask(105, topic="T")).body)["orderTopicConf"] == "a:4"
 
@@ -342,6 +343,11 @@ def test_the_process_reads_the_config_of_the_planner(tmp_path: Path) -> None:
             name="ns-1", listen_host="127.0.0.1", port=1, http_port=2, data_dir=tmp_path,
             listeners=[Listener(name="external", port=3)], cluster="demo", registration_port=4,
             token_file=tmp_path / "token",
+            tls=TlsConfig(
+                mode="Required", cert_file=tmp_path / "c", key_file=tmp_path / "k", client_ca_file=tmp_path / "ca",
+                client_certificates="Optional",
+            ),
+            internal_tls=InternalTlsConfig(cert_file=tmp_path / "c", key_file=tmp_path / "k", ca_file=tmp_path / "ca"),
         ),
     ):  # fmt: skip
         path.write_text(config.model_dump_json())
@@ -352,6 +358,8 @@ def test_the_process_reads_the_config_of_the_planner(tmp_path: Path) -> None:
         assert (read.cluster, read.registration_port, read.token_file) == (
             config.cluster, config.registration_port, config.token_file,
         )  # fmt: skip
+        for mine, written in ((read.tls, config.tls), (read.internal_tls, config.internal_tls)):
+            assert (None if mine is None else asdict(mine)) == (None if written is None else written.model_dump())
         assert [(item.name, item.port) for item in read.listeners] == [
             (item.name, item.port) for item in config.listeners
         ]
@@ -366,6 +374,14 @@ def test_the_process_reads_the_config_of_the_planner(tmp_path: Path) -> None:
         ("{}", "config.name"),
         ('{"name":"a","registration_port":1,"cluster":"c"}', "token_file"),
         ('{"name":"a","registration_port":1,"listen_host":"127.0.0.1"}', "cluster"),
+        ('{"name":"a","tls":{"mode":"On","cert_file":"c","key_file":"k"}}', "tls.mode is 'On'"),
+        ('{"name":"a","tls":{"mode":"Required","key_file":"k"}}', "config.tls.cert_file"),
+        ('{"name":"a","tls":{"mode":"Required","cert":"k"}}', "'cert'"),
+        (
+            '{"name":"a","tls":{"mode":"Required","cert_file":"c","key_file":"k","client_certificates":"Required"}}',
+            "client_ca_file",
+        ),
+        ('{"name":"a","internal_tls":{"cert_file":"c","key_file":"k"}}', "config.internal_tls.ca_file"),
     ],
 )
 def test_a_bad_config_says_which_field(tmp_path: Path, text: str, words: str) -> None:

@@ -13,9 +13,9 @@ GIB = 1024 * MIB
 @pytest.mark.parametrize(
     ("memory", "wanted"),
     [
-        (128 * MIB, RemotingBudget(20 * MIB, 64 * 1024, 10 * MIB, 16 * MIB, 8 * MIB, 2_048)),
-        (512 * MIB, RemotingBudget(64 * MIB, 128 * 1024, 32 * MIB, 64 * MIB, 32 * MIB, 8_192)),
-        (24 * GIB, RemotingBudget(256 * MIB, MIB, 32 * MIB, 1024 * MIB, 64 * MIB, 10_000)),
+        (128 * MIB, RemotingBudget(20 * MIB, 64 * 1024, 10 * MIB, 16 * MIB, 8 * MIB, 2_048, 128)),
+        (512 * MIB, RemotingBudget(64 * MIB, 128 * 1024, 32 * MIB, 64 * MIB, 32 * MIB, 8_192, 512)),
+        (24 * GIB, RemotingBudget(256 * MIB, MIB, 32 * MIB, 1024 * MIB, 64 * MIB, 10_000, 1_024)),
     ],
     ids=["128 MiB", "512 MiB", "24 GiB"],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting import client as client_module
-from gantry_broker.remoting import members
+from gantry_broker.remoting import members, refused
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import ConnectError
@@ -123,9 +123,9 @@ async def test_a_port_for_clients_is_named_as_such() -> None:
     await server.start()
     try:
         async with RemotingClient(membership=Membership(ONE, None)) as client:
-            with pytest.raises(ConnectError, match="not one between members") as refused:
+            with pytest.raises(ConnectError, match="not one between members") as failure:
                 await client.request(f"127.0.0.1:{server.port}", Frame(31_001), 5)
-        assert refused.value.silent, "it is no proof that the process is gone"
+        assert failure.value.silent, "it is no proof that the process is gone"
     finally:
         await server.close()
 
@@ -194,7 +194,7 @@ async def test_refusals_are_logged_at_a_limited_rate(caplog: pytest.LogCaptureFi
             assert await asyncio.wait_for(reader.read(), 5) == b""
             writer.close()
         assert opened.guard.refused == {"malformed": 50}
-        lines = [r for r in caplog.records if r.name == members.__name__]
+        lines = [r for r in caplog.records if r.name == refused.__name__]
         assert len(lines) == 1
         assert "127.0.0.1:" in lines[0].getMessage()
 

@@ -301,10 +301,12 @@ def test_groups_of_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group without a broker that answers is an error. A broker of Apache RocketMQ has no HTTP interface."""
     info = {"10.0.0.1:1": {"gantryHttp": "10.0.0.1:2"}, "10.0.0.4:1": {"brokerVersion": "1"}}
     groups = {"a": BrokerData("demo", "a", {0: "10.0.0.1:1", 1: "10.0.0.2:1"})}
-    monkeypatch.setattr(remoting, "_runtime_info", info.get)
-    monkeypatch.setattr(
-        remoting, "call", lambda *_: Frame(0, body=json.dumps(ClusterInfo(groups, {"demo": ["a"]}).to_json()).encode())
-    )
+    monkeypatch.setattr(remoting, "_runtime_info", lambda address, trust: info.get(address))
+
+    def call(*given: object, **options: object) -> Frame:
+        return Frame(0, body=json.dumps(ClusterInfo(groups, {"demo": ["a"]}).to_json()).encode())
+
+    monkeypatch.setattr(remoting, "call", call)
     assert remoting.broker_urls("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["apache"] = BrokerData("other", "apache", {0: "10.0.0.4:1"})
     assert remoting.broker_urls("ns:9876") == ["a=http://10.0.0.1:2"]

@@ -206,7 +206,7 @@ HISTORIES = int(os.environ.get("STORE_HISTORIES", "24"))
 SEEDS = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
 
 
-class LeaderEpochs:
+class History:
     """A store and its model, through many restarts."""
 
     def __init__(self, root: Path, seed: int) -> None:
@@ -361,7 +361,7 @@ class LeaderEpochs:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_store_agrees_with_a_list_through_crashes_cuts_and_power_losses(seed: int, quick_dir: Path) -> None:
-    history = LeaderEpochs(quick_dir, seed)
+    history = History(quick_dir, seed)
     steps: list[str] = []
     try:
         for number in range(60):

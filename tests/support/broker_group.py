@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gantry_broker.config import BrokerConfig
+from gantry_broker.config import BrokerConfig, InternalTlsConfig
 from gantry_broker.http.models import (
     AssignmentAnswer,
     AssignmentModel,
@@ -49,9 +50,20 @@ class Member:
         self.config = config
         self.path = path
         self.process: asyncio.subprocess.Process | None = None
-        self.http = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{config.http_port}", timeout=10, headers={"Content-Type": "application/json"}
-        )
+        self.http = self._client(None)
+
+    def _client(self, context: ssl.SSLContext | None) -> httpx.AsyncClient:
+        scheme = "http" if context is None else "https"
+        return httpx.AsyncClient(
+            base_url=f"{scheme}://127.0.0.1:{self.config.http_port}", timeout=10,
+            headers={"Content-Type": "application/json"}, verify=context or True,
+        )  # fmt: skip
+
+    def use_internal_tls(self, cert: Path, key: Path, ca: Path, context: ssl.SSLContext) -> None:
+        """Give the process a certificate for ports between members and for HTTP; `context` is the test's own."""
+        files = InternalTlsConfig(cert_file=cert, key_file=key, ca_file=ca)
+        self.config = self.config.model_copy(update={"internal_tls": files})
+        self.http = self._client(context)
 
     @property
     def address(self) -> str:

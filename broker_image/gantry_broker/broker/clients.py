@@ -8,23 +8,16 @@ group are notified of every change (request 40).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from gantry_broker.protocol.bodies import ClientConnection, SubscriptionData
 from gantry_broker.protocol.codes import EXPRESSION_TAG
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.heartbeats import MAX_GROUPS
 from gantry_broker.protocol.message import tags_hash
 
-MAX_GROUPS = 500
-"""Consumer and producer groups of one connection."""
-MAX_SUBSCRIPTIONS = 2_000
-"""Topics that the consumer groups of one heartbeat subscribe to, all together."""
-MAX_TAGS = 10_000
-"""Tags and tag codes in the subscriptions of one heartbeat, all together."""
-MAX_EXPRESSION = 16_384
-"""Characters of the expression of a subscription. SQL92 expressions have a lower limit of their own."""
 UNIT = 256
 """A subscription counts once, and once more for each `UNIT` characters of its expression and 16 of its tags."""
 EXPIRE_MS = 120_000
@@ -48,37 +41,6 @@ class Link(Protocol):
 
 class TooManyClients(Exception):
     """A heartbeat exceeds a limit; the text names it."""
-
-
-def heartbeat_fault(value: Any) -> str | None:
-    """Returns why the JSON of a heartbeat exceeds its limits, before it is parsed; None: it is within them.
-
-    Ignores values of a wrong type; `Heartbeat.from_json` names them.
-    """
-    if not isinstance(value, Mapping):
-        return None
-    consumers, producers = _array(value, "consumerDataSet"), _array(value, "producerDataSet")
-    if (count := len(consumers) + len(producers)) > MAX_GROUPS:
-        return f"the heartbeat names {count} groups, the limit is {MAX_GROUPS}"
-    subscriptions = tags = 0
-    for consumer in consumers:
-        found = _array(consumer, "subscriptionDataSet")
-        subscriptions += len(found)
-        if subscriptions > MAX_SUBSCRIPTIONS:
-            return f"the heartbeat has over {MAX_SUBSCRIPTIONS} subscriptions, which is the limit"
-        for subscription in found:
-            tags += len(_array(subscription, "tagsSet")) + len(_array(subscription, "codeSet"))
-            expression = subscription.get("subString") if isinstance(subscription, Mapping) else None
-            if isinstance(expression, str) and len(expression) > MAX_EXPRESSION:
-                return f"the field subString has {len(expression)} characters, the limit is {MAX_EXPRESSION}"
-    if tags > MAX_TAGS:
-        return f"the subscriptions of the heartbeat have {tags} tags, the limit is {MAX_TAGS}"
-    return None
-
-
-def _array(value: Any, name: str) -> list[Any]:
-    found = value.get(name) if isinstance(value, Mapping) else None
-    return found if isinstance(found, list) else []
 
 
 def weight(data: SubscriptionData) -> int:
@@ -295,9 +257,11 @@ class ClientTable:
             changed += self.closed(conn)
         return sorted(set(changed)), list(silent)
 
-    def any_producer(self, group: str) -> Link | None:
-        """Returns a connection of a producer group, another one each time, for the check of a transaction."""
-        members = list(self.producers.get(group, ()))
+    def any_producer(self, group: str, may: Callable[[Link], bool] = lambda _: True) -> Link | None:
+        """Returns a connection of a producer group that `may` allows, another one each time, for the check of a
+        transaction.
+        """
+        members = [link for link in self.producers.get(group, ()) if may(link)]
         if not members:
             return None
         self._round += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.access_control import AccessControl
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.group_notifier import GroupNotifier
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
     from gantry_broker.remoting.connection import Shared
+    from gantry_broker.remoting.tls_ports import PortsTls
     from gantry_broker.replication.log_repair import LogRepair
     from gantry_broker.replication.service import ReplicationService
     from gantry_broker.settings import BrokerSettings
@@ -65,6 +67,7 @@ class BrokerContext:
     creation: OnDemandCreation
     live_settings: LiveSettings
 
+    access: AccessControl
     clients: ClientTable
     notifier: GroupNotifier
     locks: QueueLocks
@@ -83,6 +86,7 @@ class BrokerContext:
     """Turns for costly work on the event loop."""
     loop_watch: LoopWatch
     shared: Shared
+    tls: PortsTls
     """Limits and counts of the connections of all clients' ports."""
     http_port: Callable[[], int]
     """The HTTP port, once it is bound."""

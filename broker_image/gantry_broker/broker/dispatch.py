@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.admission import admit, left
 from gantry_broker.broker.processing import SENDS
 from gantry_broker.protocol.codes import RequestCode
 
 if TYPE_CHECKING:
+    from gantry_broker.access.gate import Gate
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.forward import Forwarder
     from gantry_broker.broker.group_notifier import GroupNotifier
@@ -56,24 +58,37 @@ class Dispatcher:
         role: RoleState,
         clients: ClientTable,
         notifier: GroupNotifier,
+        gate: Gate,
     ) -> None:
         self._forwarder = forwarder
         self._role = role
         self._clients = clients
         self._notifier = notifier
+        self._gate = gate
         self._process = processor.process
         self._refuse = processor.refuse
-        processor.process_again = self.on_frames
+        processor.process_again = self._take
 
     def on_open(self, conn: Connection) -> None:
         """Does nothing: a client is known by its first request."""
 
     def on_close(self, conn: Connection) -> None:
+        left(self._gate, conn)
         for group in self._clients.closed(conn):
             self._notifier.group_changed(group)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
-        """Takes all requests of one read."""
+        """Takes all requests of one read: the only way in for clients, and so the one place where access is checked.
+
+        Requests that wait, for a message, for their turn or for a master, were checked before they waited.
+        """
+        if self._gate.active:
+            frames = admit(self._gate, conn, frames)
+            if not frames:
+                return
+        self._take(conn, frames)
+
+    def _take(self, conn: Connection, frames: list[Frame]) -> None:
         forwarder = self._forwarder
         if self._role.may_append and not forwarder.busy:
             self._process(conn, frames)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.remoting.members import Membership
+    from gantry_broker.remoting.tls_ports import PortsTls
     from gantry_broker.replication.service import ReplicationService
     from gantry_broker.settings import BrokerSettings
 
@@ -59,6 +60,7 @@ class Ports:
         member_requests: MemberRequests,
         membership: Membership,
         shared: Shared,
+        tls: PortsTls,
         forwarder: Forwarder,
         pulls: PullService,
         role: RoleState,
@@ -77,22 +79,26 @@ class Ports:
         limits = RequestLimits(lambda: settings.maxMessageSize)
         budget = descriptors.budget()
         backlog = budget.remoting_backlog
+        gate = tls.client_gate(shared)
         self.own = RemotingServer(
-            dispatcher, config.listen_host, config.port, limits=limits, shared=shared, backlog=backlog
+            dispatcher, config.listen_host, config.port, limits=limits, shared=shared, backlog=backlog, gate=gate
         )
         self._group: RemotingServer | None = None
         if config.group_port:
             self._group = RemotingServer(
                 dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=shared,
-                backlog=backlog,
+                backlog=backlog, gate=gate,
             )  # fmt: skip
         self._replication_server: RemotingServer | None = None
         if config.replication_port is not None:
-            guard = self.guard = HandshakeGuard(membership, budget.members)
+            members = Shared(shared.budget)
+            unproven = budget.members if tls.internal is None else budget.members // 2
+            guard = self.guard = HandshakeGuard(membership, unproven)
             self._replication_server = RemotingServer(
                 member_requests, config.listen_host, config.replication_port,
-                name="replication", max_connections=budget.members, backlog=backlog, shared=Shared(shared.budget),
+                name="replication", max_connections=budget.members, backlog=backlog, shared=members,
                 limits=RequestLimits(members=True), guard=guard,
+                gate=tls.member_gate("replication", unproven, members),
             )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._leads = False

@@ -27,6 +27,8 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
+from gantry_broker.remoting.tls import TlsError
+from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.replication.identity import StateError
 from gantry_broker.store.errors import FlushFailed, StoreError
 from gantry_broker.store.store import MessageStore
@@ -58,6 +60,7 @@ class BrokerProcess:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
+        self.tls = PortsTls(config.tls, config.internal_tls)
         host = resolved_host(config.group_address)
         self.store = MessageStore.open(
             StoreConfig(
@@ -72,18 +75,21 @@ class BrokerProcess:
             on_disconnect=lambda address: self.parts.registrar.lost(address),
             connect_timeout=PEER_CONNECT_S,
             membership=membership,
+            tls=self.tls.internal,
         )
-        self.parts = wire(config, self.store, pack_host(*host), self.client, membership)
+        self.parts = wire(config, self.store, pack_host(*host), self.client, membership, self.tls)
         self.broker = self.parts.context
         self.port = 0
 
     async def start(self) -> None:
         """Starts all parts. Raises OSError when a port is taken, and the errors of replication's state."""
         parts, broker = self.parts, self.broker
+        broker.access.load()
         parts.replay.start(self.config.data_dir / "config")
         await broker.replication.start()
         self.port = await parts.ports.start()
         await parts.http.start()
+        self.tls.start()
         parts.registrar.start()
         broker.loop_watch.start()
         parts.tasks.start()
@@ -116,6 +122,7 @@ class BrokerProcess:
         await parts.processor.close()
         await parts.ports.close(0.5)
         await parts.http.close()
+        await self.tls.close()
         await self.client.close()
         try:
             parts.snapshots.save_now()
@@ -189,7 +196,7 @@ def main() -> int:
         return 2
     try:
         uvloop.run(run(config))
-    except (OSError, StoreError, StateError) as error:
+    except (OSError, StoreError, StateError, TlsError) as error:
         log.error("%s cannot run: %s", config.name, error)
         return 1
     return 0

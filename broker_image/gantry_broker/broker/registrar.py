@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from gantry_broker.protocol.bodies import TopicConfig
-from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
 from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.access_control import AccessControl
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
@@ -57,7 +58,9 @@ class Registrar:
         health: MemberHealth,
         events: Events,
         clock: Clock,
+        access: AccessControl,
     ) -> None:
+        self._access = access
         self._config = config
         self._settings = settings
         self._client = client
@@ -209,11 +212,22 @@ class Registrar:
         if answer.code == ResponseCode.SUCCESS:
             self._refusals.pop(address, None)
             self.last_ok_ms[address] = self._clock.now_ms()
-            return True
+            return await self._has_access_table(address, answer.ext.get(ACCESS_VERSION, ""))
         remark = (answer.remark or f"answer {answer.code}")[:300]
         if self._refusals.get(address) != remark:
             self._refusals[address] = remark
             log.warning("NameServer %s refused the registration: %s", address, remark)
+        return False
+
+    async def _has_access_table(self, address: str, held: str) -> bool:
+        """Sends the access table to a NameServer that has none or an older one. False: it must be tried again."""
+        table = self._access.table_json
+        if not table or not held.isdigit() or int(held[:20]) >= self._access.version:
+            return True
+        answer = await self._client.request(address, Frame(GantryCode.UPDATE_ACCESS, body=table), TIMEOUT_S)
+        if answer.code == ResponseCode.SUCCESS:
+            return True
+        log.warning("NameServer %s refused the access table: %s", address, (answer.remark or "")[:300])
         return False
 
     async def close(self) -> None:

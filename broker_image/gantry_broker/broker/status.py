@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gantry_broker.http.models import DiskStatus, MemberStatus
+from gantry_broker.http.models import AccessStatus, DiskStatus, MemberStatus
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -25,6 +25,8 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         name=config.name,
         not_promotable=broker.health.not_promotable,
         disk=DiskStatus(total_bytes=usage.total, free_bytes=usage.free, full=broker.health.disk_full),
+        certificates=broker.tls.expiry(),
+        access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
         connections=connections,
         address=broker.role.address,
         pid=os.getpid(),

@@ -31,7 +31,7 @@ from gantry_broker.protocol.message import Record, decode_records, encode_record
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.clients import ClientTable
+    from gantry_broker.broker.clients import ClientTable, Link
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.confirmed import ConfirmedRecords
     from gantry_broker.broker.events import Events
@@ -91,8 +91,12 @@ class Transactions:
         confirmed: ConfirmedRecords,
         events: Events,
         clock: Clock,
+        may_decide: Callable[[Link, str], bool],
     ) -> None:
-        """`store_host`: the packed address at the begin of message ids; `delay_levels`: milliseconds of each level."""
+        """`store_host`: the packed address at the begin of message ids; `delay_levels`: milliseconds of each level;
+        `may_decide`: whether a connection's user may send to a topic, and so be asked about messages for it.
+        """
+        self._may_decide = may_decide
         self._group = config.group
         self._settings = store.config.settings
         self._store = store
@@ -314,7 +318,10 @@ class Transactions:
             self._writer.appended(None)
             return
         item.ask_at_ms = now + max(self._settings.transactionTimeOut, self._settings.transactionCheckInterval)
-        link = self._clients.any_producer(props.get(Prop.PRODUCER_GROUP, ""))
+        target = real_target(half)[0]
+        link = self._clients.any_producer(
+            props.get(Prop.PRODUCER_GROUP, ""), lambda link: self._may_decide(link, target)
+        )
         asks = link is not None and not link.closed
         if asks:
             props[Prop.TRANSACTION_CHECK_TIMES] = str(times + 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gantry_broker import descriptors
+from gantry_broker.broker.access_control import AccessControl
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.confirmed import ConfirmedRecords
@@ -54,6 +55,7 @@ from gantry_broker.loopwatch import LoopWatch
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared
+from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.replication.log_repair import LogRepair, answering
 from gantry_broker.replication.service import ReplicationService
 from gantry_broker.store.log.record_reader import delay_table
@@ -89,10 +91,16 @@ class BrokerParts:
 
 
 def wire(
-    config: BrokerConfig, store: MessageStore, store_host: bytes, client: RemotingClient, membership: Membership
+    config: BrokerConfig,
+    store: MessageStore,
+    store_host: bytes,
+    client: RemotingClient,
+    membership: Membership,
+    tls: PortsTls | None = None,
 ) -> BrokerParts:
     """Builds one broker in the running event loop. `store_host`: address and port of message ids, packed."""
     settings = store.config.settings
+    tls = tls or PortsTls(None, None)
     clock, events = Clock(), Events()
     started_ms = clock.unix_ms()
     delay_levels = delay_table(settings.messageDelayLevel)
@@ -102,6 +110,7 @@ def wire(
     loop_watch, slices = LoopWatch(), TimeSlices()
     slices.on_ran = loop_watch.holds.ran
     clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters()
+    access = AccessControl(config, store)
     held: HeldPulls[Pull] = HeldPulls()
     stats = Stats(started_ms)
     counts = MessageCounts(stats, config.cluster)
@@ -139,7 +148,7 @@ def wire(
     health = MemberHealth(config, store, replication, role, events)
     registrar = Registrar(
         config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
-        clock=clock,
+        clock=clock, access=access,
     )  # fmt: skip
 
     # Changes of the log and of the tables.
@@ -154,6 +163,7 @@ def wire(
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
         next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
+        may_decide=access.may_decide,
     )  # fmt: skip
     delays = Delays(
         store, delay_levels, meta=meta, changes=changes, role=role, health=health, confirmed=confirmed, events=events,
@@ -190,6 +200,7 @@ def wire(
         changes=changes,
         creation=creation,
         live_settings=live_settings,
+        access=access,
         clients=clients,
         notifier=notifier,
         locks=locks,
@@ -204,18 +215,21 @@ def wire(
         slices=slices,
         loop_watch=loop_watch,
         shared=shared,
+        tls=tls,
         http_port=lambda: http.port,
     )
     processor = RequestProcessor(context, HANDLERS, sender, budget.buffered_bytes)
     forwarder = Forwarder(role, replication, client, processor.process, budget.buffered_bytes)
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
-    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier)
+    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier, access.gate)
+    # Who waits for a message may have lost the right to it: the client asks again, and is checked.
+    access.on_changed += [pulls.settle_soon, registrar.soon, events.status_changed]
 
     # Ports and the clock.
     ports = Ports(
         config, settings, dispatcher=dispatcher,
         member_requests=MemberRequests(role, replication, log_repair, processor.process), membership=membership,
-        shared=shared, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
+        shared=shared, tls=tls, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
     )  # fmt: skip
     http = HttpServer(context, ports, events.status_changed)
     snapshots = SnapshotWriter(config.data_dir / "config", meta, store, replay)

@@ -11,6 +11,7 @@ async with Consumer("127.0.0.1:9876", "billing", from_where=FromWhere.FIRST) as 
 from gantry_broker.client.admin import Admin
 from gantry_broker.client.allocation import averagely, averagely_by_circle
 from gantry_broker.client.consumer import Consumer, RetryLater
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.deadletters import DeadGroup, DeadLetters
 from gantry_broker.client.errors import (
     BrokerError,
@@ -32,6 +33,7 @@ from gantry_broker.client.transactions import TransactionProducer
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.compression import Compression
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.remoting.tls import TlsOptions
 
 __all__ = [
     "Admin",
@@ -39,6 +41,7 @@ __all__ = [
     "ClientError",
     "Compression",
     "Consumer",
+    "Credentials",
     "DeadGroup",
     "DeadLetters",
     "FromWhere",
@@ -58,6 +61,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "TlsOptions",
     "TransactionProducer",
     "TransactionState",
     "averagely",

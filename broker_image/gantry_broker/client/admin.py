@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import ReceivedMessage, check_group, check_topic
 from gantry_broker.client.pulling import Puller
-from gantry_broker.client.session import Session
+from gantry_broker.client.session import Session, session_of
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,
@@ -58,6 +60,7 @@ from gantry_broker.protocol.headers import (
 )
 from gantry_broker.protocol.message import decode_record, decode_records, parse_message_id
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 ADMIN_SECONDS: Final = 5.0
 MAX_LONG: Final = 2**63 - 1
@@ -82,9 +85,20 @@ class Admin:
         await admin.create_topic("Orders", queues=8)
     """
 
-    def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = ADMIN_SECONDS) -> None:
-        """`timeout`: seconds for each request. All calls raise RemotingError, BrokerError or BodyError."""
-        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        *,
+        timeout: float = ADMIN_SECONDS,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`timeout`: seconds for each request; `credentials`: with which they are signed. `tls`: see `Session`; a given
+        session has its own.
+
+        All calls raise RemotingError, BrokerError or BodyError.
+        """
+        self.session = session_of(name_servers, credentials, tls)
         self.timeout = timeout
 
     async def __aenter__(self) -> Self:

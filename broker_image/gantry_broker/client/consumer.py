@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from gantry_broker.client.allocation import Strategy, averagely
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets, OffsetStore
@@ -23,7 +25,7 @@ from gantry_broker.client.process_queue import DEFAULT_LIMITS, FlowLimits, Proce
 from gantry_broker.client.pulling import Puller, PullStatus
 from gantry_broker.client.queue_allocation import AllocationUnavailable, QueueAllocation
 from gantry_broker.client.sendback import RETRY_TIMES, SendBack
-from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
+from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
@@ -32,6 +34,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +84,15 @@ class Consumer:
         max_retries: int = RETRY_TIMES,
         commit_s: float = COMMIT_SECONDS,
         rebalance_s: float = REBALANCE_SECONDS,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """`from_where` applies only to a group without offsets; `from_time_ms` (default: half an hour ago) belongs
         to `FromWhere.TIMESTAMP`. With `broadcasting` every member gets every message, `offset_file` holds the
-        offsets, and failed messages are not delivered again.
+        offsets, and failed messages are not delivered again. `tls`: see `Session`; a given session has its own.
         """
         check_group(group)
-        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+        self.session = session_of(name_servers, credentials, tls)
         self.group = group
         self.broadcasting = broadcasting
         self.max_retries = max_retries

@@ -8,11 +8,13 @@ progress of resends, as an offset of a tools group in the dead-letter queue.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from gantry_broker.client.admin import Admin
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import NoRoute
 from gantry_broker.client.message import ReceivedMessage, SendResult, check_group, check_topic
 from gantry_broker.client.producer import Producer
@@ -22,6 +24,7 @@ from gantry_broker.client.session import Session
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Prop
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.remoting.tls import TlsOptions
 
 MARK_GROUP: Final = "TOOLS_CONSUMER"
 """The group whose offset marks the resent part of a dead-letter queue. Every RocketMQ broker knows it."""
@@ -86,9 +89,16 @@ class DeadLetters:
                 await dead.send_again("billing", letter)
     """
 
-    def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        *,
+        timeout: float = 10.0,
+        credentials: Credentials | None = None,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+    ) -> None:
         """`timeout`: seconds for all attempts to send one letter."""
-        self._producer = Producer(name_servers, timeout=timeout)
+        self._producer = Producer(name_servers, timeout=timeout, credentials=credentials, tls=tls)
         self._admin = Admin(self._producer.session)
 
     async def __aenter__(self) -> Self:

@@ -9,14 +9,16 @@ broker refuses is tried on other brokers, `retries` times. Every attempt has the
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Sequence
 from typing import Final, Self
 
+from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
 from gantry_broker.client.message import MAX_BODY, Message, ReceivedMessage, SendResult, check_group, pack_properties
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
-from gantry_broker.client.session import BACKOFF_FIRST, ROUTE_POLL_SECONDS, Session, next_backoff
+from gantry_broker.client.session import BACKOFF_FIRST, ROUTE_POLL_SECONDS, Session, next_backoff, session_of
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import (
@@ -35,6 +37,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import parse_int
 from gantry_broker.protocol.message import BatchItem, encode_batch
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
+from gantry_broker.remoting.tls import TlsOptions
 
 SEND_SECONDS: Final = 3.0
 RETRIES: Final = 2
@@ -91,13 +94,15 @@ class Producer:
         compress_over: int = COMPRESS_OVER,
         compression: Compression = Compression.ZLIB,
         max_body: int = MAX_BODY,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """`timeout` is in seconds and covers all attempts of one send; `compress_over` and `max_body` are bytes.
 
-        Consumers of 4.x read only `compression` ZLIB.
+        Consumers of 4.x read only `compression` ZLIB. `tls`: see `Session`; a given session has its own.
         """
         check_group(group)
-        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+        self.session = session_of(name_servers, credentials, tls)
         self.group = group
         self.timeout = timeout
         self.retries = retries

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Final, Self
@@ -24,8 +25,10 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import RouteHeader, UnregisterClientHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
+from gantry_broker.remoting.tls import TlsOptions
 
 if TYPE_CHECKING:
+    from gantry_broker.client.credentials import Credentials
     from gantry_broker.client.message import Reply
     from gantry_broker.client.transaction_state import Check
 
@@ -51,6 +54,19 @@ def next_backoff(seconds: float) -> float:
     return min(seconds * 2, BACKOFF_MAX)
 
 
+def session_of(
+    name_servers: str | Sequence[str] | Session,
+    credentials: Credentials | None,
+    tls: TlsOptions | ssl.SSLContext | None = None,
+) -> Session:
+    """Returns the given session, or a new one. Raises ValueError for credentials that a session does not sign with."""
+    if not isinstance(name_servers, Session):
+        return Session(name_servers, credentials=credentials, tls=tls)
+    if credentials is not None and credentials != name_servers.credentials:
+        raise ValueError("the session has other credentials: give them to the Session")
+    return name_servers
+
+
 def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
     """Parses "a:9876;b:9876" (or with commas) or a list into addresses. Raises ValueError when there is none."""
     found = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
@@ -73,10 +89,18 @@ class Session:
         client_id: str | None = None,
         route_poll_s: float = ROUTE_POLL_SECONDS,
         heartbeat_s: float = HEARTBEAT_SECONDS,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        """`tls`: all connections to NameServers and brokers have TLS. `credentials`: signs every request, those to
+        NameServers too. Raises TlsError when the files of `tls` cannot be used.
+        """
+        self.credentials = credentials
         self.name_servers = parse_name_servers(name_servers)
         self.client_id = client_id or f"{local_address()}@{os.getpid()}#{time.time_ns() ^ id(self)}"
-        self.remoting = RemotingClient(on_disconnect=self._disconnected)
+        self.remoting = RemotingClient(
+            on_disconnect=self._disconnected, sign=None if credentials is None else credentials.sign, tls=tls
+        )
         self.producer_groups: set[str] = set()
         self.checks: dict[str, Check] = {}
         """Producer group to the function that checks its transactions."""

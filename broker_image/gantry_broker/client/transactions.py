@@ -18,7 +18,7 @@ from gantry_broker.protocol.codes import Prop, RequestCode, ResponseCode, SendSt
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, CheckTransactionHeader, EndTransactionHeader, Long
 from gantry_broker.protocol.message import RecordError, decode_record, parse_message_id
-from gantry_broker.remoting.connection import Connection, oneway
+from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError
 
 log = logging.getLogger(__name__)
@@ -112,5 +112,5 @@ class TransactionProducer(Producer):
             header.transactionId,
         )
         ext = end.ext() | {"bname": message.broker, "topic": message.topic}
-        conn.send(oneway(Frame(RequestCode.END_TRANSACTION, ext=ext)))
+        self.session.remoting.oneway_on(conn, Frame(RequestCode.END_TRANSACTION, ext=ext))
         return None

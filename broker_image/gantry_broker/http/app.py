@@ -18,14 +18,16 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import ValidationError
 
 from gantry_broker import descriptors
+from gantry_broker.access.table import AccessAnswer, Changes
 from gantry_broker.broker.status import member_status
 from gantry_broker.exposition import Family
 from gantry_broker.http.connection import LimitedConnection
 from gantry_broker.http.guard import Guard
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections
+from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections, handshakes
 from gantry_broker.http.logbytes import log_bytes, log_info
 from gantry_broker.http.metrics import gantry_families
 from gantry_broker.http.models import (
@@ -41,11 +43,13 @@ from gantry_broker.http.openmetrics import render
 from gantry_broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
 from gantry_broker.http.token import TokenFile
 from gantry_broker.protocol import plausible
+from gantry_broker.protocol.limits import MAX_ACCESS
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.events import Event
     from gantry_broker.broker.ports import Ports
+    from gantry_broker.remoting.tls_gate import TlsGate
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +59,12 @@ HEALTH: Final = frozenset({"/livez", "/health/live", "/readyz", "/health/ready"}
 METRICS: Final = "/metrics"
 METRICS_SHARE: Final = 0.1
 """The share of the event loop's time for pages of metrics, at most; more frequent requests get the last page."""
-BODIES: Final = {"/v1/assignment": 65_536, "/v1/handover": 4_096, "/v1/members/remove": 1_024}
+BODIES: Final = {
+    "/v1/access": MAX_ACCESS,
+    "/v1/assignment": 65_536,
+    "/v1/handover": 4_096,
+    "/v1/members/remove": 1_024,
+}
 """Most bytes of a request's body; other paths take none. An assignment names the members of one group."""
 
 
@@ -65,7 +74,9 @@ class HttpServer:
     def __init__(self, broker: BrokerContext, ports: Ports, status_changed: Event[[]]) -> None:
         self._broker = broker
         self._streams = StatusStreams(lambda: member_status(broker, ports.connections), status_changed)
-        self._connections = Connections(descriptors.budget().http)
+        most = descriptors.budget().http
+        gate = self._gate = broker.tls.http_gate(handshakes(most))
+        self._connections = Connections(most if gate is None else most - handshakes(most))
         config = uvicorn.Config(
             self._guarded(make_app(broker, ports, self._streams, lambda: self._connections.refused)),
             host=broker.config.listen_host,
@@ -74,7 +85,7 @@ class HttpServer:
             access_log=False,
             log_config=None,
             ws="none",
-            http=partial(LimitedConnection, self._connections),  # type: ignore[arg-type]
+            http=partial(_accept, gate, self._connections),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEAD,
             timeout_keep_alive=int(IDLE_S),
             backlog=descriptors.BACKLOG,
@@ -126,6 +137,15 @@ class HttpServer:
             with contextlib.suppress(OSError):
                 await self._task
         self._connections.close()
+        if self._gate is not None:
+            self._gate.close()
+
+
+def _accept(gate: TlsGate | None, table: Connections, **given: Any) -> asyncio.Protocol:
+    """Return the protocol of a new connection; `given` is what uvicorn gives to each."""
+    if gate is None:
+        return LimitedConnection(table, **given)
+    return gate.accept(lambda: LimitedConnection(table, **given))
 
 
 def _trust(scope: MutableMapping[str, Any]) -> None:
@@ -265,6 +285,24 @@ def make_app(
     async def remove_member(asked: RemovalRequest) -> RemovalAnswer:
         reason = await broker.replication.remove_member(asked.member)
         return RemovalAnswer(removed=not reason, reason=reason)
+
+    @app.put("/v1/access")
+    async def access_table(request: Request) -> AccessAnswer:
+        """The access table; a version that is not higher is ignored. A refusal names fields, never their values."""
+        try:
+            return AccessAnswer(version=await broker.access.put(await request.body()))
+        except ValidationError as error:
+            faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'table'}: {e['msg']}" for e in error.errors()[:5])
+            raise HTTPException(422, faults[: plausible.MAX_TEXT]) from None
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        except OSError as error:
+            raise HTTPException(500, f"the table is in force, but cannot be written: {error}") from None
+
+    @app.get("/v1/access/changes")
+    async def access_changes() -> Changes:
+        """What mqadmin changed at this member, with secret keys, for the control plane."""
+        return broker.access.waiting()
 
     @app.get("/v1/log")
     async def log_segments() -> Response:

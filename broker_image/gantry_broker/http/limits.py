@@ -31,6 +31,11 @@ MAX_HEAD: Final = 8192
 SWEEP_S: Final = 1.0
 
 
+def handshakes(most: int) -> int:
+    """Return how many of a server's `most` connections may be without a complete TLS handshake."""
+    return max(most // 4, 4)
+
+
 class Phase(enum.Enum):
     """What a connection waits for."""
 

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.access.gate import REASONS
 from gantry_broker.exposition import Family, Kind
 from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
+    from gantry_broker.access.gate import Gate
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.ports import Ports
     from gantry_broker.refusals import Refusals
@@ -152,7 +154,25 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
         *(Family(name, kind, text, found) for name, kind, text, found in rows),
         *(Family(name, "histogram", text, histograms=[(me, found)]) for name, text, found in histograms),
         refused_values(broker.replication.refusals, me),
+        *access_families(broker.access.gate, me),
+        *broker.tls.families(me),
         build_info("broker"),
+    ]
+
+
+def access_families(gate: Gate, labels: dict[str, str]) -> list[Family]:
+    """Return the families of access; a broker and a NameServer have the same."""
+    refused: list[Row] = [({**labels, "reason": reason}, gate.refused.get(reason, 0)) for reason in REASONS]
+    version = 0 if gate.policy is None else gate.policy.version
+
+    def one(name: str, kind: Kind, text: str, value: float) -> Family:
+        return Family(name, kind, text, [(labels, value)])
+
+    return [
+        Family("gantry_access_refused_total", "counter", "Clients' requests refused, by reason.", refused),
+        one("gantry_access_dropped_total", "counter", "Those of them that were one-way.", gate.dropped),
+        one("gantry_access_anonymous_total", "counter", "Requests without a signature.", gate.anonymous),
+        one("gantry_access_table_version", "gauge", "Version of the access table; 0: none.", version),
     ]
 
 

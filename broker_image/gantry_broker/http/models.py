@@ -145,6 +145,13 @@ class DiskStatus(_Model):
     full: bool = False
 
 
+class AccessStatus(_Model):
+    """The access table that a member holds."""
+
+    version: Version = 0
+    changes: int = Field(0, description="Changes of users by mqadmin that no table has merged yet.")
+
+
 class MemberStatus(_Model):
     """GET /v1/status, and a line of GET /v1/status/stream (one at once when something changes, else one a second)."""
 
@@ -177,6 +184,10 @@ class MemberStatus(_Model):
     reason: str = Field("", description="Why it is not writable or not following.")
     not_promotable: str = Field("", description="Why it should not lead although it lives: a full disk, no NameServer.")
     disk: DiskStatus | None = None
+    certificates: dict[str, int] = Field(
+        default_factory=dict, description="End of validity in Unix seconds by port: client, internal. Empty: no TLS."
+    )
+    access: AccessStatus = Field(default_factory=AccessStatus)
     connections: int = 0
     address: str = ""
     pid: int = 0

@@ -13,7 +13,8 @@ from typing import cast
 
 from gantry_broker import descriptors
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, end_with
+from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, end_with, handshakes
+from gantry_broker.remoting.tls_ports import PortsTls
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,14 @@ Pages = Mapping[str, Callable[[], Awaitable[Page] | Page]]
 class PageServer:
     """Serves `pages` on a port that may be 0, to at most `most` connections at once."""
 
-    def __init__(self, pages: Pages, host: str, port: int, *, hosts: AllowedHosts, most: int) -> None:
+    def __init__(
+        self, pages: Pages, host: str, port: int, *, hosts: AllowedHosts, most: int, tls: PortsTls | None = None
+    ) -> None:
+        """`tls`: the server speaks HTTPS if this has a certificate for it."""
         self.pages = pages
         self.hosts = hosts
-        self.connections = Connections(most)
+        self._gate = None if tls is None else tls.http_gate(handshakes(most))
+        self.connections = Connections(most if self._gate is None else most - handshakes(most))
         self._where = (host, port)
         self._server: asyncio.Server | None = None
 
@@ -51,10 +56,15 @@ class PageServer:
     async def start(self) -> None:
         """Raises OSError when the port is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), *self._where, backlog=descriptors.BACKLOG)
+        self._server = await loop.create_server(self._accept, *self._where, backlog=descriptors.BACKLOG)
+
+    def _accept(self) -> asyncio.Protocol:
+        return _Connection(self) if self._gate is None else self._gate.accept(lambda: _Connection(self))
 
     def close(self) -> None:
         self.connections.close()
+        if self._gate is not None:
+            self._gate.close()
         if self._server is not None:
             self._server.close()
             self._server = None

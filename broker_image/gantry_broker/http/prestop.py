@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import ssl
 import sys
 import time
 import urllib.request
@@ -28,11 +29,16 @@ def has_successor(status: dict[str, Any]) -> bool:
 
 def must_wait(config: dict[str, Any]) -> bool:
     """Query the broker. False also when it does not answer: then there is nothing to hand over."""
-    request = urllib.request.Request(f"http://127.0.0.1:{config['http_port']}/v1/status")
+    internal = config.get("internal_tls")
+    context = None
+    request = urllib.request.Request(f"http{'s' if internal else ''}://127.0.0.1:{config['http_port']}/v1/status")
     try:
+        if internal:
+            context = ssl.create_default_context(cafile=internal["ca_file"])
+            context.check_hostname = False  # The broker of this pod: its certificate names the pod.
         if config.get("token_file"):
             request.add_header("Authorization", f"Bearer {Path(config['token_file']).read_text().strip()}")
-        with urllib.request.urlopen(request, timeout=2) as answer:
+        with urllib.request.urlopen(request, timeout=2, context=context) as answer:
             return has_successor(json.load(answer))
     except (OSError, ValueError):
         return False

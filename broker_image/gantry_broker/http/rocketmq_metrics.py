@@ -8,7 +8,7 @@ small read for each queue that lags, which the page remembers while the offset s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -138,12 +138,15 @@ async def rocketmq_families(broker: BrokerContext, times: StoreTimes) -> list[Fa
     """Return all families of one page. Only the master reports its consumers: each would count twice otherwise."""
     me = {"cluster": broker.config.cluster, "node_type": "broker", "node_id": broker.config.group}
     omitted = Family("gantry_metrics_omitted_series", "gauge", "Series beyond the limit of one family, by family.")
-    families = [
-        *_messages(broker, me, omitted),
-        *_connections(broker, me),
-        *_tables(broker, me),
-        *_storage(broker, me),
-    ]
+    families: list[Family] = []
+    parts: tuple[Callable[[], list[Family]], ...] = (
+        lambda: _messages(broker, me, omitted),
+        lambda: _connections(broker, me),
+        lambda: _tables(broker, me),
+        lambda: _storage(broker, me),
+    )
+    async for part in broker.slices.sliced(parts):
+        families += part()
     if broker.role.leading:
         found, more = await lags(broker, times)
         families += _consumers(found, me, broker.clock.unix_ms())
@@ -180,10 +183,10 @@ def _consumers(found: list[Lag], me: dict[str, str], now_ms: int) -> list[Family
     return [lag, latency, inflight, ready, queueing]
 
 
-def _most(rows: Mapping[str, int], family: str, omitted: Family) -> list[tuple[str, int]]:
-    if len(rows) > MAX_SERIES:
-        omitted.add({"family": family}, len(rows) - MAX_SERIES)
-    return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_SERIES]
+def _most(rows: dict[str, int], family: str, omitted: Family, most: int = MAX_SERIES) -> list[tuple[str, int]]:
+    if len(rows) > most:
+        omitted.add({"family": family}, len(rows) - most)
+    return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:most]
 
 
 def _messages(broker: BrokerContext, me: dict[str, str], omitted: Family) -> list[Family]:

@@ -15,16 +15,27 @@ from collections.abc import Callable
 import orjson
 
 from gantry_broker import descriptors
+from gantry_broker.access.decide import DISABLED
+from gantry_broker.admission import admit, left
 from gantry_broker.exposition import Family, Kind, text_page
-from gantry_broker.http.metrics import build_info, refused_values
+from gantry_broker.http.metrics import access_families, build_info, refused_values
 from gantry_broker.loopwatch import LoopWatch, loop_families
+from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, registration_steps
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson, plausible
 from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfigs, parse, topic_list
-from gantry_broker.protocol.codes import FAQ, MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import (
+    ACCESS_VERSION,
+    FAQ,
+    MASTER_ID,
+    ORDER_TOPIC_NAMESPACE,
+    GantryCode,
+    RequestCode,
+    ResponseCode,
+)
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import (
     BadField,
@@ -43,6 +54,7 @@ from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
+from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
@@ -66,7 +78,14 @@ class NotYours(Exception):
 class NameService:
     """The Handler of all listeners of one NameServer, and of its registration port."""
 
-    def __init__(self, name: str, kv: KvConfig, *, clock: Callable[[], int] = steady_ms) -> None:
+    def __init__(
+        self,
+        name: str,
+        kv: KvConfig,
+        *,
+        clock: Callable[[], int] = steady_ms,
+        access: NameServerAccess | None = None,
+    ) -> None:
         """`clock` returns milliseconds of a monotonic clock. A wall clock that jumps forward would make every broker
         look silent.
         """
@@ -77,12 +96,14 @@ class NameService:
         self.refusals = Refusals()
         self.requests: dict[int, int] = {}
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
+        self.access = access or NameServerAccess("", DISABLED)
         self.guard: HandshakeGuard | None = None
         """Guards the registration port; None: there is no such port."""
         self._clock = clock
         self._next_source = 0
         self.shared = Shared(remoting_budget(memory_limit(None), descriptors.budget().remoting))
         """The shared state of all listeners' connections."""
+        self.tls: PortsTls | None = None
         self.loop_watch = LoopWatch()
         self.slices = TimeSlices()
         self.slices.on_ran = self.loop_watch.holds.ran
@@ -101,12 +122,15 @@ class NameService:
 
     def on_close(self, conn: Connection) -> None:
         self.connections -= 1
+        left(self.access.gate, conn)
         if "broker" not in conn.attrs:
             return
         for address in self.routes.connection_lost(conn.attrs["source"], self._clock()):
             log.info("broker %s: its connection broke", address)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        if self.access.gate.active and conn.identity is None:
+            frames = admit(self.access.gate, conn, frames)
         out = []
         for index, frame in enumerate(frames):
             if "busy" in conn.attrs or _is_long(conn, frame):
@@ -164,6 +188,8 @@ class NameService:
         if not _is_long(conn, frame):
             await self.slices.grant()
             return self.answer(conn, frame)
+        if frame.code == GantryCode.UPDATE_ACCESS:
+            return await self._update_access(frame)
         try:
             header = _registration_header(frame)
             _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
@@ -182,6 +208,16 @@ class NameService:
             return Frame.response_to(frame, error.code, str(error))
         except BodyError as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+
+    async def _update_access(self, frame: Frame) -> Frame:
+        try:
+            version = await self.access.put(frame.body)
+        except ValueError as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        except OSError as error:
+            log.error("the access table cannot be kept: %s", error)
+            version = self.access.version
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={ACCESS_VERSION: str(version)})
 
     def _waits(self, conn: Connection, frame: Frame) -> bool:
         waits = self._early.keep((conn, frame), steady_ms(), anybody=self.routes.has_master())
@@ -271,9 +307,9 @@ class NameService:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         except WrongGroup as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
-        ext = {}
+        ext = {ACCESS_VERSION: str(self.access.version)}
         if registration.broker_id != MASTER_ID and master is not None:
-            ext = {"masterAddr": master.registration.address, "haServerAddr": master.registration.ha_address}
+            ext |= {"masterAddr": master.registration.address, "haServerAddr": master.registration.ha_address}
         orders = self.kv.table(ORDER_TOPIC_NAMESPACE)
         body = b""
         if orders and self.settings["returnOrderTopicConfigToBroker"] == "true":
@@ -412,6 +448,8 @@ def _is_long(conn: Connection, frame: Frame) -> bool:
 
     True for every compressed one: its size shows only after decompression.
     """
+    if conn.identity is not None and frame.code == GantryCode.UPDATE_ACCESS:
+        return True
     if frame.code != RequestCode.REGISTER_BROKER or conn.identity is None:
         return False
     return len(frame.body) > AT_ONCE_BYTES or (bool(frame.body) and frame.ext.get("compressed", "").lower() == "true")
@@ -485,7 +523,10 @@ def metrics(service: NameService) -> str:
         requests,
         failed,
         refused_values(service.refusals, {}),
+        *access_families(service.access.gate, {}),
+        *([] if service.tls is None else service.tls.families({})),
         build_info("nameserver"),
+        *([] if service.tls is None else service.tls.families({})),
     ]
     return text_page(families)
 

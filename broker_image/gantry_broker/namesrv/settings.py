@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, cast
 
 from gantry_broker.protocol.bodies import BodyError, Fields, parse
 from gantry_broker.remoting.members import refuse_open_port
+from gantry_broker.remoting.tls_settings import ClientCertificates, refuse_unverifiable
 
 _KNOWN = {
     "name",
@@ -23,13 +25,37 @@ _KNOWN = {
     "cluster",
     "registration_port",
     "token_file",
+    "tls",
+    "internal_tls",
+    "authentication",
 }
+_AUTHENTICATION = ("Enabled", "Permissive", "Disabled")
 
 
 @dataclass(slots=True)
 class ListenerSettings:
     name: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The same fields as `TlsConfig`."""
+
+    mode: Literal["Permissive", "Required"]
+    cert_file: Path
+    key_file: Path
+    client_ca_file: Path | None = None
+    client_certificates: ClientCertificates = "None"
+
+
+@dataclass(frozen=True, slots=True)
+class InternalTlsSettings:
+    """The same fields as `InternalTlsConfig`."""
+
+    cert_file: Path
+    key_file: Path
+    ca_file: Path
 
 
 @dataclass(slots=True)
@@ -46,6 +72,9 @@ class NameServerSettings:
     cluster: str = ""
     registration_port: int | None = None
     token_file: Path | None = None
+    tls: TlsSettings | None = None
+    internal_tls: InternalTlsSettings | None = None
+    authentication: str = "Disabled"
 
     @classmethod
     def load(cls, path: Path) -> NameServerSettings:
@@ -72,6 +101,11 @@ class NameServerSettings:
                 refuse_open_port("registration_port", host, Path(token_file) if token_file else None)
             except ValueError as error:
                 raise BodyError(str(error)) from None
+        authentication = fields.text("authentication", "Disabled")
+        if authentication not in _AUTHENTICATION:
+            raise BodyError(
+                f"the field authentication is {authentication[:40]!r}; one of {', '.join(_AUTHENTICATION)} is expected"
+            )
         return cls(
             fields.text("name"),
             host,
@@ -83,7 +117,52 @@ class NameServerSettings:
             cluster,
             None if registration < 0 else _port(fields, "registration_port"),
             Path(token_file) if token_file else None,
+            _tls(fields),
+            _internal_tls(fields),
+            authentication,
         )
+
+
+def _tls(fields: Fields) -> TlsSettings | None:
+    tls = _nested(fields, "tls", {"mode", "cert_file", "key_file", "client_ca_file", "client_certificates"})
+    if tls is None:
+        return None
+    mode, clients = tls.text("mode"), tls.text("client_certificates", "None")
+    if mode not in ("Permissive", "Required"):
+        raise BodyError(f"tls.mode is {mode[:100]!r}: write Permissive or Required")
+    if clients not in ("None", "Optional", "Required"):
+        raise BodyError(f"tls.client_certificates is {clients[:100]!r}: write None, Optional or Required")
+    ca_file = tls.text("client_ca_file", "")
+    settings = TlsSettings(
+        cast(Literal["Permissive", "Required"], mode),
+        Path(tls.text("cert_file")),
+        Path(tls.text("key_file")),
+        Path(ca_file) if ca_file else None,
+        cast(ClientCertificates, clients),
+    )
+    try:
+        refuse_unverifiable(settings.client_certificates, settings.client_ca_file)
+    except ValueError as error:
+        raise BodyError(str(error)) from None
+    return settings
+
+
+def _internal_tls(fields: Fields) -> InternalTlsSettings | None:
+    tls = _nested(fields, "internal_tls", {"cert_file", "key_file", "ca_file"})
+    if tls is None:
+        return None
+    return InternalTlsSettings(Path(tls.text("cert_file")), Path(tls.text("key_file")), Path(tls.text("ca_file")))
+
+
+def _nested(fields: Fields, name: str, known: set[str]) -> Fields | None:
+    found = fields.map(name)
+    if not found:
+        return None
+    nested = Fields(found, f"config.{name}")
+    unknown = nested.names() - known
+    if unknown:
+        raise BodyError(f"{name} has the unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(known))}")
+    return nested
 
 
 def _port(fields: Fields, name: str, default: int | None = None) -> int:

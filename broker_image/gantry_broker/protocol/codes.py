@@ -302,7 +302,11 @@ class GantryCode(IntEnum):
     RAFT = 31_003
     READ_LOG = 31_004
     HANDSHAKE = 31_005
+    UPDATE_ACCESS = 31_006
 
+
+ACCESS_VERSION: Final = "gantryAccess"
+"""The field of a NameServer's answer to a registration with the version of its access table; 0: it has none."""
 
 MQ_VERSION: Final = 407
 """The `version` in Gantry's frames: the ordinal of 4.9.7, whose features Gantry supports."""

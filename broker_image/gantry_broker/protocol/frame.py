@@ -33,6 +33,9 @@ _CHUNK: Final = 4096
 """An unfinished frame is kept in at most `_FEW_CHUNKS` parts and one more for each `_CHUNK` bytes: a peer that sends
 single bytes must not cost an object for each."""
 
+CREDENTIALS: Final = frozenset({"AccessKey", "Signature", "SecurityToken"})
+"""Fields of a signed request that say who signed it: they go to nobody else, nor into a log."""
+
 _JSON: Final = int(SerializeType.JSON)
 _ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
 _PYTHON: Final = int(LanguageCode.PYTHON)
@@ -112,7 +115,8 @@ class Frame:
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
-        return f"<Frame {kind} code={self.code} opaque={self.opaque} ext={self.ext} body={len(self.body)}B>"
+        ext = {name: "***" if name in CREDENTIALS or name == "secretKey" else value for name, value in self.ext.items()}
+        return f"<Frame {kind} code={self.code} opaque={self.opaque} ext={ext} body={len(self.body)}B>"
 
     def __eq__(self, other: object) -> bool:
         """Compares every field, and the body's bytes."""

@@ -25,6 +25,9 @@ HEADER: Final = 256 * KIB
 MAX_FIELDS: Final = 256
 """Fields of a header over `SMALL_HEADER` bytes. The longest header of RocketMQ has some 20."""
 
+MAX_ACCESS: Final = 4 * KIB * KIB
+"""Bytes of an access table, which is read in a thread."""
+
 SENDS: Final = frozenset(
     int(code)
     for code in (
@@ -47,6 +50,7 @@ BODIES: Final[dict[int, int]] = {
 MEMBERS_BODIES: Final[dict[int, int]] = {
     int(GantryCode.FETCH): plausible.MAX_LEADER_EPOCHS_BYTES,
     int(RequestCode.REGISTER_BROKER): 8 * KIB * KIB,  # some 50,000 topics; parsed in slices
+    int(GantryCode.UPDATE_ACCESS): MAX_ACCESS,
     int(GantryCode.FORWARD): MAX_FRAME,  # other members' bundles, which are bounded by their sender
 }
 """The same for requests that only the ports between members take."""

@@ -35,6 +35,8 @@ class RemotingBudget:
     """Bytes of writes that are buffered for the new leader during a handover."""
     connections: int
     """Connections that are open at the same time."""
+    handshakes: int
+    """Of these, the ones whose TLS handshake is not complete."""
 
 
 def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> RemotingBudget:
@@ -47,6 +49,7 @@ def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> Remotin
     | answers to one slow reader | 1/16 | 10 MiB, above the largest answer | 32 MiB |
     | a reader is slow beyond | 1/4096 | 64 KiB | 1 MiB |
     | writes buffered for a handover | 1/16 | 8 MiB | 64 MiB |
+    | connections without a complete TLS handshake | one for 1 MiB | 64 | 1,024 |
     | connections | one for 64 KiB | 256 | `max_connections`, which descriptors limit (`gantry_broker.descriptors`) |
     """
     return RemotingBudget(
@@ -56,6 +59,7 @@ def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> Remotin
         unsent_bytes=_within(memory // 8, 16 * MIB, 1024 * MIB),
         buffered_bytes=_within(memory // 16, 8 * MIB, 64 * MIB),
         connections=min(max(memory // (64 * 1024), 256), max_connections),
+        handshakes=_within(memory // MIB, 64, 1_024),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
@@ -13,6 +14,8 @@ from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
 from gantry_broker.remoting.connection import Connection, oneway
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
+from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions
+from gantry_broker.remoting.tls_transport import CallingEnd, TlsFailed, TlsTransport
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +64,16 @@ class RemotingClient:
         connect_timeout: float = CONNECT_SECONDS,
         max_frame: int = MAX_FRAME,
         membership: Membership | None = None,
+        tls: TlsOptions | ssl.SSLContext | Certificates | None = None,
+        sign: Callable[[Frame], None] | None = None,
     ) -> None:
         """`membership`: every address is a port between members, where this end proves itself before it sends
-        requests.
+        requests. `tls`: every connection is one with TLS. `sign` adds a signature to each request. Raises TlsError when
+        the files of `tls` cannot be used.
         """
+        self._sign = sign
         self._membership = membership
+        self._tls = None if tls is None else CallingTls(tls)
         self._failing: dict[str, FailedHandshake] = {}
         """Addresses whose last handshake failed."""
         self._connections: dict[str, Connection] = {}
@@ -118,6 +126,8 @@ class RemotingClient:
             silence = min(silence, SUSPECT_SECONDS)
         if silence is not None and silence < timeout:
             watch = asyncio.get_running_loop().call_later(silence, self._give_up_silent, address, conn, before)
+        if self._sign is not None:
+            self._sign(frame)
         try:
             answer = await conn.request(frame, timeout, arriving=arriving)
         except RequestTimeout:
@@ -166,6 +176,12 @@ class RemotingClient:
             await self._drained(address, conn, timeout)
         if conn.lost:
             raise ConnectionLost(f"connection to {address} has ended", sent=False)
+        self.oneway_on(conn, frame)
+
+    def oneway_on(self, conn: Connection, frame: Frame) -> None:
+        """Send a request that wants no answer on the connection on which its occasion came."""
+        if self._sign is not None:
+            self._sign(frame)
         conn.write(encode_frame(oneway(frame)))
 
     def connected(self, address: str) -> bool:
@@ -244,12 +260,11 @@ class RemotingClient:
             return Connection(self, max_frame=self._max_frame, on_end=self._ended)
 
         async def connect(ip: str) -> Connection:
-            loop = asyncio.get_running_loop()
             membership = self._membership
             if membership is None:
-                return (await loop.create_connection(make, ip, port))[1]
-            _, connecting = await loop.create_connection(lambda: ConnectingMember(membership, make), ip, port)
-            return await connecting.connected()
+                return cast(Connection, await self._connected(make, host, ip, port))
+            connecting = await self._connected(lambda: ConnectingMember(membership, make), host, ip, port)
+            return await cast(ConnectingMember, connecting).connected()
 
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -257,7 +272,9 @@ class RemotingClient:
                 conn = await first_of(addresses, connect, Connection.abort, CONNECTS)
         except TimeoutError:
             raise ConnectError(f"no connection to {address}: timed out", silent=True) from None
-        except HandshakeFailed as error:
+        except TlsError as error:
+            raise ConnectError(f"no connection to {address}: {error}", silent=True) from None
+        except (HandshakeFailed, TlsFailed) as error:
             raise self._handshake_failed(address, f"no connection to {address}: {error}") from None
         except OSError as error:
             raise ConnectError(f"no connection to {address}: {error}") from None
@@ -268,6 +285,18 @@ class RemotingClient:
         if conn.closed:
             self._ended(conn)
         return conn
+
+    async def _connected(self, make: Callable[[], asyncio.Protocol], host: str, ip: str, port: int) -> asyncio.Protocol:
+        """Return the protocol of a new connection, after the TLS handshake if there is one."""
+        loop = asyncio.get_running_loop()
+        if self._tls is None:
+            return (await loop.create_connection(make, ip, port))[1]
+        context, name = self._tls.context(), self._tls.server_name(host)
+        end = CallingEnd(make)
+        _, tls = await loop.create_connection(
+            lambda: TlsTransport(context, end, server_side=False, server_name=name), ip, port
+        )
+        return await end.protocol(tls)
 
     def _handshake_failed(self, address: str, text: str) -> ConnectError:
         former = self._failing.get(address)

@@ -49,6 +49,14 @@ class Handler(Protocol):
         """Note that a connection has ended; called once for each `on_open`."""
 
 
+class Holder(Protocol):
+    """What holds bytes of incomplete frames or records."""
+
+    def abort(self) -> None:
+        """End it at once."""
+        ...
+
+
 class Shared:
     """The state that the connections of one owner share: a clock, and limits of bytes for all of them together.
 
@@ -87,8 +95,8 @@ class Shared:
         """Bytes that wait for peers that are `paused`."""
         self.cut = 0
         """Connections that were closed because of a limit."""
-        self._unfinished: dict[Connection, int] = {}
-        self._slow: dict[Connection, int] = {}
+        self._unfinished: dict[Holder, int] = {}
+        self._slow: dict[Holder, int] = {}
 
     def enter(self, address: str) -> bool:
         """Count a connection from this address; False: it has reached its limit."""
@@ -108,8 +116,8 @@ class Shared:
         else:
             self._of_address[address] -= 1
 
-    def hold(self, conn: Connection, held: int) -> None:
-        """Note the bytes of a connection's incomplete frame; beyond the limit the largest one is given up."""
+    def hold(self, conn: Holder, held: int) -> None:
+        """Note the bytes of a connection's incomplete frame or record; beyond the limit the largest one is given up."""
         self.held += held - self._unfinished.get(conn, 0)
         if held:
             self._unfinished[conn] = held
@@ -132,12 +140,12 @@ class Shared:
         elif self.unsent > self.budget.unsent_bytes:
             self._cut_largest(self._slow, f"{self.unsent} bytes wait for peers that read slowly")
 
-    def forget(self, conn: Connection) -> None:
+    def forget(self, conn: Holder) -> None:
         """Note that the connection has ended."""
         self.held -= self._unfinished.pop(conn, 0)
         self.unsent -= self._slow.pop(conn, 0)
 
-    def _cut_largest(self, table: dict[Connection, int], why: str) -> None:
+    def _cut_largest(self, table: dict[Holder, int], why: str) -> None:
         largest = max(table, key=table.__getitem__)
         self.cut += 1
         log.warning("%r closed; it holds %d bytes: %s", largest, table[largest], why)

@@ -19,6 +19,7 @@ import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
+from urllib.parse import quote
 
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
@@ -31,11 +32,14 @@ NONCE_BYTES: Final = 32
 MAC_BYTES: Final = 32
 MAX_NAME: Final = 255
 """Characters of the longest name of a cluster or group."""
+URI_SCHEME: Final = "gantry"
+NAME_SERVER_URI: Final = "nameserver"
+"""The path of a NameServer's URI. A broker group of this name has certificates of its members only."""
 _KEY_LABEL: Final = b"gantry handshake between members, key 1"
 _MESSAGE_LABEL: Final = b"gantry handshake between members, proof"
 _LENGTH_FIELD: Final = 4
 
-Reason = Literal["malformed", "identity", "token", "token_file", "timeout", "crowded", "ended"]
+Reason = Literal["malformed", "identity", "token", "token_file", "certificate", "timeout", "crowded", "ended"]
 """Why a handshake failed, as metrics name it."""
 Token = Callable[[], bytes]
 """Returns the cluster's present token. Raises HandshakeError when there is none."""
@@ -65,6 +69,16 @@ class Identity:
     @property
     def is_name_server(self) -> bool:
         return not self.group
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Return the names of this end in a certificate (SAN URI), the most exact one first; one of them is enough."""
+        cluster, group = quote(self.cluster, safe=""), quote(self.group, safe="")
+        if self.is_name_server:
+            return (f"{URI_SCHEME}://{cluster}/{NAME_SERVER_URI}",)
+        whole_group = f"{URI_SCHEME}://{cluster}/{group}"
+        own = f"{whole_group}/{self.member}"
+        return (own,) if group == NAME_SERVER_URI else (own, whole_group)
 
     def __str__(self) -> str:
         if self.is_name_server:

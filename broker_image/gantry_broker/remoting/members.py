@@ -24,13 +24,12 @@ from gantry_broker.remoting.handshake import (
     Identity,
     Reason,
 )
+from gantry_broker.remoting.refused import RefusedConnections, peer_of
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
 """A connection that has not proved itself for this long is ended."""
-WARN_S: Final = 10.0
-"""Seconds between two log lines of failed handshakes with one reason."""
 
 
 def refuse_open_port(port: str, listen_host: str, token_file: Path | None) -> None:
@@ -80,12 +79,14 @@ class HandshakeGuard:
         """
         self.membership = membership
         self._most = most
-        self.refused: dict[Reason, int] = {}
-        """Connections that were ended before they proved themselves, by reason."""
+        self._refused = RefusedConnections("handshake")
         self._pending: dict[PendingConnection, None] = {}
         """Connections without a proof, the oldest first."""
-        self._warned: dict[Reason, tuple[float, int]] = {}
-        """The time of a reason's last log line, and its count then."""
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Connections that were ended before they proved themselves, by reason."""
+        return self._refused.counts
 
     def accept(self, admit: Admit) -> asyncio.Protocol:
         return PendingConnection(self, admit)
@@ -105,13 +106,7 @@ class HandshakeGuard:
 
     def count(self, reason: Reason, peer: str, text: str) -> None:
         """Count a refused connection."""
-        total = self.refused[reason] = self.refused.get(reason, 0) + 1
-        now = asyncio.get_running_loop().time()
-        last, before = self._warned.get(reason, (-WARN_S, 0))
-        if now - last >= WARN_S:
-            self._warned[reason] = now, total
-            more = f" ({total - before} such connections since the last line)" if total - before > 1 else ""
-            log.warning("handshake with %s failed: %s%s", peer, text, more)
+        self._refused.add(reason, peer, text)
 
 
 class PendingConnection(asyncio.Protocol):
@@ -136,18 +131,21 @@ class PendingConnection(asyncio.Protocol):
             return
         try:
             answer = self._machine.receive(data)
+            peer = self._machine.peer
+            if peer is not None:
+                check_certificate(peer, transport)
         except HandshakeError as error:
             self.fail(error.reason, str(error), error.answer)
             return
         if answer:
             transport.write(answer)
-        if self._machine.peer is not None:
+        if peer is not None:
             self._over()
-            self._admit(self._machine.peer, transport)
+            self._admit(peer, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
-            self._guard.count("ended", _peer(self._transport), "the other end closed the connection")
+            self._guard.count("ended", peer_of(self._transport), "the other end closed the connection")
         self._over()
 
     def fail(self, reason: Reason, text: str, answer: bytes = b"") -> None:
@@ -155,7 +153,7 @@ class PendingConnection(asyncio.Protocol):
         if transport is None:
             return
         self._over()
-        self._guard.count(reason, _peer(transport), text)
+        self._guard.count(reason, peer_of(transport), text)
         if answer:
             transport.write(answer)
             transport.close()
@@ -209,21 +207,24 @@ class ConnectingMember(asyncio.Protocol):
             return
         try:
             answer = self._machine.receive(data)
+            peer = self._machine.peer
+            if peer is not None:
+                check_certificate(peer, transport)
         except HandshakeError as error:
             self._fail(str(error))
             transport.abort()
             return
         if answer:
             transport.write(answer)
-        if self._machine.peer is not None:
+        if peer is not None:
             conn = self._make()
-            conn.identity = self._machine.peer
+            conn.identity = peer
             transport.set_protocol(conn)
             conn.connection_made(transport)
             self._done.set_result(conn)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail("the other end closed the connection during the handshake")
+        self._fail(f"the other end closed the connection during the handshake{f': {exc}' if exc else ''}")
 
     def _fail(self, text: str) -> None:
         if not self._done.done():
@@ -231,6 +232,9 @@ class ConnectingMember(asyncio.Protocol):
             self._done.exception()  # Retrieved: the caller may have given the attempt up.
 
 
-def _peer(transport: asyncio.Transport) -> str:
-    name = transport.get_extra_info("peername")
-    return f"{name[0]}:{name[1]}" if name else "an unknown address"
+def check_certificate(peer: Identity, transport: asyncio.BaseTransport) -> None:
+    """Raise HandshakeError when the connection has TLS and the peer's certificate names another member."""
+    uris = transport.get_extra_info("certificate_uris")
+    if uris is not None and not set(peer.uris) & set(uris):
+        named = ", ".join(uris)[:300] or "no member"
+        raise HandshakeError("certificate", f"the other end is {peer}, but its certificate names {named}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gantry_broker.descriptors import MAX_REMOTING_BACKLOG
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
@@ -13,6 +13,9 @@ from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.tls_gate import TlsGate
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +32,8 @@ class RemotingServer:
     `name` becomes `Connection.listener`. `max_frame` is in bytes. `idle_s` and `frame_s` are in seconds: the longest
     silence, and the longest time for one frame. `limits`: what each request code may bring. All servers of a process
     get the same `shared`, so that its limits of bytes and connections hold for the process. With a `guard` the port is
-    one between members: a connection has an `identity`, and its handler sees it after the handshake.
+    one between members: a connection has an `identity`, and its handler sees it after the handshake. With a `gate` the
+    port takes TLS.
     """
 
     def __init__(
@@ -48,8 +52,10 @@ class RemotingServer:
         frame_s: float = FRAME_SECONDS,
         shared: Shared | None = None,
         guard: HandshakeGuard | None = None,
+        gate: TlsGate | None = None,
     ) -> None:
         self._handler = handler
+        self._gate = gate
         self._guard = guard
         self._host = host
         self._port = port
@@ -105,6 +111,8 @@ class RemotingServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        if self._gate is not None:
+            self._gate.close()
         if self._guard is not None:
             self._guard.close()
         for conn in list(self.connections):
@@ -137,7 +145,13 @@ class RemotingServer:
             conn.close()
 
     def _accept(self) -> asyncio.Protocol:
-        return self._connection() if self._guard is None else self._guard.accept(self._admit)
+        guard, gate = self._guard, self._gate
+        if guard is not None:
+            return guard.accept(self._admit) if gate is None else gate.accept(lambda: guard.accept(self._admit))
+        conn = self._connection()
+        if gate is None or not isinstance(conn, Connection):
+            return conn
+        return gate.accept(lambda: conn, lambda: self._end(conn))
 
     def _admit(self, identity: Identity, transport: asyncio.Transport) -> None:
         """Note that the peer of a connection has proved itself."""

@@ -68,6 +68,7 @@ class StoreLog:
 
     def __init__(self, store: MessageStore, hooks: StoreLogHooks) -> None:
         self._store = store
+        self._state = store.state  # Read several times for each message.
         self._hooks = hooks
         self._refused = -1
         """The last offset that could not be confirmed."""
@@ -84,11 +85,11 @@ class StoreLog:
 
     @property
     def flushed(self) -> int:
-        return self._store.flushed
+        return self._state.flushed
 
     @property
     def confirmed(self) -> int:
-        return self._store.confirmed
+        return self._state.confirmed
 
     @property
     def leader_epochs(self) -> LeaderEpochs:
@@ -133,7 +134,7 @@ class StoreLog:
 
         An offset within a record, which only a faulty member acknowledges, confirms the records before it.
         """
-        if offset <= self._store.confirmed:
+        if offset <= self._state.confirmed:
             return
         try:
             confirmed = self._store.confirm(offset, time.monotonic() + CONFIRM_S)

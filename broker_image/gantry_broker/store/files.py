@@ -150,7 +150,7 @@ def sync_names(paths: list[str], depth: int = 3) -> None:
         fsync_dir(path)
 
 
-def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
+def atomic_write(path: Path, data: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
     """Replace a file: a reader, and a start after a crash, sees the old or the new content. Raises OSError.
 
     Without room or descriptors the old content stays.
@@ -159,7 +159,7 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
     temporary = path.with_name(path.name + ".tmp")
     directory = _open_dir(path.parent)
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             write_all(fd, data, 0)
             if durable:

@@ -18,3 +18,74 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "gantry.serviceAccount" -}}
 {{- default (printf "%s-operator" (include "gantry.name" .)) .Values.serviceAccount.name -}}
 {{- end -}}
+
+{{/*
+The operator's rights, verb by verb; docs/security.md has the reason for each. It reads Secrets and pods only by watches
+on its label, but Kubernetes grants lists and watches by kind only.
+*/}}
+{{- define "gantry.rules" -}}
+- apiGroups: [gantry.dev]
+  resources: [brokerclusters]
+  verbs: [get, list, watch, patch]
+- apiGroups: [gantry.dev]
+  resources: [brokerclusters/status, brokerusers/status]
+  verbs: [patch]
+- apiGroups: [gantry.dev]
+  resources: [brokerusers]
+  verbs: [list, watch]
+# Owner references that block deletion ask for this where the API server enforces it.
+- apiGroups: [gantry.dev]
+  resources: [brokerclusters/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [configmaps, services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [secrets, serviceaccounts]
+  verbs: [get, list, watch, create, patch]
+# Label the master. Replace a member after a change of its configuration.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [list, watch, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch]
+# The role registry: one Lease per broker group.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, list, watch, create, update, patch]
+{{- if .Values.analytics.enabled }}
+# Reports (spec.analytics): the schedule, runs on demand, the rights of Spark's driver, its NetworkPolicy.
+- apiGroups: [batch]
+  resources: [cronjobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [delete]
+# An account can only grant rights that it has. These are the driver's rights for its executors.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, get, list, watch, delete, deletecollection, patch]
+{{- end }}
+{{- end -}}

@@ -6,9 +6,19 @@ checks of local mode are derived from them.
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.cluster import API_VERSION, GROUP, KIND, PLURAL, VERSION, BrokerCluster, Metadata
-from gantry_operator.api.manifest import ManifestError, Problem, load_manifest, parse_manifest
+from gantry_operator.api.manifest import (
+    ManifestError,
+    Problem,
+    load_manifest,
+    load_users,
+    load_with_users,
+    parse_manifest,
+    parse_user,
+)
+from gantry_operator.api.security import Authentication, Security
 from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, External, Failover, NameServers, Storage
 from gantry_operator.api.status import BrokerClusterStatus, Condition, LastFailover, MemberRow, NameServerRow
+from gantry_operator.api.user import BrokerUser, BrokerUserStatus
 
 __all__ = [
     "API_VERSION",
@@ -17,10 +27,13 @@ __all__ = [
     "PLURAL",
     "VERSION",
     "Analytics",
+    "Authentication",
     "BrokerCluster",
     "BrokerClusterSpec",
     "BrokerClusterStatus",
     "BrokerGroup",
+    "BrokerUser",
+    "BrokerUserStatus",
     "Condition",
     "External",
     "Failover",
@@ -31,7 +44,11 @@ __all__ = [
     "NameServerRow",
     "NameServers",
     "Problem",
+    "Security",
     "Storage",
     "load_manifest",
+    "load_users",
+    "load_with_users",
     "parse_manifest",
+    "parse_user",
 ]

@@ -18,11 +18,16 @@ _QUANTITY = r"^(\d+|\d+\.\d+|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DURATION = r"^(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"
 _WINDOW = r"^\d+[smhd]$"
 _VOLUME = r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
+_OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
+SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
+ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
 FORMS = {
     _QUANTITY: "an amount like 250m, 2 or 512Mi",
     _DURATION: "a time span like 500ms, 2s or 1m30s",
     _WINDOW: "a time span in one unit, like 30m, 12h or 7d",
     _VOLUME: "a size like 10Gi",
+    SOURCE: "an address or a network like 10.0.0.0/8",
+    ACCESS_KEY: "a name of letters, digits, '.', '_' and '-'",
 }
 """The expected form of each pattern, in words."""
 _DURATION_PART = re.compile(r"(\d+)(ms|h|m|s|d)")
@@ -49,10 +54,14 @@ class Rule:
         return out
 
 
-class Model(BaseModel):
-    """A part of the spec. Unknown fields are refused. `rules` are checked once the fields are valid."""
+class Strict(BaseModel):
+    """A part of the spec. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Model(Strict):
+    """A part of the spec with rules, which are checked once the fields are valid."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     transitions: ClassVar[tuple[dict[str, str], ...]] = ()

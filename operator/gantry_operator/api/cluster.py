@@ -38,6 +38,7 @@ class Metadata(BaseModel):
     resourceVersion: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
+    creationTimestamp: str = ""
     deletionTimestamp: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""The CRD as YAML, generated from the models: `python -m gantry_operator.api.crd [--check] [--root DIR]`.
+"""The CRDs as YAML, generated from the models: `python -m gantry_operator.api.crd [--check] [--root DIR]`.
 
 The result is a structural schema: references are resolved, and forms that Kubernetes does not accept are replaced. An
 optional field is one that may be absent. The API server's own strict validation refuses unknown fields. Defaults of
@@ -11,20 +11,21 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel
 
-from gantry_operator.api.base import Model
-from gantry_operator.api.cluster import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION, BrokerCluster
+from gantry_operator.api import cluster, user
+from gantry_operator.api.base import Model, Strict
+from gantry_operator.api.cluster import GROUP, VERSION, BrokerCluster
 
 HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in operator/gantry_operator/api: change those.
 """
-PLAIN = Path("crds/brokerclusters.gantry.dev.yaml")
-CHART = Path("helm/gantry/files/brokerclusters.gantry.dev.yaml")
-FILES = (PLAIN, CHART)
+CRDS = Path("crds")
+CHART = Path("helm/gantry/files")
 
 _DROPPED = ("title", "additionalProperties", "propertyNames", "discriminator", "const")
 
@@ -43,22 +44,66 @@ COLUMNS: list[dict[str, Any]] = [
     },
 ]
 
+USER_COLUMNS: list[dict[str, Any]] = [
+    {"name": "Cluster", "type": "string", "jsonPath": ".spec.cluster", "description": "Its cluster."},
+    {"name": "AccessKey", "type": "string", "jsonPath": ".status.accessKey", "description": "The name in clients."},
+    {"name": "Super", "type": "boolean", "jsonPath": ".spec.superUser", "description": "May do everything."},
+    {
+        "name": "Ready",
+        "type": "string",
+        "jsonPath": ".status.conditions[?(@.type=='Ready')].status",
+        "description": "Whether the brokers know the user.",
+    },
+    {"name": "Keys", "type": "integer", "jsonPath": ".status.keys", "description": "Valid secret keys."},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Secret", "type": "string", "priority": 1, "jsonPath": ".status.secret", "description": "Its Secret."},
+    {
+        "name": "Message",
+        "type": "string",
+        "priority": 1,
+        "jsonPath": ".status.conditions[?(@.type=='Ready')].message",
+        "description": "The state in words.",
+    },
+]
 
-def crd() -> dict[str, Any]:
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One custom resource and the names of its definition."""
+
+    model: type[BaseModel]
+    kind: str
+    plural: str
+    singular: str
+    short_name: str
+    columns: list[dict[str, Any]]
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.plural}.{GROUP}.yaml"
+
+
+CLUSTER = Resource(BrokerCluster, cluster.KIND, cluster.PLURAL, cluster.SINGULAR, cluster.SHORT_NAME, COLUMNS)
+USER = Resource(user.BrokerUser, user.KIND, user.PLURAL, user.SINGULAR, user.SHORT_NAME, USER_COLUMNS)
+RESOURCES = (CLUSTER, USER)
+FILES = tuple(folder / r.file_name for folder in (CRDS, CHART) for r in RESOURCES)
+
+
+def crd(resource: Resource = CLUSTER) -> dict[str, Any]:
     """The CustomResourceDefinition object."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{resource.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": SINGULAR,
-                "shortNames": [SHORT_NAME],
+                "kind": resource.kind,
+                "listKind": f"{resource.kind}List",
+                "plural": resource.plural,
+                "singular": resource.singular,
+                "shortNames": [resource.short_name],
                 "categories": ["all"],
             },
             "versions": [
@@ -67,18 +112,18 @@ def crd() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": copy.deepcopy(COLUMNS),
-                    "schema": {"openAPIV3Schema": schema()},
+                    "additionalPrinterColumns": copy.deepcopy(resource.columns),
+                    "schema": {"openAPIV3Schema": schema(resource)},
                 }
             ],
         },
     }
 
 
-def schema() -> dict[str, Any]:
-    """The structural schema of BrokerCluster."""
-    raw = BrokerCluster.model_json_schema(by_alias=True, mode="validation")
-    out = _structural(raw, raw.get("$defs", {}), BrokerCluster)
+def schema(resource: Resource = CLUSTER) -> dict[str, Any]:
+    """The structural schema of a resource."""
+    raw = resource.model.model_json_schema(by_alias=True, mode="validation")
+    out = _structural(raw, raw.get("$defs", {}), resource.model)
     out["properties"]["apiVersion"] = {"type": "string"}
     out["properties"]["kind"] = {"type": "string"}
     out["properties"]["metadata"] = {"type": "object"}
@@ -135,7 +180,7 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
 def _part_default(model: type[BaseModel] | None) -> dict[str, Any]:
     """Defaults from a factory, in full."""
     out: dict[str, Any] = {}
-    if model is None or not issubclass(model, Model):
+    if model is None or not issubclass(model, Strict):
         return out
     for name, field in model.model_fields.items():
         if field.default_factory is None or name == "status":
@@ -163,10 +208,10 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def render(file: Path = PLAIN) -> str:
+def render(file: Path = FILES[0]) -> str:
     """The YAML of one of the files. The chart's copy stays when the chart is uninstalled, so the clusters stay, too."""
-    found = crd()
-    if file == CHART:
+    found = crd(next(r for r in RESOURCES if r.file_name == file.name))
+    if file.parent == CHART:
         found["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
     return HEADER + yaml.dump(found, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
 

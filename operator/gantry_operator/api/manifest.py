@@ -1,4 +1,4 @@
-"""Reads a manifest: from YAML to a `BrokerCluster`, or to a list of problems with their remedy."""
+"""Reads a manifest: a `BrokerCluster` and its `BrokerUser`s from YAML, or a list of problems with their remedy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gantry_operator.api import user
 from gantry_operator.api.base import FORMS
 from gantry_operator.api.cluster import API_VERSION, KIND, BrokerCluster
+from gantry_operator.api.user import BrokerUser
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """A manifest that is not a BrokerCluster. `problems` has every reason, `str()` one line for each."""
+    """A manifest that is no BrokerCluster or no BrokerUser. `problems` has every reason, `str()` one line for each."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "") -> None:
         self.problems = tuple(problems)
@@ -44,41 +48,83 @@ def load_manifest(path: Path | str) -> BrokerCluster:
 
     Raises ManifestError for invalid content, and OSError when the file cannot be read.
     """
+    return _cluster_in(_documents(path), str(path))
+
+
+def load_with_users(path: Path | str) -> tuple[BrokerCluster, list[BrokerUser]]:
+    """Read the one BrokerCluster in a file, and the BrokerUsers in it. Raises like `load_manifest`."""
+    documents = _documents(path)
+    cluster = _cluster_in(documents, str(path))
+    return cluster, _users_in(documents, cluster.name, str(path))
+
+
+def load_users(path: Path | str, cluster: str) -> list[BrokerUser]:
+    """Read the BrokerUsers of a cluster in a file. Raises like `load_manifest`."""
+    return _users_in(_documents(path), cluster, str(path))
+
+
+def _documents(path: Path | str) -> list[Any]:
     import yaml  # Imported here: programs that read JSON save its memory.
 
-    path = Path(path)
     try:
-        documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None]
+        return [d for d in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ManifestError([Problem("(file)", None, f"is not YAML: {_one_line(error)}")], str(path)) from None
+
+
+def _cluster_in(documents: Sequence[Any], source: str) -> BrokerCluster:
     ours = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND] or documents[:1]
     if len(ours) != 1:
         found = f"{len(ours)} clusters" if ours else "nothing"
         raise ManifestError(
-            [Problem("(file)", None, f"holds {found}: write exactly one document of kind {KIND}")], str(path)
+            [Problem("(file)", None, f"holds {found}: write exactly one document of kind {KIND}")], source
         )
-    return parse_manifest(ours[0], str(path))
+    return parse_manifest(ours[0], source)
+
+
+def _users_in(documents: Sequence[Any], cluster: str, source: str) -> list[BrokerUser]:
+    found = [parse_user(d, source) for d in documents if isinstance(d, dict) and d.get("kind") == user.KIND]
+    names: set[str] = set()
+    for one in found:
+        if one.spec.cluster != cluster:
+            message = f"the file is about {cluster}: write that name, or move the user to the other cluster's file"
+            raise ManifestError([Problem(f"{one.name}: spec.cluster", one.spec.cluster, message)], source)
+        if one.name in names:
+            raise ManifestError(
+                [Problem("metadata.name", one.name, "two users have it: give each its own name")], source
+            )
+        names.add(one.name)
+    return found
 
 
 def parse_manifest(document: Any, source: str = "") -> BrokerCluster:
     """A BrokerCluster from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    return _parse(BrokerCluster, KIND, document, source)
+
+
+def parse_user(document: Any, source: str = "") -> BrokerUser:
+    """A BrokerUser from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    return _parse(BrokerUser, user.KIND, document, source)
+
+
+def _parse(model: type[M], kind: str, document: Any, source: str) -> M:
     if not isinstance(document, dict):
         raise ManifestError(
-            [Problem("(document)", document, f"write a mapping with apiVersion: {API_VERSION} and kind: {KIND}")],
+            [Problem("(document)", document, f"write a mapping with apiVersion: {API_VERSION} and kind: {kind}")],
             source,
         )
     try:
-        return BrokerCluster.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
-        raise ManifestError(problems_of(error.errors()), source) from None
+        raise ManifestError(problems_of(error.errors(), model), source) from None
 
 
-def problems_of(errors: Iterable[ErrorDetails]) -> list[Problem]:
+def problems_of(errors: Iterable[ErrorDetails], model: type[BaseModel] = BrokerCluster) -> list[Problem]:
     """pydantic's errors in the words of the manifest."""
-    return [_problem(e) for e in errors]
+    return [_problem(e, model) for e in errors]
 
 
-def _problem(error: ErrorDetails) -> Problem:
+def _problem(error: ErrorDetails, model: type[BaseModel]) -> Problem:
     loc = error["loc"]
     path = _path(loc)
     context = error.get("ctx", {})
@@ -89,10 +135,10 @@ def _problem(error: ErrorDetails) -> Problem:
         where = ".".join(p for p in ("" if path == "(document)" else path, field) if p) or path
         return Problem(where, _at(value, field), str(context["message"]))
     if kind == "extra_forbidden":
-        return Problem(path, value, _unknown_field(loc))
+        return Problem(path, value, _unknown_field(model, loc))
     if kind == "missing":
-        return Problem(path, None, "is missing: " + _wanted(loc, "write it"))
-    return Problem(path, value, _wanted(loc, _plain(kind, context, error["msg"])))
+        return Problem(path, None, "is missing: " + _wanted(model, loc, "write it"))
+    return Problem(path, value, _wanted(model, loc, _plain(kind, context, error["msg"])))
 
 
 def _plain(kind: str, context: dict[str, Any], fallback: str) -> str:
@@ -129,8 +175,8 @@ def _plain(kind: str, context: dict[str, Any], fallback: str) -> str:
     return words.get(kind, fallback)
 
 
-def _unknown_field(loc: tuple[int | str, ...]) -> str:
-    model = _model_at(loc[:-1])
+def _unknown_field(root: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    model = _model_at(root, loc[:-1])
     known = sorted(model.model_fields) if model is not None else []
     near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.6)
     lowered = {k.lower(): k for k in known}
@@ -140,16 +186,16 @@ def _unknown_field(loc: tuple[int | str, ...]) -> str:
     return f"there is no such field: write one of {', '.join(known)}" if known else "there is no such field"
 
 
-def _wanted(loc: tuple[int | str, ...], text: str) -> str:
+def _wanted(root: type[BaseModel], loc: tuple[int | str, ...], text: str) -> str:
     """`text`, followed by the purpose of the field if the models have one."""
-    parent = _model_at(loc[:-1])
+    parent = _model_at(root, loc[:-1])
     field = parent.model_fields.get(str(loc[-1])) if parent is not None else None
     return f"{text} ({field.description})" if field is not None and field.description else text
 
 
-def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+def _model_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
     """The model class at a location, found through the annotations."""
-    model: type[BaseModel] | None = BrokerCluster
+    model: type[BaseModel] | None = root
     for part in loc:
         if isinstance(part, int):
             continue

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.api.crd import schema
+from gantry_operator.api.crd import USER, schema
 
 FILE = Path("docs/resource-reference.md")
 
 INTRO = """<!-- Made by `python -m gantry_operator.api.reference` from the models in operator/gantry_operator/api. -->
 
-# The resource: BrokerCluster
+# The resources
+
+## BrokerCluster
 
 `apiVersion: gantry.dev/v1alpha1`, `kind: BrokerCluster`, short name `bc`, namespaced. The same file is applied to
 Kubernetes and started on one machine with `gantry up`. `kubectl explain bc.spec --recursive` shows the same fields.
@@ -39,6 +41,29 @@ Annotations that users set on the object:
 | `gantry.dev/paused` | `"true"` | the operator changes none of its objects; failover goes on |
 | `gantry.dev/switchover` | `GROUP` or `GROUP=MEMBER` | hands over; the answer: `gantry.dev/switchover-result` |
 | `gantry.dev/analyze` | any text | runs the report of `spec.analytics` once, now |
+"""
+
+USER_INTRO = """## BrokerUser
+
+`apiVersion: gantry.dev/v1alpha1`, `kind: BrokerUser`, short name `bu`, namespaced, beside its cluster. A user that may
+send to every topic that begins with `orders-`, and read the topic `prices` as group `orders`:
+
+```yaml
+apiVersion: gantry.dev/v1alpha1
+kind: BrokerUser
+metadata:
+  name: orders
+spec:
+  cluster: demo
+  rules:
+    - {type: Topic, pattern: Prefix, name: orders-, actions: [Pub]}
+    - {type: Topic, name: prices, actions: [Sub]}
+    - {type: Group, name: orders, actions: [Sub]}
+```
+
+| annotation | value | effect |
+|---|---|---|
+| `gantry.dev/rotate` | any new text | makes a new secret key; the former one stays valid for `spec.rotation.overlap` |
 """
 
 
@@ -98,12 +123,15 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
 
 def render() -> str:
     """The text of the page."""
-    root = schema()
+    lines = [INTRO, *_page(schema()), USER_INTRO, *_page(schema(USER))]
+    return "\n".join(lines)
+
+
+def _page(root: dict[str, Any]) -> list[str]:
     head = ["| field | type | default | meaning |", "|---|---|---|---|"]
     spec, status = root["properties"]["spec"], root["properties"]["status"]
-    lines = [INTRO, "## spec", "", *head, *_rows(spec, ""), "", "## Rules besides types and limits", ""]
-    lines += [*dict.fromkeys(_rules(root, "")), "", "## status", "", *head, *_rows(status, ""), ""]
-    return "\n".join(lines)
+    lines = ["### spec", "", *head, *_rows(spec, ""), "", "### Rules besides types and limits", ""]
+    return [*lines, *dict.fromkeys(_rules(root, "")), "", "### status", "", *head, *_rows(status, ""), ""]
 
 
 def main(arguments: list[str] | None = None) -> int:

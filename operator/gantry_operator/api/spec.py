@@ -11,6 +11,7 @@ from pydantic import Field
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import Duration, Model, Rule, VolumeSize, immutable, parse_duration
 from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.api.security import Security
 
 RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
 """Ends of other objects' names: a group with such a name would collide with them."""
@@ -30,6 +31,13 @@ def _enough_members(spec: BrokerClusterSpec) -> bool:
 
 def _host_fields_known(host: str | None) -> bool:
     return host is None or set(re.findall(r"\{([^}]*)\}", host)) <= set(HOST_FIELDS)
+
+
+def _outside_is_protected(spec: BrokerClusterSpec) -> bool:
+    security = spec.security
+    if spec.external is None or spec.external.unprotected:
+        return True
+    return security.tls.mode == "Required" and security.mode() == "Enabled"
 
 
 MODE_IS_FIXED = (
@@ -163,6 +171,12 @@ class External(Model):
         max_length=64,
     )  # fmt: skip
 
+    unprotected: bool = Field(
+        False,
+        description="Allow external addresses although clients need no signature or no TLS: everybody who reaches them "
+        "may then read, change or listen to all messages.",
+    )
+
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.type != 'NodePort' || has(self.host)",
@@ -230,6 +244,10 @@ class BrokerClusterSpec(Model):
     placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
+    security: Security = Field(
+        default_factory=lambda: Security(),
+        description="Who may use the cluster, and how connections are protected.",
+    )
     metricsNeedToken: bool = Field(
         False,
         description="Whether the brokers' /metrics, which names topics and groups, requires the admin token, like all "
@@ -260,6 +278,15 @@ class BrokerClusterSpec(Model):
             "brokerGroups has the same name twice: give each group its own name",
             _unique_names,
             "brokerGroups",
+        ),
+        Rule(
+            "!has(self.external) || self.external.unprotected || (self.security.tls.mode == 'Required' && "
+            "(!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            "external opens the cluster to clients outside without authentication and TLS: write "
+            "security.tls.mode: Required and leave security.authentication at Enabled, or write "
+            "external.unprotected: true if everybody who reaches the addresses may use the cluster in clear text",
+            _outside_is_protected,
+            "external",
         ),
     )
     transitions: ClassVar[tuple[dict[str, str], ...]] = (

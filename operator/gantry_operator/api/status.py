@@ -18,7 +18,9 @@ class _Status(BaseModel):
 class Condition(_Status):
     """One aspect of the state, as in every Kubernetes object."""
 
-    type: Literal["Available", "Progressing", "Degraded"] = Field(description="The aspect.")
+    type: Literal["Available", "Progressing", "Degraded", "Secured", "CertificatesValid"] = Field(
+        description="The aspect."
+    )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
     message: str = Field("", description="The state and the remedy, in words for users.")
@@ -52,6 +54,15 @@ class NameServerRow(_Status):
     ready: bool = Field(False, description="Whether it answers.")
     node: str | None = Field(None, description="Node of its pod.")
     pid: int | None = Field(None, description="Process id (local mode).")
+
+
+class CertificateRow(_Status):
+    """A certificate or a certificate authority of the cluster."""
+
+    name: str = Field(description="Its Secret; on one machine its folder.")
+    issuer: str = Field(description="Operator: Gantry makes and renews it. Secret: somebody else does.")
+    notAfter: str = Field("", description="End of its validity. Empty: it cannot be read.")
+    renewalTime: str | None = Field(None, description="Time at which Gantry makes it again.")
 
 
 class LastFailover(_Status):
@@ -106,7 +117,7 @@ class BrokerClusterStatus(_Status):
     conditions: list[Condition] = Field(
         default_factory=list,
         description="Available: a client can send and read. Progressing: a change is in progress. Degraded: "
-        "it works, but with less redundancy than the spec requires.",
+        "it works, but with less redundancy than the spec requires. Secured: clients must authenticate.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     readyMembers: str = Field("", description="Ready members of all members: 3/3.")
@@ -118,6 +129,9 @@ class BrokerClusterStatus(_Status):
         default_factory=lambda: Addresses(), description="Addresses for clients' configuration."
     )
     lastFailover: LastFailover | None = Field(None, description="The last change of a master.")
+    certificates: list[CertificateRow] = Field(
+        default_factory=list, description="A row for each certificate and authority, if TLS is in use."
+    )
     analytics: AnalyticsStatus | None = Field(None, description="The last runs of the report.")
 
     def to_object(self) -> dict[str, Any]:

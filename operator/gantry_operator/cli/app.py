@@ -48,6 +48,13 @@ dlq_app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(dlq_app, name="dlq")
+user_app = typer.Typer(
+    no_args_is_help=True,
+    help="Users: who may do what. Their keys lie in Secrets, or in files of the cluster's folder.\n\n"
+    "[bold]gantry user create orders --allow 'Topic:orders-*:Pub,Sub' --allow 'Group:orders:Sub'[/bold]",
+    rich_markup_mode="rich",
+)
+app.add_typer(user_app, name="user")
 app.add_typer(debug_app, name="debug")
 
 
@@ -66,6 +73,12 @@ def up(
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it with --detach.")] = 60.0,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls", help="Clients need TLS: sets spec.security.tls.mode to Required. Prints the file of the authority."
+        ),
+    ] = False,
 ) -> None:
     """Run a cluster on this machine, restart its processes, and fail over when a master dies.
 
@@ -74,7 +87,7 @@ def up(
     """
     from gantry_operator.cli.up import up as run_up
 
-    run_up(file, directory, detach, timeout)
+    run_up(file, directory, detach, timeout, tls)
 
 
 @app.command("examples", epilog=EPILOG)
@@ -241,6 +254,116 @@ def consume(
 
     options = ConsumeOptions(topic, group, count, timeout, tags, from_last, quiet)
     run_consume(find_target(directory, name, context, namespace), options, output == Output.json)
+
+
+UserArgument = Annotated[str, typer.Argument(help="The user; admin is the super user.", show_default=False)]
+
+
+@user_app.command("create", epilog=EPILOG)
+def user_create(
+    user: Annotated[str, typer.Argument(help="Its name: lower-case letters, digits, '-', '.'.", show_default=False)],
+    access_key: Annotated[
+        str | None, typer.Option("--access-key", help="Its name in clients. Default: the user's name.")
+    ] = None,
+    super_user: Annotated[bool, typer.Option("--super", help="It may do everything.")] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="TYPE:NAME:ACTIONS, such as 'Topic:orders-*:Pub,Sub'; may be repeated.", metavar="RULE"),
+    ] = None,
+    deny: Annotated[
+        list[str] | None, typer.Option(help="The same for what it may not do; may be repeated.", metavar="RULE")
+    ] = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Create a user with a new secret key, and say where the key lies. The key itself is not printed."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.users import NewUser, create
+
+    wanted = NewUser(user, access_key, super_user, allow or (), deny or ())
+    create(find_target(directory, name, context, namespace), wanted, output == Output.json)
+
+
+@user_app.command("list", epilog=EPILOG)
+def user_list(
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """List the users, without their keys."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.users import show
+
+    show(find_target(directory, name, context, namespace), output == Output.json)
+
+
+@user_app.command("delete", epilog=EPILOG)
+def user_delete(
+    user: UserArgument,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Delete a user. Its requests are refused within two seconds."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.users import delete
+
+    delete(find_target(directory, name, context, namespace), user, output == Output.json)
+
+
+@user_app.command("rotate", epilog=EPILOG)
+def user_rotate(
+    user: UserArgument,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Make a new secret key. The former one stays valid for the user's spec.rotation.overlap (an hour)."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.users import rotate
+
+    rotate(find_target(directory, name, context, namespace), user, output == Output.json)
+
+
+@user_app.command("key", epilog=EPILOG)
+def user_key(
+    user: UserArgument,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Print the secret key of a user."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.users import key
+
+    key(find_target(directory, name, context, namespace), user, output == Output.json)
+
+
+@user_app.command("import", epilog=EPILOG)
+def user_import(
+    file: Annotated[Path, typer.Argument(help="RocketMQ's plain_acl.yml.", show_default=False)],
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Create a user for each account of a plain_acl.yml, with its keys and permissions."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.users import import_file
+
+    import_file(find_target(directory, name, context, namespace), file, output == Output.json)
 
 
 DeadGroupArgument = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]

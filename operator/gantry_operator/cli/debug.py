@@ -261,21 +261,24 @@ def _status(place: Place) -> tuple[dict[str, Any] | None, str]:
     from pydantic import ValidationError
 
     try:
-        port = BrokerConfig.load(place.config).http_port
+        config = BrokerConfig.load(place.config)
     except ValidationError as error:
         raise CliError(f"{place.config} is the configuration of another version: {error}") from None
-    return _ask(port, TokenFile(place.token))
+    internal = config.internal_tls
+    url = f"http{'' if internal is None else 's'}://127.0.0.1:{config.http_port}"
+    trusted = b"" if internal is None else internal.ca_file.read_bytes()
+    return _ask(url, TokenFile(place.token), trusted)
 
 
-def _ask(port: int, token: Any) -> tuple[dict[str, Any] | None, str]:
+def _ask(url: str, token: Any, trusted: bytes) -> tuple[dict[str, Any] | None, str]:
     import asyncio
 
     from gantry_operator.cluster.member_http import httpx, make_client
 
     async def ask() -> tuple[dict[str, Any] | None, str]:
-        async with make_client(token.read) as client:
+        async with make_client(token.read, lambda: trusted) as client:
             try:
-                answer = await client.get(f"http://127.0.0.1:{port}/v1/status", timeout=STATUS_S)
+                answer = await client.get(f"{url}/v1/status", timeout=STATUS_S)
                 answer.raise_for_status()
                 said = answer.json()
             except (httpx.HTTPError, ValueError) as error:

@@ -53,7 +53,7 @@ def show_groups(target: Target, as_json: bool) -> None:
 
 
 async def _groups(target: Target) -> list[DeadGroup]:
-    async with target.name_servers() as servers, DeadLetters(servers) as dead:
+    async with target.clients() as (servers, key, tls), DeadLetters(servers, credentials=key, tls=tls) as dead:
         return await dead.groups()
 
 
@@ -72,7 +72,7 @@ def run_read(target: Target, choice: Choice, as_json: bool) -> None:
 
 
 async def _read(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
-    async with target.name_servers() as servers, DeadLetters(servers) as dead:
+    async with target.clients() as (servers, key, tls), DeadLetters(servers, credentials=key, tls=tls) as dead:
         await _known(dead, choice.group)
         async with aclosing(_chosen(dead, choice)) as pages:
             async for page in pages:
@@ -103,7 +103,10 @@ async def _resend(target: Target, choice: Choice, to: str | None, patience: floa
     }  # fmt: skip
     # A mark means "everything before is sent". Only a run over all letters in order may move it.
     marking = not (choice.ids or choice.topic is not None or to is not None or dry_run)
-    async with target.name_servers() as servers, DeadLetters(servers, timeout=max(patience, 1.0)) as dead:
+    async with (
+        target.clients() as (servers, key, tls),
+        DeadLetters(servers, timeout=max(patience, 1.0), credentials=key, tls=tls) as dead,
+    ):
         known = await _known(dead, choice.group)
         total = choice.count or (known.waiting if choice.waiting_only else known.letters)
         with optional_bar(total, f"sending dead letters of {choice.group}", wanted=not choice.ids) as advance:

@@ -87,7 +87,10 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
     bodies = iter(_bodies(options))
     numbers = itertools.count()
     turn = asyncio.Lock()
-    async with target.name_servers() as servers, Producer(servers, "gantry-cli") as producer:
+    async with (
+        target.clients() as (servers, key, tls),
+        Producer(servers, "gantry-cli", credentials=key, tls=tls) as producer,
+    ):
         with optional_bar(options.count, f"sending to {options.topic}") as advance:
 
             async def take() -> bytes | None:
@@ -236,8 +239,8 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
         return True
 
     where = FromWhere.LAST if options.from_last else FromWhere.FIRST
-    async with target.name_servers() as servers:
-        consumer = Consumer(servers, options.group, from_where=where)
+    async with target.clients() as (servers, key, tls):
+        consumer = Consumer(servers, options.group, from_where=where, credentials=key, tls=tls)
         await consumer.start()
         try:
             await consumer.subscribe(options.topic, handle, options.tags)

@@ -7,15 +7,32 @@ import importlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gantry_operator.cli.errors import CliError, Exit, api_server
 from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
+if TYPE_CHECKING:
+    import ssl
+
+    from gantry_broker.client import Credentials
+    from gantry_broker.remoting.tls import TlsOptions
+
 T = TypeVar("T")
 
 SWITCHOVER_S = 20.0
+
+
+class Clients(NamedTuple):
+    """For Producer, Consumer, Admin and the like."""
+
+    name_servers: str
+    """Addresses that this process can reach."""
+    credentials: Credentials | None
+    """Of the cluster's super user; None: they are not there, or this user may not read them."""
+    tls: TlsOptions | ssl.SSLContext | None
+    """None: clear text."""
 
 
 class Target(Protocol):
@@ -29,8 +46,12 @@ class Target(Protocol):
         """Hand over. Returns a sentence about the result. Raises CliError."""
         ...
 
-    def name_servers(self) -> AbstractAsyncContextManager[str]:
-        """NameServer addresses that this process can reach, while the context is open."""
+    def clients(self) -> AbstractAsyncContextManager[Clients]:
+        """What clients of this process need, while the context is open."""
+        ...
+
+    def users(self) -> AbstractAsyncContextManager[Any]:
+        """The cluster's users, as `cli.users.LocalUsers` and `platforms.kubernetes.target_users.TargetUsers`."""
         ...
 
 
@@ -58,10 +79,21 @@ class LocalTarget:
         return str(answer["done"])
 
     @asynccontextmanager
-    async def name_servers(self) -> AsyncIterator[str]:
+    async def clients(self) -> AsyncIterator[Clients]:
+        from gantry_operator.platforms.local.certificates import client_options
         from gantry_operator.platforms.local.status import name_server_addresses
+        from gantry_operator.platforms.local.supervisor import load_saved
+        from gantry_operator.platforms.local.users import super_user
 
-        yield name_server_addresses(self.folder)
+        tls = client_options(load_saved(self.folder), self.folder)
+        yield Clients(name_server_addresses(self.folder), super_user(self.folder), tls)
+
+    @asynccontextmanager
+    async def users(self) -> AsyncIterator[Any]:
+        from gantry_operator.cli.local_users import LocalUsers
+        from gantry_operator.platforms.local.supervisor import load_saved
+
+        yield LocalUsers(self.folder, load_saved(self.folder).name)
 
 
 class KubernetesTarget:
@@ -82,7 +114,7 @@ class KubernetesTarget:
         try:
             async with target.KubeTarget(*self._wanted) as opened:
                 yield opened
-        except target.TargetError as error:
+        except (target.TargetError, target.UserError) as error:
             raise CliError(str(error)) from None
         except (target.ApiError, target.ApiUnavailable) as error:
             raise api_server(error) from None
@@ -98,9 +130,14 @@ class KubernetesTarget:
             return str(await target.switchover(group, to))
 
     @asynccontextmanager
-    async def name_servers(self) -> AsyncIterator[str]:
+    async def clients(self) -> AsyncIterator[Clients]:
         async with self._open() as target:
-            yield await target.name_servers()
+            yield Clients(await target.name_servers(), await target.super_user(), await target.client_tls())
+
+    @asynccontextmanager
+    async def users(self) -> AsyncIterator[Any]:
+        async with self._open() as target:
+            yield target.users
 
 
 def find_target(directory: Path | None, name: str | None, context: str | None, namespace: str | None) -> Target:

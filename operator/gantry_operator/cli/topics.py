@@ -24,7 +24,7 @@ def create(target: Target, topic: str, queues: int, as_json: bool) -> None:
 
 
 async def _create(target: Target, topic: str, queues: int) -> list[str]:
-    async with target.name_servers() as servers, Admin(servers) as admin:
+    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
         groups = sorted(await admin.masters())
         if not groups:
             raise CliError("no group has a master now: see `gantry status`")
@@ -50,7 +50,7 @@ def show(target: Target, all_topics: bool, as_json: bool) -> None:
 
 
 async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
-    async with target.name_servers() as servers, Admin(servers) as admin:
+    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
         names = sorted(await admin.topics())
         info = await admin.cluster_info()
         own = set(info.brokers) | set(info.clusters) | {f"{c}_REPLY_TOPIC" for c in info.clusters}

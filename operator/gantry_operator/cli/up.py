@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
+from gantry_operator.api import BrokerCluster, BrokerUser, ManifestError, load_with_users
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
 from gantry_operator.platforms.local import control
@@ -26,20 +27,27 @@ from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, t
 POLL_S = 0.05
 
 
-def up(file: Path | None, directory: Path | None, detach: bool, timeout: float) -> None:
-    """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor."""
+def up(file: Path | None, directory: Path | None, detach: bool, timeout: float, tls: bool = False) -> None:
+    """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor.
+
+    `tls`: clients need TLS, whatever the manifest says.
+    """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
-    cluster = _load(file or default_manifest(directory))
+    cluster, users = _load(file or default_manifest(directory))
+    if tls:
+        cluster.spec.security.tls.mode = "Required"
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
     supervised = control.supervisor_of(folder)
     if supervised is not None:
+        _keep_users(folder, users)
         _apply(folder, cluster)
         print(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
         _wait_ready(folder, timeout, None)
         return
     with _claim(folder) as lock:
         _prepare(folder, cluster)
+        _keep_users(folder, users)
         # The supervisor keeps the lock, so no other command can take it in between.
         argv = [
             sys.executable,
@@ -65,15 +73,15 @@ def default_manifest(directory: Path | None) -> Path:
     """The manifest for `gantry up` without a file: the one that the folder was started with, else the quickstart."""
     quickstart = Path(str(examples()[QUICKSTART]))
     if directory is None:
-        saved = default_folder(_load(quickstart).name).manifest
+        saved = default_folder(_load(quickstart)[0].name).manifest
     else:
         saved = ClusterFolder(directory.expanduser().resolve()).manifest
     return saved if saved.exists() else quickstart
 
 
-def _load(file: Path) -> BrokerCluster:
+def _load(file: Path) -> tuple[BrokerCluster, list[BrokerUser]]:
     try:
-        return load_manifest(file)
+        return load_with_users(file)
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", Exit.USAGE) from None
     except ManifestError as error:
@@ -117,9 +125,10 @@ def _claim(folder: ClusterFolder) -> IO[str]:
 def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
     from pydantic import ValidationError
 
-    from gantry_operator.platforms.local.supervisor import load_saved, refuse_change, save_manifest
+    from gantry_operator.platforms.local.supervisor import load_saved, refuse_change, refuse_elsewhere, save_manifest
 
     try:
+        refuse_elsewhere(cluster)
         folder.make()
         if folder.manifest.exists():
             refuse_change(load_saved(folder), cluster)
@@ -135,6 +144,15 @@ def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
         ) from None
     except OSError as error:
         raise CliError(f"{folder.root} cannot be used: {error}") from None
+
+
+def _keep_users(folder: ClusterFolder, users: Sequence[BrokerUser]) -> None:
+    """Add or change the users of the manifest. Others stay, as with `kubectl apply`. Raises CliError."""
+    if not users:
+        return
+    from gantry_operator.cli.local_users import keep_local
+
+    keep_local(folder, users)
 
 
 def _apply(folder: ClusterFolder, cluster: BrokerCluster) -> None:

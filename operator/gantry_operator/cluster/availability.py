@@ -45,6 +45,10 @@ class Availability:
         self._on_news = on_news
         self._groups: dict[str, _Group] = {}
 
+    def use(self, client: RemotingClient) -> None:
+        """Check by this client from the next check on. A check under way with the former one is repeated."""
+        self._client = client
+
     def watch(
         self, group: str, epoch: int, waits: str, answering: object, name_servers: Sequence[str], registered: str,
         reached: str,

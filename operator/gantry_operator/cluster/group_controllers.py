@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from gantry_operator.api import BrokerCluster
@@ -13,6 +13,7 @@ from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPreference
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
@@ -46,7 +47,7 @@ class GroupControllers:
         self.controllers: dict[str, GroupController] = {}
         self._platform = platform
         self._registry = registry
-        self._http = client
+        self.http = client
         self._clock = clock
         self._on_event = on_event
         self._settings = FailoverSettings()
@@ -80,14 +81,18 @@ class GroupControllers:
 
     def _controller(self, group: str, mode: str) -> GroupController:
         if mode == "Raft":
-            return RaftController(group, self._platform, self._http, lambda: self._settings, self._clock)
+            return RaftController(group, self._platform, self.http, lambda: self._settings, self._clock)
         return MasterSlaveController(
-            group, self._registry, self._platform, self._http, lambda: self._settings, self._clock
+            group, self._registry, self._platform, self.http, lambda: self._settings, self._clock
         )
 
     def wake(self) -> None:
         for controller in self.controllers.values():
             controller.wake()
+
+    def watches(self) -> Iterator[MemberWatch]:
+        """Of all members of all groups."""
+        return (watch for controller in self.controllers.values() for watch in controller.watches.values())
 
     def problems(self) -> Iterable[str]:
         return (controller.problem for controller in self.controllers.values() if controller.problem)

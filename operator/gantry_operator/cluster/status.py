@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import Authentication, BrokerCluster
 from gantry_operator.api.status import (
     Addresses,
     AnalyticsStatus,
     BrokerClusterStatus,
+    CertificateRow,
     Condition,
     LastFailover,
     MemberRow,
     NameServerRow,
     Phase,
 )
+from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.base import Change
 
 Answer = Literal["True", "False", "Unknown"]
+Aspect = Literal["Available", "Progressing", "Degraded", "Secured", "CertificatesValid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class ObservedState:
     addresses: Addresses = field(default_factory=Addresses)
     last_failover: LastFailover | None = None
     analytics: AnalyticsStatus | None = None
+    authentication: Authentication = "Enabled"
+    """As it holds, with the platform's default."""
+    certificates: Sequence[CertificateRow] = ()
+    loopback: bool = False
+    """Only programs of one machine reach the cluster."""
 
 
 def status_of(
@@ -77,7 +86,11 @@ def status_of(
         _condition(old, "Available", *available, now, generation),
         _condition(old, "Progressing", *progressing, now, generation),
         _condition(old, "Degraded", *degraded, now, generation),
+        _condition(old, "Secured", *_secured(observed.authentication, observed.loopback), now, generation),
     ]
+    if observed.certificates:
+        valid = _certificates_valid(observed.certificates, now)
+        conditions.append(_condition(old, "CertificatesValid", *valid, now, generation))
     return BrokerClusterStatus(
         observedGeneration=generation,
         phase=_phase(old, available[0], progressing[0], degraded[0], paused),
@@ -89,6 +102,7 @@ def status_of(
         nameServerMembers=list(observed.name_servers),
         addresses=observed.addresses,
         lastFailover=observed.last_failover or old.lastFailover,
+        certificates=list(observed.certificates),
         analytics=observed.analytics or old.analytics,
     )
 
@@ -172,6 +186,41 @@ def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, st
     return "False", "Reconciled", "the cluster matches the spec"
 
 
+def _certificates_valid(rows: Sequence[CertificateRow], now: str) -> tuple[Answer, str, str]:
+    """RFC 3339 times in UTC with whole seconds compare as text."""
+    remedy = "read the operator's events and its log; if the Secret is yours, renew it"
+    unreadable = [r.name for r in rows if not r.notAfter]
+    if unreadable:
+        return "False", "Unreadable", f"no certificate can be read in {', '.join(unreadable)}: {remedy}"
+    expired = [f"{r.name} at {r.notAfter}" for r in rows if r.notAfter <= now]
+    if expired:
+        return "False", "Expired", f"expired: {', '.join(expired)}: {remedy}"
+    soon = (datetime.fromisoformat(now) + EXPIRING).strftime("%Y-%m-%dT%H:%M:%SZ")
+    expiring = [f"{r.name} at {r.notAfter}" for r in rows if r.notAfter <= soon]
+    if expiring:
+        return "False", "Expiring", f"soon to expire: {', '.join(expiring)}: {remedy}"
+    first = min(rows, key=lambda r: r.notAfter)
+    return "True", "Valid", f"the first to expire is {first.name} at {first.notAfter}"
+
+
+def _secured(authentication: Authentication, loopback: bool) -> tuple[Answer, str, str]:
+    if authentication == "Disabled" and loopback:
+        return "False", "AuthenticationDisabled", "every program on this machine may do everything"
+    if authentication == "Disabled":
+        said = (
+            "every client that reaches a port may do everything: write spec.security.authentication: Permissive, then "
+            "Enabled"
+        )
+        return "False", "AuthenticationDisabled", said
+    if authentication == "Permissive":
+        said = (
+            "requests without a signature are allowed: write spec.security.authentication: Enabled once "
+            "gantry_access_anonymous_total stays the same"
+        )
+        return "False", "AuthenticationPermissive", said
+    return "True", "AuthenticationEnabled", "every request of a client needs a signature"
+
+
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:
     if paused:
         return "Paused"
@@ -189,7 +238,7 @@ def _masters(cluster: BrokerCluster | None, rows: Sequence[MemberRow]) -> str:
 
 
 def _condition(
-    old: BrokerClusterStatus, kind: Literal["Available", "Progressing", "Degraded"], status: Answer, reason: str,
+    old: BrokerClusterStatus, kind: Aspect, status: Answer, reason: str,
     message: str, now: str, generation: int,
 ) -> Condition:  # fmt: skip
     before = next((c for c in old.conditions if c.type == kind), None)

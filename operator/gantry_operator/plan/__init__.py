@@ -2,9 +2,23 @@
 
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
 from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan
-from gantry_operator.plan.process_config import BrokerAddresses, broker_config, name_server_config
+from gantry_operator.plan.process_config import (
+    AUTHORITIES,
+    CERTIFICATE,
+    KEY,
+    LIVE_FIELDS,
+    BrokerAddresses,
+    TlsFolders,
+    broker_config,
+    name_server_config,
+    restarts,
+)
 
 __all__ = [
+    "AUTHORITIES",
+    "CERTIFICATE",
+    "KEY",
+    "LIVE_FIELDS",
     "BrokerAddresses",
     "GroupPlan",
     "MemberPlan",
@@ -13,10 +27,12 @@ __all__ = [
     "Plan",
     "Step",
     "StepKind",
+    "TlsFolders",
     "broker_config",
     "member_name",
     "name_server_config",
     "next_step",
     "plan",
     "replacement_order",
+    "restarts",
 ]

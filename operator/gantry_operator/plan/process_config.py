@@ -6,10 +6,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gantry_broker.config import BrokerConfig, Listener, NameServerConfig
+from gantry_broker.config import BrokerConfig, InternalTlsConfig, Listener, NameServerConfig, TlsConfig
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan.plan import MemberPlan, NameServerPlan
+
+CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
+"""Names of files with a certificate, its key and the authorities, as in Kubernetes' TLS Secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFolders:
+    """Folders with the certificates of a process: for clients, and for other members. None: no TLS there."""
+
+    clients: Path | None = None
+    members: Path | None = None
+
+    def for_clients(self, cluster: BrokerCluster) -> TlsConfig | None:
+        tls = cluster.spec.security.tls
+        if self.clients is None or tls.mode == "Disabled":
+            return None
+        return TlsConfig(
+            mode=tls.mode,
+            cert_file=self.clients / CERTIFICATE,
+            key_file=self.clients / KEY,
+            client_ca_file=None if tls.clientCertificates == "None" else self.clients / AUTHORITIES,
+            client_certificates=tls.clientCertificates,
+        )
+
+    def for_members(self) -> InternalTlsConfig | None:
+        if self.members is None:
+            return None
+        return InternalTlsConfig(
+            cert_file=self.members / CERTIFICATE, key_file=self.members / KEY, ca_file=self.members / AUTHORITIES
+        )
+
+
+NO_TLS = TlsFolders()
+LIVE_FIELDS = frozenset({"authentication"})
+"""Fields whose change needs no restart: they count until an access table comes, and the table has each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +78,12 @@ def name_server_config(
     data_dir: Path | None = None,
     listeners: Mapping[str, int] | None = None,
     http_hosts: Sequence[str] = (),
+    tls: TlsFolders = NO_TLS,
+    loopback: bool = False,
 ) -> NameServerConfig:
     """The config of one NameServer. `listeners`: port by name of each further listener.
 
-    `http_hosts`: host names under which others call its HTTP interface.
+    `http_hosts`: host names under which others call its HTTP interface. `loopback`: see `Security.mode`.
     """
     return NameServerConfig(
         name=server.name,
@@ -59,6 +96,9 @@ def name_server_config(
         cluster=cluster.name,
         registration_port=registration_port,
         token_file=token_file,
+        tls=tls.for_clients(cluster),
+        internal_tls=tls.for_members(),
+        authentication=cluster.spec.security.mode(loopback=loopback),
     )
 
 
@@ -74,10 +114,13 @@ def broker_config(
     token_file: Path,
     memory_limit_bytes: int | None = None,
     raft_members: Mapping[int, str] | None = None,
+    tls: TlsFolders = NO_TLS,
+    loopback: bool = False,
 ) -> BrokerConfig:
     """The config of one broker. `name_servers`: addresses for clients, `registration_addresses`: addresses for brokers.
 
-    `raft_members`: in mode Raft the replication address of every member of the group, by number.
+    `raft_members`: in mode Raft the replication address of every member of the group, by number. `loopback`: see
+    `Security.mode`.
     """
     spec = cluster.spec
     return BrokerConfig(
@@ -101,10 +144,18 @@ def broker_config(
         name_servers=list(name_servers),
         registration_addresses=list(registration_addresses),
         token_file=token_file,
+        tls=tls.for_clients(cluster),
+        internal_tls=tls.for_members(),
         metrics_need_token=spec.metricsNeedToken,
+        authentication=spec.security.mode(loopback=loopback),
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,
         flush=spec.flush,
         memory_limit_bytes=memory_limit_bytes,
         settings=spec.broker,
     )
+
+
+def restarts(config: BrokerConfig | NameServerConfig) -> str:
+    """The part of a config that takes effect at a start only."""
+    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gantry_broker.broker.clients import Client, Subscription, TooManyClients, heartbeat_fault
+from gantry_broker.broker.clients import Client, Subscription, TooManyClients
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault
@@ -16,6 +16,7 @@ from gantry_broker.protocol.bodies import Heartbeat, LockRequest, SubscriptionDa
 from gantry_broker.protocol.codes import LanguageCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
+from gantry_broker.protocol.heartbeats import heartbeat_fault
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext

@@ -15,7 +15,7 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ConsumeOffset, SubscriptionGroup, consume_stats_to_json
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.frame import CREDENTIALS, Frame
 from gantry_broker.protocol.headers import (
     BadField,
     BrokerConsumeStatsHeader,
@@ -184,7 +184,8 @@ async def _ask_client(
         )
     link: Any = client.conn
     try:
-        answer: Frame = await link.request(Frame(frame.code, ext=dict(frame.ext), body=body), ASK_S)
+        ext = {name: value for name, value in frame.ext.items() if name not in CREDENTIALS}
+        answer: Frame = await link.request(Frame(frame.code, ext=ext, body=body), ASK_S)
     except RemotingError as error:
         raise RequestRejected(
             ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client.client_id}> did not answer: {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gantry_broker.access.requests import USER_CODES
 from gantry_broker.broker.handlers import (
     admin,
     clients,
@@ -15,6 +16,7 @@ from gantry_broker.broker.handlers import (
     retry,
     topicadmin,
     transaction,
+    users,
 )
 from gantry_broker.broker.handlers.requests import HandlerFunction
 from gantry_broker.protocol.codes import RequestCode
@@ -73,6 +75,8 @@ HANDLERS: Final[dict[int, HandlerFunction]] = {
     RequestCode.SEND_REPLY_MESSAGE_V2: reply.send_reply,
     # retries
     RequestCode.CONSUMER_SEND_MSG_BACK: retry.send_back,
+    # users
+    **dict.fromkeys(USER_CODES, users.manage),
     # topics
     RequestCode.UPDATE_AND_CREATE_TOPIC: topicadmin.create_topic,
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topicadmin.create_topics,

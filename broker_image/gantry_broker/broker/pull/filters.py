@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gantry_broker.broker.clients import MAX_EXPRESSION, Subscription
+from gantry_broker.broker.clients import Subscription
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError, compile_filter
 from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import EXPRESSION_TAG
+from gantry_broker.protocol.heartbeats import MAX_EXPRESSION
 
 
 class Filters:

@@ -102,6 +102,7 @@ class PullService:
         self._check = checks.take
         self._slave_reads = slave_reads
         self._count_gets = counts.gets
+        self._settling: asyncio.Task[None] | None = None
         self._slices = slices
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -246,6 +247,10 @@ class PullService:
 
     def _try_rest(self, key: tuple[str, int], waiting: deque[Pull]) -> None:
         self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S)
+
+    def settle_soon(self) -> None:
+        """Answers every held pull as `settle_all`, in slices of later passes of the event loop."""
+        self._settling = asyncio.get_running_loop().create_task(self.settle_all())
 
     async def settle_all(self) -> None:
         """Answers every held pull from this member's present state, after a change of role."""

@@ -1,11 +1,13 @@
-"""Access rights of the brokers: their ServiceAccount, the admin token and the NetworkPolicy."""
+"""Access rights of the brokers: their ServiceAccount, the admin token and the NetworkPolicies."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names, pods
 
 
@@ -39,39 +41,101 @@ def token_of(secret: dict[str, Any]) -> str | None:
         return None
 
 
-def network_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
-    """Allow clients to reach the remoting ports, and members to reach each other's ports. HTTP is open to the
-    cluster itself, the operator, and labelled pods and namespaces.
+def network_policies(cluster: BrokerCluster, plan: Plan, operator_namespace: str) -> list[dict[str, Any]]:
+    """Who may connect to which port.
+
+    `<cluster>-broker`: clients to the ports for clients; operator, reports and monitoring to HTTP. `<cluster>-namesrv`:
+    the cluster's brokers to the registration port. `<cluster>-<group>`: the group's members to the replication port.
+    Kubernetes adds the policies of a pod up, and everything else is closed.
     """
-    anywhere = [
-        {"protocol": "TCP", "port": p}
-        for p in (names.NAME_SERVER_PORT, names.NAME_SERVER_EXTERNAL_PORT, names.BROKER_PORT)
+    brokers = _pods(names.selector(cluster.name, names.BROKER))
+    out = [
+        _policy(
+            cluster,
+            names.open_policy(cluster.name),
+            {names.CLUSTER_LABEL: cluster.name},
+            [_clients(cluster, operator_namespace), _http(cluster, operator_namespace)],
+        ),
+        _policy(
+            cluster,
+            names.name_servers(cluster.name),
+            names.selector(cluster.name, names.NAME_SERVER),
+            [_ingress([names.NAME_SERVER_REGISTRATION_PORT], [brokers])],
+        ),
     ]
-    between = [
-        {"protocol": "TCP", "port": p} for p in (names.NAME_SERVER_REGISTRATION_PORT, names.BROKER_REPLICATION_PORT)
-    ]
-    brokers = {"podSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)}}
-    http = [{"protocol": "TCP", "port": p} for p in (names.BROKER_HTTP_PORT, names.NAME_SERVER_HTTP_PORT)]
-    marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
+    for group in plan.groups:
+        members = names.selector(cluster.name, names.BROKER, group.name)
+        ingress = _ingress([names.BROKER_REPLICATION_PORT], [_pods(members)])
+        out.append(_policy(cluster, names.group_set(cluster.name, group.name), members, [ingress]))
+    return out
+
+
+def _policy(
+    cluster: BrokerCluster, name: str, selector: Mapping[str, str], ingress: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": names.metadata(cluster, cluster.name, names.BROKER),
+        "metadata": names.metadata(cluster, name, names.BROKER),
         "spec": {
-            "podSelector": {"matchLabels": {names.CLUSTER_LABEL: cluster.name}},
+            "podSelector": {"matchLabels": dict(selector)},
             "policyTypes": ["Ingress"],
-            "ingress": [
-                {"ports": anywhere},
-                {"ports": between, "from": [brokers]},
-                {
-                    "ports": http,
-                    "from": [
-                        {"podSelector": {"matchLabels": {names.CLUSTER_LABEL: cluster.name}}},
-                        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}},
-                        {"namespaceSelector": marked},
-                        {"podSelector": marked},
-                    ],
-                },
-            ],
+            "ingress": ingress,
+        },
+    }
+
+
+def _ingress(ports: Sequence[int], peers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """No peers: everybody."""
+    rule: dict[str, Any] = {"ports": [{"protocol": "TCP", "port": p} for p in ports]}
+    return rule | ({"from": list(peers)} if peers else {})
+
+
+def _pods(labels: Mapping[str, str]) -> dict[str, Any]:
+    return {"podSelector": {"matchLabels": dict(labels)}}
+
+
+def _operator(namespace: str) -> dict[str, Any]:
+    """The operator's pods. It checks that clients can send and read, and speaks HTTP to every member."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}},
+    }
+
+
+def _clients(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
+    ports = [names.NAME_SERVER_PORT, names.NAME_SERVER_EXTERNAL_PORT, names.BROKER_PORT]
+    allowed = [p.model_dump(exclude_unset=True, by_alias=True) for p in cluster.spec.security.allowedClients]
+    if not allowed:
+        return _ingress(ports, [])
+    # Members forward requests of clients to the master.
+    return _ingress(ports, [*allowed, _pods({names.CLUSTER_LABEL: cluster.name}), _operator(operator_namespace)])
+
+
+def _http(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
+    marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
+    return _ingress(
+        [names.BROKER_HTTP_PORT, names.NAME_SERVER_HTTP_PORT],
+        [
+            _pods({names.CLUSTER_LABEL: cluster.name}),
+            _operator(operator_namespace),
+            _pods({names.REPORT_LABEL: cluster.name}),
+            {"namespaceSelector": marked},
+            {"podSelector": marked},
+        ],
+    )
+
+
+def reports_policy(cluster: BrokerCluster, name: str, component: str) -> dict[str, Any]:
+    """Only driver and executors of this cluster's report connect to each other."""
+    own = {names.REPORT_LABEL: cluster.name}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": names.metadata(cluster, name, component),
+        "spec": {
+            "podSelector": {"matchLabels": own},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [_pods(own)]}],
         },
     }

@@ -50,7 +50,10 @@ _NEVER: Final = {
         "spark.sql.streaming.streamingQueryListeners", "spark.metrics.conf*", "spark.executorEnv.*",
         "spark.*.plugin.class", "spark.shuffle.manager", "spark.yarn.*",
     ),
-    "the operator sets them": ("spark.master", "spark.driver.host", "spark.driver.bindAddress", "spark.local.dir"),
+    "the operator sets them": (
+        "spark.master", "spark.driver.host", "spark.driver.bindAddress", "spark.local.dir", "spark.authenticate*",
+        "spark.io.encryption.*", "spark.network.crypto.*", "spark.network.sasl.*", "spark.ssl.*",
+    ),
 }  # fmt: skip
 """Prefixes that no chart can allow, with the reason."""
 

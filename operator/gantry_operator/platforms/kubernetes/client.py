@@ -55,6 +55,7 @@ class Kind:
 
 
 BROKER_CLUSTER = Kind("gantry.dev", "v1alpha1", "BrokerCluster", "brokerclusters")
+BROKER_USER = Kind("gantry.dev", "v1alpha1", "BrokerUser", "brokerusers")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
 EVENT = Kind("", "v1", "Event", "events")
@@ -74,8 +75,8 @@ VOLUME_CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 KINDS = {
     k.kind: k
     for k in (
-        BROKER_CLUSTER, CONFIG_MAP, CRON_JOB, EVENT, JOB, LEASE, NETWORK_POLICY, POD, POD_DISRUPTION_BUDGET, ROLE,
-        ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET, VOLUME_CLAIM,
+        BROKER_CLUSTER, BROKER_USER, CONFIG_MAP, CRON_JOB, EVENT, JOB, LEASE, NETWORK_POLICY, POD,
+        POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET, VOLUME_CLAIM,
     )
 }  # fmt: skip
 

@@ -19,18 +19,22 @@ from typing import Any
 from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
+from gantry_operator.certificates import KeyPair
+from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import ObservedState
 from gantry_operator.plan import Plan, member_name, plan
 from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, volumes
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
+from gantry_operator.platforms.kubernetes.certificates import CertificateReconciler
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
@@ -49,6 +53,7 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     led_since,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +75,6 @@ class Shared:
     api: KubeApi
     settings: OperatorSettings
     caches: dict[str, InformerCache]
-    remoting: RemotingClient
     clock: StallCompensatedClock
     identity: str
     unlisted: Callable[[], Sequence[str]] = tuple
@@ -92,6 +96,14 @@ def readable_failover(wanted: object) -> dict[str, Any]:
     return failover
 
 
+def readable_security(wanted: object) -> Security | None:
+    """`spec.security` in a refused spec; None: it cannot be read, and the members keep their access table."""
+    try:
+        return Security.model_validate(wanted or {})
+    except ValidationError:
+        return None
+
+
 def not_listed(kinds: Sequence[str]) -> str:
     return f"no object is created or deleted until the API server has listed: {', '.join(kinds)}"
 
@@ -110,6 +122,10 @@ class ClusterController:
         self._result = ReconcileResult()
         self._left_out: dict[str, str] = {}
         """Under a refused spec: existing groups without a failover, with the reason."""
+        self._accepted: tuple[BrokerCluster, Plan] | None = None
+        """The last spec with certificates, which are renewed under a refused spec, too."""
+        self._checks_with: tuple[bytes, KeyPair | None] | None = None
+        """Authorities and certificate of the availability checks; None: they need none."""
         self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._request_task: asyncio.Task[None] | None = None
@@ -123,11 +139,17 @@ class ClusterController:
         self._report = StatusWriter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
         self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
         self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
-        self._groups = KubernetesGroupControllers(api, caches, key, self._events, shared.clock, self._report.wake)
+        self._certificates = CertificateReconciler(api, self._objects, self._events, self.uid)
+        self._groups = KubernetesGroupControllers(
+            api, caches, key, self._events, shared.clock, self._report.wake, self._certificates.trusted
+        )
         self._pods = self._groups.pods
+        self._users = KubernetesAccessStore(api, caches, (*key, self.uid), self._events, shared.identity)
+        self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
         replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
         self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
-        self._availability = Availability(shared.remoting, self._report.wake)
+        self._remoting = RemotingClient(sign=self._access.sign)
+        self._availability = Availability(self._remoting, self._report.wake)
 
     # ---- life cycle
 
@@ -136,6 +158,7 @@ class ClusterController:
             ("reconcile", self._reconcile_forever),
             ("status", self._report.run),
             ("roll", self._rolling.run),
+            ("access", self._access.run),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
         self._dirty.set()
@@ -148,6 +171,8 @@ class ClusterController:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._groups.close()
         await self._availability.close()
+        await self._remoting.close()
+        await self._users.close()
         await self._events.close()
         metrics.AVAILABLE.remove(self.namespace, self.name)
 
@@ -160,7 +185,12 @@ class ClusterController:
 
     def heard(self, event: str, kind: str, obj: Object) -> None:
         """A watch event about an object of this cluster."""
-        if kind == "Lease":
+        if kind in ("BrokerUser", "Secret"):
+            self._access.wake()
+        if kind == "BrokerUser":
+            if event == "DELETED":
+                self._users.forget(obj["metadata"]["uid"])
+        elif kind == "Lease":
             self._groups.registry.heard(event, obj)
         else:
             self._dirty.set()
@@ -184,7 +214,7 @@ class ClusterController:
         again = True  # A restart counts as a failed pass.
         while True:
             try:
-                async with asyncio.timeout(AGAIN_S if again else None):
+                async with asyncio.timeout(AGAIN_S if again else self._certificates.due_s()):
                     await self._dirty.wait()
                 await asyncio.sleep(SETTLE_S)
             except TimeoutError:
@@ -220,6 +250,8 @@ class ClusterController:
             begun = bool(self._groups.controllers) and not self._left_out
             begun = begun or await self._go_on_without_spec(found)
             self._start_switchover_request()
+            if self._accepted is not None and not self._shared.unlisted():
+                await self._keep_certificates(*self._accepted, found)
             return begun and righted
         self._left_out = {}
         self._take(cluster)
@@ -231,6 +263,8 @@ class ClusterController:
             self._result = found
             self._start_switchover_request()
             return False
+        self._users.cluster = cluster
+        self._access.wake()
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before any request that the API server may refuse.
@@ -242,8 +276,10 @@ class ClusterController:
             found.problems.append(not_listed(unlisted))
             self._result = found
             return False
+        assert self._plan is not None
+        # Also while changes are paused: certificates expire all the same.
+        complete = complete and await self._keep_certificates(cluster, self._plan, found)
         if complete and not cluster.paused:
-            assert self._plan is not None
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
             kept = await volumes.keep(self._shared.api, self._shared.caches, cluster, self._running())
             found.problems += kept
@@ -252,6 +288,23 @@ class ClusterController:
         self._result = found
         self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
         return complete and righted
+
+    async def _keep_certificates(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
+        """One pass over the certificates. False: not complete, so no pod may start."""
+        self._accepted = (cluster, wanted)
+        services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
+        outside = {} if cluster.spec.external is None else external.addresses(cluster, wanted, services)[0]
+        complete = await self._certificates.keep(cluster, wanted, outside, self._obj, found)
+        if self._certificates.for_clients != self._checks_with:
+            self._checks_with = self._certificates.for_clients
+            context = None
+            if self._checks_with is not None:
+                authorities, pair = self._checks_with
+                context = tls_context(authorities, None if pair is None else (pair.certificate, pair.key))
+            former, self._remoting = self._remoting, RemotingClient(sign=self._access.sign, tls=context)
+            self._availability.use(self._remoting)
+            await former.close()
+        return complete
 
     async def _sync_labels(self, found: ReconcileResult) -> bool:
         """False: look again soon. A refused step does not prevent the other steps."""
@@ -286,6 +339,11 @@ class ClusterController:
             cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
             self._take(cluster)
+            security = readable_security((self._obj.get("spec") or {}).get("security"))
+            if security is not None:
+                cluster.spec.security = security
+                self._users.cluster = cluster
+                self._access.wake()
             kept = await self._objects.keep_secret(cluster, found)
             if kept or self._objects.token is not None:
                 self._pods.admin_token = self._objects.token
@@ -461,6 +519,7 @@ class ClusterController:
         if self._warming_up() or hidden:
             return None
         problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
+        problems += [f"users: {self._access.problem}"] if self._access.problem else []
         seen = ObservedState(
             members=observed_members(self._running(), self._groups.controllers, self._pods),
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"]),
@@ -470,7 +529,9 @@ class ClusterController:
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
+            certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
+            authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
 

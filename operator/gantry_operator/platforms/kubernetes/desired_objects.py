@@ -55,7 +55,7 @@ def render(
     objects that must exist before the addresses are known. `replicas`: by group, the replicas of its StatefulSet while
     members leave.
     """
-    out = [service_account_and_policy(cluster, settings), external.services(cluster, plan, pinned_ports)]
+    out = [service_account_and_policies(cluster, plan, settings), external.services(cluster, plan, pinned_ports)]
     if cluster.spec.external is None or external_addresses is not None:
         out.append(nameserver.objects(cluster, plan, image(cluster, settings)))
         for g in plan.groups:
@@ -64,8 +64,10 @@ def render(
     return [o for part in out for o in part]
 
 
-def service_account_and_policy(cluster: BrokerCluster, settings: OperatorSettings) -> list[dict[str, Any]]:
-    return [access.service_account(cluster), access.network_policy(cluster, settings.namespace)]
+def service_account_and_policies(
+    cluster: BrokerCluster, plan: Plan, settings: OperatorSettings
+) -> list[dict[str, Any]]:
+    return [access.service_account(cluster), *access.network_policies(cluster, plan, settings.namespace)]
 
 
 def key(obj: Mapping[str, Any]) -> Key:

@@ -1,4 +1,4 @@
-"""Writes Events about the cluster object. An event that repeats within ten minutes increases the count of the first.
+"""Writes Events about a cluster or a user. An event that repeats within ten minutes increases the count of the first.
 
 Why not kopf's events: kopf posts each event as a new object and has no limit for each cluster.
 """
@@ -22,14 +22,17 @@ SAME_FOR_S = 600.0
 KEPT = 64
 BURST = 25
 REFILL_S = 10.0
-"""A cluster may write BURST events at once, and another one every REFILL_S seconds."""
+"""An object may write BURST events at once, and another one every REFILL_S seconds."""
 
 
 class EventRecorder:
-    """Events of one cluster object. `record` never blocks and never raises."""
+    """Events of one object. `record` never blocks and never raises."""
 
-    def __init__(self, api: KubeApi, namespace: str, name: str, uid: str, reporter: str) -> None:
+    def __init__(
+        self, api: KubeApi, namespace: str, name: str, uid: str, reporter: str, kind: str = KIND
+    ) -> None:  # fmt: skip
         self.uid = uid
+        self._kind = kind
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -74,7 +77,7 @@ class EventRecorder:
                     "metadata": {"name": name, "namespace": self._namespace},
                     "involvedObject": {
                         "apiVersion": API_VERSION,
-                        "kind": KIND,
+                        "kind": self._kind,
                         "name": self._name,
                         "namespace": self._namespace,
                         "uid": self.uid,

@@ -11,7 +11,7 @@ from gantry_broker.config import BrokerConfig
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
-from gantry_operator.plan import BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
+from gantry_operator.plan import LIVE_FIELDS, BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
 from gantry_operator.platforms.kubernetes import names, nameserver, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
@@ -56,6 +56,7 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
         name_servers=nameserver.addresses(cluster, plan),
         registration_addresses=nameserver.registration_addresses(cluster, plan),
         token_file=pods.TOKEN_FILE,
+        tls=pods.tls_folders(cluster),
         memory_limit_bytes=None if memory is None else int(parse_quantity(memory)),
         raft_members={m.number: _replication_address(cluster, m) for m in plan.group(member.group).members},
     )
@@ -104,7 +105,7 @@ def objects(
 
 def _common(first: str) -> str:
     """The hash of the first member's config without the other members' names: a new member restarts none."""
-    return digest({k: v for k, v in json.loads(first).items() if k != "members"})
+    return digest({k: v for k, v in json.loads(first).items() if k != "members" and k not in LIVE_FIELDS})
 
 
 def with_leaving(cluster: BrokerCluster, group: GroupPlan, replicas: int) -> tuple[MemberPlan, ...]:
@@ -164,6 +165,7 @@ def _stateful_set(
             {"name": "data", "mountPath": pods.DATA_DIR},
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
             pods.token_mount(),
+            *pods.tls_mounts(cluster),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
@@ -188,7 +190,7 @@ def _stateful_set(
             "template": {
                 "metadata": {
                     "labels": names.labels(cluster.name, names.BROKER, group.name),
-                    "annotations": {names.CONFIG_HASH: config_hash},
+                    "annotations": pods.pod_annotations(cluster, config_hash),
                 },
                 "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
                 | pods.placement(cluster.spec.placement, selector)
@@ -198,6 +200,7 @@ def _stateful_set(
                     "volumes": [
                         {"name": "config", "configMap": {"name": name}},
                         pods.token_volume(cluster),
+                        *pods.tls_volumes(cluster, group.name),
                         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
                     ],
                 },

@@ -40,7 +40,9 @@ class KubernetesGroupControllers(GroupControllers):
         events: EventRecorder,
         clock: StallCompensatedClock,
         on_news: Callable[[], None],
+        trusted: Callable[[], bytes] = bytes,
     ) -> None:
+        """`trusted`: the authorities of the members' certificates, as PEM."""
         self.namespace, self.name = cluster
         self.last: LastFailover | None = None
         self.registry = LeaseRegistry(api, self.name, self.namespace)
@@ -57,7 +59,7 @@ class KubernetesGroupControllers(GroupControllers):
         self.pods.sync_labels = self._retry_label_sync
         self._events = events
         self._on_news = on_news
-        super().__init__(self.pods, self.registry, make_client(self.pods.token), clock, self.record)
+        super().__init__(self.pods, self.registry, make_client(self.pods.token, trusted), clock, self.record)
 
     async def sync_labels(self) -> list[str]:
         """Label each working master. Returns the failures; a failure does not affect other groups.
@@ -107,7 +109,7 @@ class KubernetesGroupControllers(GroupControllers):
     async def close(self) -> None:
         await super().close()
         await self.pods.close()
-        await self._http.aclose()
+        await self.http.aclose()
 
     def record(self, event: Event) -> None:
         about = f"group {event.group}: " if event.group else ""

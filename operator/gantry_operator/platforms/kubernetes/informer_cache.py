@@ -52,6 +52,14 @@ class InformerCache:
             if where == namespace and (obj["metadata"].get("labels") or {}).get(label) == value:
                 yield obj
 
+    def everywhere(self) -> list[Object]:
+        """All objects."""
+        return list(self._objects.values())
+
+    def in_namespace(self, namespace: str) -> Iterator[Object]:
+        """All objects of a namespace."""
+        return (obj for (where, _), obj in self._objects.items() if where == namespace)
+
     @property
     def listed(self) -> bool:
         """Whether the cache holds everything that existed at the start."""

@@ -34,6 +34,12 @@ AVAILABLE = Gauge(
     "gantry_operator_cluster_available", "1 while clients can send and read.", ["namespace", "cluster"],
     registry=REGISTRY,
 )  # fmt: skip
+CERTIFICATE_EXPIRY = Gauge(
+    "gantry_operator_certificate_expiry_timestamp_seconds",
+    "End of the validity of a certificate or authority, as Unix time, by the name of its Secret.",
+    ["namespace", "cluster", "secret"],
+    registry=REGISTRY,
+)
 API_CALLS = Gauge("gantry_operator_api_requests", "Requests made to the Kubernetes API.", registry=REGISTRY)
 WATCH_AGE = Gauge(
     "gantry_operator_watch_age_seconds", "Time since the last data from a watch, bookmarks included.", ["kind"],

@@ -29,9 +29,17 @@ CLUSTER_LABEL = f"{GROUP}/cluster"
 GROUP_LABEL = f"{GROUP}/group"
 ROLE_LABEL = f"{GROUP}/role"
 COMPONENT_LABEL = "app.kubernetes.io/component"
+NAME_LABEL = "app.kubernetes.io/name"
+OPERATOR_NAME = "gantry-operator"
+"""`NAME_LABEL` of the operator's pods; the chart sets it."""
 CONFIG_HASH = f"{GROUP}/config-hash"
+HTTP_SCHEME = f"{GROUP}/http-scheme"
+"""Annotation of a pod: http or https, for its HTTP port."""
 MONITORING_LABEL = f"{GROUP}/monitoring"
 """Label of a namespace or a pod with access to the brokers' HTTP ports (metrics)."""
+
+REPORT_LABEL = f"{GROUP}/analytics"
+"""Label on the pods and Jobs of a report. Its value is the cluster's name."""
 
 ROLE_MASTER = "master"
 ROLE_SLAVE = "slave"
@@ -61,7 +69,32 @@ def admin_secret(cluster: str) -> str:
     return f"{cluster}-admin"
 
 
+def access_secret(cluster: str) -> str:
+    """The Secret with the persistent part of the access table."""
+    return f"{cluster}-access"
+
+
+def ca_secret(cluster: str) -> str:
+    """The cluster's certificate authority with its key. Only the operator reads it."""
+    return f"{cluster}-ca"
+
+
+def ca_cert_secret(cluster: str) -> str:
+    """The certificates of the authorities alone, for clients."""
+    return f"{cluster}-ca-cert"
+
+
+def tls_secret(cluster: str, holder: str) -> str:
+    """The certificate of a group's members, or of the NameServers (`NAME_SERVER`)."""
+    return f"{cluster}-{holder}-tls"
+
+
 def service_account(cluster: str) -> str:
+    return f"{cluster}-broker"
+
+
+def open_policy(cluster: str) -> str:
+    """The NetworkPolicy of all pods: ports for clients, and HTTP. No group can have the name `broker`."""
     return f"{cluster}-broker"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import Plan, name_server_config
+from gantry_operator.plan import LIVE_FIELDS, Plan, name_server_config
 from gantry_operator.platforms.kubernetes import names, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
@@ -35,6 +36,7 @@ def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
             http_port=names.NAME_SERVER_HTTP_PORT,
             registration_port=names.NAME_SERVER_REGISTRATION_PORT,
             token_file=pods.TOKEN_FILE,
+            tls=pods.tls_folders(cluster),
             listeners=listeners,
             http_hosts=[
                 form
@@ -68,8 +70,13 @@ def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, An
             "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
         },
         # The hash of the first config covers all, so an added NameServer restarts none.
-        _stateful_set(cluster, plan, image, meta, selector, digest(configs[f"{plan.name_servers[0].name}.json"])),
+        _stateful_set(cluster, plan, image, meta, selector, _common(configs[f"{plan.name_servers[0].name}.json"])),
     ]
+
+
+def _common(first: str) -> str:
+    """The hash of a config without the fields whose change needs no restart."""
+    return digest({k: v for k, v in json.loads(first).items() if k not in LIVE_FIELDS})
 
 
 def _service(cluster: BrokerCluster, name: str, selector: dict[str, str], ports: dict[str, int]) -> dict[str, Any]:
@@ -104,6 +111,7 @@ def _stateful_set(
         "volumeMounts": [
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
             pods.token_mount(),
+            *pods.tls_mounts(cluster),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
@@ -120,7 +128,7 @@ def _stateful_set(
             "template": {
                 "metadata": {
                     "labels": names.labels(cluster.name, names.NAME_SERVER),
-                    "annotations": {names.CONFIG_HASH: config_hash},
+                    "annotations": pods.pod_annotations(cluster, config_hash),
                 },
                 "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
                 | pods.placement(cluster.spec.placement, selector)
@@ -130,6 +138,7 @@ def _stateful_set(
                     "volumes": [
                         {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
                         pods.token_volume(cluster),
+                        *pods.tls_volumes(cluster, names.NAME_SERVER),
                         {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
                     ],
                 },

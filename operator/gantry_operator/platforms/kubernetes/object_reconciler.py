@@ -41,7 +41,7 @@ class ObjectReconciler:
         self._caches = caches
         self._settings = settings
         self._namespace = namespace
-        self._name = name
+        self.name = self._name = name
         self._uid = uid
         self._pinned: dict[str, int] = {}
 

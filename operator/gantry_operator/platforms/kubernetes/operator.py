@@ -21,28 +21,37 @@ from typing import Any
 
 import kopf
 import uvloop
-from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.platforms.kubernetes import allowed, logs, metrics, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
-from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi, Object, load_config
+from gantry_operator.platforms.kubernetes.client import (
+    BROKER_USER,
+    KINDS,
+    ApiError,
+    ApiUnavailable,
+    KubeApi,
+    Object,
+    load_config,
+)
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.health_server import HealthServer
 from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, InformerCache
 from gantry_operator.platforms.kubernetes.leader_election import Election
+from gantry_operator.platforms.kubernetes.users import stray_status
 
 log = logging.getLogger(__name__)
 
 LEASE_NAME = "gantry-operator"
 CACHED = (
-    "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role",
-    "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
+    "BrokerUser", "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod",
+    "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
 )  # fmt: skip
 FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
+STRAYS_EVERY_S = 10.0
 LISTED_S = 2.0
 """Seconds for which the failover waits for the other kinds at a start."""
 FOR_REPORTS = ("CronJob", "Role", "RoleBinding", reports.JOBS, reports.PODS)
@@ -58,14 +67,16 @@ class Operator:
         self.caches = {
             k: InformerCache(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
             for k in CACHED
+            if k != "BrokerUser"
         }
+        # Their users make them, so they need no label.
+        self.caches["BrokerUser"] = InformerCache(
+            api, KINDS["BrokerUser"], settings.watch_namespaces, "", self._user_changed
+        )
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
             heard = self._listener(name, JOB_LABEL)
             self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
-        self._remoting = RemotingClient()
-        self.shared = Shared(
-            api, settings, self.caches, self._remoting, StallCompensatedClock(), identity, self._unlisted
-        )
+        self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity, self._unlisted)
 
     def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
         def heard(event: str, obj: Object) -> None:
@@ -76,6 +87,30 @@ class Operator:
                 controller.heard(event, kind, obj)
 
         return heard
+
+    def _user_changed(self, event: str, obj: Object) -> None:
+        cluster = str((obj.get("spec") or {}).get("cluster", ""))
+        controller = self.clusters.get((obj["metadata"].get("namespace", ""), cluster))
+        if controller is not None:
+            controller.heard(event, "BrokerUser", obj)
+
+    async def _name_strays(self) -> None:
+        """Tell users of clusters that do not exist. After a start kopf needs a moment to tell the clusters."""
+        while True:
+            await asyncio.sleep(STRAYS_EVERY_S)
+            known = set(self.clusters)
+            for obj in self.caches["BrokerUser"].everywhere():
+                meta = obj["metadata"]
+                cluster = str((obj.get("spec") or {}).get("cluster", ""))
+                if (meta.get("namespace", ""), cluster) in known or meta.get("deletionTimestamp") is not None:
+                    continue
+                status = stray_status(obj)
+                if status is None:
+                    continue
+                try:
+                    await self._api.merge(BROKER_USER, meta["namespace"], meta["name"], {"status": status}, "status")
+                except (ApiError, ApiUnavailable) as error:
+                    log.warning("status of BrokerUser %s: %s", meta["name"], error)
 
     def followed(self) -> dict[str, InformerCache]:
         """Without an image for reports the chart grants no rights for them, so their kinds are not watched."""
@@ -95,12 +130,12 @@ class Operator:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LISTED_S):
                         await asyncio.gather(*(m.ready() for m in followed.values()))
+                following.append(group.create_task(self._name_strays()))
                 await self._kopf()
                 for task in following:
                     task.cancel()
         finally:
             await asyncio.gather(*(k.stop() for k in self.clusters.values()), return_exceptions=True)
-            await self._remoting.close()
 
     async def _kopf(self) -> None:
         registry = kopf.OperatorRegistry()

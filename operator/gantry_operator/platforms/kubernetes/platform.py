@@ -12,6 +12,7 @@ from gantry_operator.platforms.base import Change, Event, MemberEndpoint, Proces
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import POD, KubeApi, Object
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.pods import scheme_of
 
 GRACE_S = 1.5
 JUST_AFTER_S = 0.01
@@ -62,12 +63,13 @@ class KubernetesPlatform:
         out = []
         for member in self.running(group):
             # Not ready yet, or just gone: a host name without an address until the pod has one.
-            host = pod_ip(self.pod(member.name)) or f"{member.name}.{self._headless(group)}"
+            pod = self.pod(member.name)
+            host = pod_ip(pod) or f"{member.name}.{self._headless(group)}"
             out.append(
                 MemberEndpoint(
                     name=member.name,
                     member=member.number,
-                    http_url=f"http://{_bracketed(host)}:{names.BROKER_HTTP_PORT}",
+                    http_url=f"{scheme_of(pod)}://{_bracketed(host)}:{names.BROKER_HTTP_PORT}",
                     replication_address=f"{host}:{names.BROKER_REPLICATION_PORT}",
                 )
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.plan import TlsFolders
 from gantry_operator.platforms.kubernetes import names
 
 USER = 10001
@@ -17,6 +19,12 @@ TOKEN_DIR = "/etc/gantry-admin"
 TOKEN_KEY = "token"
 TOKEN_FILE = Path(TOKEN_DIR) / TOKEN_KEY
 DATA_DIR = "/var/lib/gantry"
+TLS_DIR = "/etc/gantry-tls"
+"""The certificate by the cluster's own authority. Each kind of Secret has a folder beside the one of the configs."""
+CLIENT_TLS_DIR = "/etc/gantry-client-tls"
+"""The certificate for clients of the Secret that `security.tls.secretName` names."""
+CA_DIR = "/etc/gantry-ca"
+"""The cluster's authorities alone, for pods without a certificate."""
 
 
 def pod_security() -> dict[str, Any]:
@@ -39,13 +47,13 @@ def container_security() -> dict[str, Any]:
     }
 
 
-def probes(port: str) -> dict[str, Any]:
+def probes(port: str, scheme: str) -> dict[str, Any]:
     """Probes of a process with /livez and /readyz. Liveness allows a full minute: it detects a process that hangs,
-    not load.
+    not load. With HTTPS the kubelet verifies no certificate, and it sends no token.
     """
 
     def get(path: str, **timing: int) -> dict[str, Any]:
-        return {"httpGet": {"path": path, "port": port, "scheme": "HTTP"}, **timing}
+        return {"httpGet": {"path": path, "port": port, "scheme": scheme}, **timing}
 
     return {
         "startupProbe": get("/livez", periodSeconds=2, timeoutSeconds=5, failureThreshold=300),
@@ -119,8 +127,56 @@ def container(cluster: BrokerCluster, name: str, image: str, command: list[str],
         "command": command,
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "securityContext": container_security(),
-        **probes(http_port),
+        **probes(http_port, http_scheme(cluster).upper()),
     }
+
+
+def http_scheme(cluster: BrokerCluster) -> str:
+    """How the cluster's own HTTP interfaces are called: http or https."""
+    return "https" if cluster.spec.security.tls.between_members(kubernetes=True) else "http"
+
+
+def scheme_of(pod: Mapping[str, Any] | None) -> str:
+    """How the HTTP interface of this pod is called, by its probes; without a pod: http."""
+    containers = ((pod or {}).get("spec") or {}).get("containers") or [{}]
+    probe = (containers[0].get("livenessProbe") or {}).get("httpGet") or {}
+    return "https" if probe.get("scheme") == "HTTPS" else "http"
+
+
+def own_authority(cluster: BrokerCluster) -> bool:
+    """Whether the cluster needs certificates of its own authority."""
+    tls = cluster.spec.security.tls
+    return tls.between_members(kubernetes=True) or (tls.mode != "Disabled" and tls.issuer == "Operator")
+
+
+def tls_folders(cluster: BrokerCluster) -> TlsFolders:
+    tls = cluster.spec.security.tls
+    return TlsFolders(
+        clients=None if tls.mode == "Disabled" else Path(TLS_DIR if tls.issuer == "Operator" else CLIENT_TLS_DIR),
+        members=Path(TLS_DIR) if tls.between_members(kubernetes=True) else None,
+    )
+
+
+def tls_volumes(cluster: BrokerCluster, holder: str) -> list[dict[str, Any]]:
+    """The Secrets with the certificates of a pod. The kubelet brings each change into the files."""
+    tls = cluster.spec.security.tls
+    out = []
+    if own_authority(cluster):
+        out.append({"name": "tls", "secret": {"secretName": names.tls_secret(cluster.name, holder)}})
+    if tls.mode != "Disabled" and tls.issuer == "Secret":
+        out.append({"name": "client-tls", "secret": {"secretName": tls.secretName}})
+    return out
+
+
+def tls_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
+    """The mounts of `tls_volumes`."""
+    folders = {"tls": TLS_DIR, "client-tls": CLIENT_TLS_DIR}
+    return [{"name": v["name"], "mountPath": folders[v["name"]], "readOnly": True} for v in tls_volumes(cluster, "")]
+
+
+def pod_annotations(cluster: BrokerCluster, config_hash: str) -> dict[str, str]:
+    """Annotations of the cluster's pods. Monitoring reads the scheme (the chart's PodMonitor does)."""
+    return {names.CONFIG_HASH: config_hash, names.HTTP_SCHEME: http_scheme(cluster)}
 
 
 def token_volume(cluster: BrokerCluster) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 
 import aiohttp
@@ -53,21 +54,34 @@ def cluster_that_runs(resource: Object) -> BrokerCluster:
 class ForwardedCluster:
     """Local listeners until `close`. Their only state is their connections."""
 
-    def __init__(self, api: KubeApi, namespace: str) -> None:
+    def __init__(
+        self, api: KubeApi, namespace: str, clients: ssl.SSLContext | None, http: ssl.SSLContext | None
+    ) -> None:
         self.name_servers = ""
         self.members_http: tuple[str, ...] = ()
         self._api = api
         self._namespace = namespace
+        self._clients, self._http = clients, http
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._addresses: dict[bytes, bytes] = {}
 
     @classmethod
-    async def open(cls, api: KubeApi, resource: Object) -> ForwardedCluster:
-        """Listeners for the NameServers, for each group's master and for each member. Raises ManifestError."""
-        cluster = cluster_that_runs(resource)
+    async def open(
+        cls,
+        api: KubeApi,
+        cluster: BrokerCluster,
+        *,
+        clients: ssl.SSLContext | None = None,
+        http: ssl.SSLContext | None = None,
+    ) -> ForwardedCluster:
+        """Listeners for the NameServers, for each group's master and for each member.
+
+        The local ends are in clear text, on this machine alone. `clients` and `http`: TLS of the ports for clients and
+        of HTTP at the other end.
+        """
         wanted = plan(cluster)
-        self = cls(api, cluster.namespace)
+        self = cls(api, cluster.namespace, clients, http)
         for g in wanted.groups:
             service = names.service_host(names.master_service(cluster.name, g.name), cluster.namespace)
             port = await self._listen(self._master_of(cluster.name, g.name), names.BROKER_PORT)
@@ -123,8 +137,14 @@ class ForwardedCluster:
             path = POD.path(self._namespace, pod, "portforward")
             socket = await self._api.websocket(path, {"ports": str(port)}, PROTOCOL)
             try:
-                up = asyncio.create_task(_send(reader, socket))
-                down = asyncio.create_task(self._receive(socket, writer, rewrite))
+                context = self._http if port == names.BROKER_HTTP_PORT else self._clients
+                plain = Channel(socket)
+                channel: Channel | TlsChannel = plain
+                if context is not None:
+                    channel = TlsChannel(plain, context, pod)
+                    await channel.handshake()
+                up = asyncio.create_task(_send(reader, channel))
+                down = asyncio.create_task(self._receive(channel, writer, rewrite))
                 _, rest = await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
                 for task in rest:
                     task.cancel()
@@ -138,23 +158,9 @@ class ForwardedCluster:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _receive(
-        self, socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter, rewrite: bool
-    ) -> None:
+    async def _receive(self, channel: Channel | TlsChannel, writer: asyncio.StreamWriter, rewrite: bool) -> None:
         decoder = FrameDecoder()
-        opened: set[int] = set()
-        async for message in socket:
-            if message.type is not aiohttp.WSMsgType.BINARY:
-                return
-            channel, data = message.data[0], message.data[1:]
-            if channel not in opened:
-                # The first two bytes of each channel repeat the port.
-                opened.add(channel)
-                data = data[2:]
-            if channel == _ERROR and data:
-                return
-            if channel != _DATA or not data:
-                continue
+        while data := await channel.receive():
             writer.write(self._rewritten(decoder, data) if rewrite else data)
             await writer.drain()
 
@@ -170,9 +176,81 @@ class ForwardedCluster:
         return b"".join(encode_frame(f) for f in frames)
 
 
-async def _send(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
+async def _send(reader: asyncio.StreamReader, channel: Channel | TlsChannel) -> None:
     while data := await reader.read(CHUNK):
-        await socket.send_bytes(bytes([_DATA]) + data)
+        await channel.send(data)
+
+
+class Channel:
+    """The bytes of one forwarded port over its websocket."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._opened: set[int] = set()
+
+    async def send(self, data: bytes) -> None:
+        await self._socket.send_bytes(bytes([_DATA]) + data)
+
+    async def receive(self) -> bytes:
+        """The next bytes; empty: the other end is closed."""
+        async for message in self._socket:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                return b""
+            number, data = message.data[0], bytes(message.data[1:])
+            if number not in self._opened:
+                # The first two bytes of each channel repeat the port.
+                self._opened.add(number)
+                data = data[2:]
+            if number == _ERROR and data:
+                return b""
+            if number == _DATA and data:
+                return data
+        return b""
+
+
+class TlsChannel:
+    """TLS over a `Channel`. Call `handshake` first."""
+
+    def __init__(self, channel: Channel, context: ssl.SSLContext, name: str) -> None:
+        self._channel = channel
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+
+    async def handshake(self) -> None:
+        """Raises OSError when the other end is not trusted, or closes."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                if not await self._fill():
+                    raise ConnectionError("the other end closed the connection during the TLS handshake") from None
+            else:
+                await self._flush()
+                return
+
+    async def send(self, data: bytes) -> None:
+        self._tls.write(data)
+        await self._flush()
+
+    async def receive(self) -> bytes:
+        """The next bytes; empty: the other end is closed."""
+        while True:
+            try:
+                return self._tls.read(CHUNK)
+            except ssl.SSLWantReadError:
+                if not await self._fill():
+                    return b""
+
+    async def _fill(self) -> bool:
+        data = await self._channel.receive()
+        self._incoming.write(data)
+        return bool(data)
+
+    async def _flush(self) -> None:
+        data = self._outgoing.read()
+        if data:
+            await self._channel.send(data)
 
 
 def _always(pod: str) -> PodChooser:

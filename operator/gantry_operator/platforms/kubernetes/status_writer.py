@@ -21,7 +21,13 @@ OFFSETS_EVERY_S = 20.0
 """Seconds between writes that change only offsets."""
 AGAIN_S = 2.0
 """Seconds after a failed write."""
-NO_LONGER = {"Available": "Unavailable", "Degraded": "Recovered"}
+NO_LONGER = {
+    "Available": "Unavailable",
+    "Degraded": "Recovered",
+    "Secured": "NotSecured",
+    "CertificatesValid": "CertificatesNotValid",
+}
+GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid")
 """The event reason when a condition becomes false."""
 GAP_S = 0.3
 """Seconds between two writes."""
@@ -105,6 +111,6 @@ class StatusWriter:
         before = {c.type: c.status for c in old.conditions}
         for c in new.conditions:
             if c.type in before and before[c.type] != c.status and c.type != "Progressing":
-                good = (c.type == "Available") == (c.status == "True")
+                good = (c.type in GOOD_WHEN_TRUE) == (c.status == "True")
                 reason = c.type if c.status == "True" else NO_LONGER[c.type]
                 self._events.record("Normal" if good else "Warning", reason, c.message)

@@ -7,12 +7,19 @@ Clients outside use the addresses of `spec.external`. Without it, ports are forw
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 import time
 from typing import Any
 
-from gantry_operator.api import ManifestError, parse_manifest
-from gantry_operator.plan import plan
+from gantry_broker.client import Credentials
+
+from gantry_operator.access import ADMIN
+from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.cluster.member_http import tls_context
+from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
 from gantry_operator.platforms.kubernetes import access, names
+from gantry_operator.platforms.kubernetes.certificates import decoded
 from gantry_operator.platforms.kubernetes.client import (
     BROKER_CLUSTER,
     EVENT,
@@ -23,13 +30,17 @@ from gantry_operator.platforms.kubernetes.client import (
     Object,
     load_config,
 )
-from gantry_operator.platforms.kubernetes.port_forward import ForwardedCluster
+from gantry_operator.platforms.kubernetes.pods import http_scheme
+from gantry_operator.platforms.kubernetes.port_forward import ForwardedCluster, cluster_that_runs
 from gantry_operator.platforms.kubernetes.switchover_request import (
     SWITCHOVER,
     SWITCHOVER_RESULT,
     new_switchover_request,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.target_users import TargetUsers, UserError
+
+log = logging.getLogger(__name__)
 
 SWITCHOVER_S = 45.0
 """Seconds. An operator may need 35 s: to learn the leader, for the request, and for a handover under way."""
@@ -180,10 +191,69 @@ class KubeTarget:
     async def _forward(self, resource: Object) -> ForwardedCluster:
         if self._forwarded is None:
             try:
-                self._forwarded = await ForwardedCluster.open(self.api, resource)
+                cluster = cluster_that_runs(resource)
+                tls = cluster.spec.security.tls
+                own = None
+                if http_scheme(cluster) == "https":
+                    own = tls_context(await self._authorities(cluster, own=True))
+                clients = await self._client_context(cluster) if tls.mode == "Required" else None
+                self._forwarded = await ForwardedCluster.open(self.api, cluster, clients=clients, http=own)
             except ManifestError as error:
                 raise TargetError(f"the spec is refused, and the status names no running groups: {error}") from None
         return self._forwarded
+
+    async def client_tls(self) -> ssl.SSLContext | None:
+        """How to call the addresses of `name_servers`; None: in clear text. Forwarded ports add TLS themselves."""
+        resource = await self.resource()
+        if self._forwarded is not None:
+            return None
+        cluster = cluster_that_runs(resource)
+        if cluster.spec.security.tls.mode == "Disabled":
+            return None
+        context = await self._client_context(cluster)
+        context.check_hostname = True
+        return context
+
+    async def _client_context(self, cluster: BrokerCluster) -> ssl.SSLContext:
+        own = None
+        if cluster.spec.security.tls.clientCertificates != "None":
+            data = await self._secret(
+                cluster.spec.security.tls.secretName or names.tls_secret(cluster.name, names.NAME_SERVER)
+            )
+            own = (data.get(CERTIFICATE, b""), data.get(KEY, b""))
+        context = tls_context(await self._authorities(cluster), own)
+        if context is None:
+            raise TargetError("the cluster's certificates cannot be read from its Secrets")
+        return context
+
+    async def _authorities(self, cluster: BrokerCluster, *, own: bool = False) -> bytes:
+        """The authorities of the ports for clients; `own`: of the members' HTTP interface."""
+        tls = cluster.spec.security.tls
+        name = names.ca_cert_secret(cluster.name)
+        if not own and tls.issuer == "Secret":
+            name = str(tls.secretName)
+        data = await self._secret(name)
+        return data.get(AUTHORITIES) or data.get(CERTIFICATE, b"")
+
+    async def _secret(self, name: str) -> dict[str, bytes]:
+        try:
+            return decoded(await self.api.get(SECRET, self.namespace, name))
+        except ApiError as error:
+            raise TargetError(f"Secret {name} with certificates cannot be read: {error}") from error
+
+    @property
+    def users(self) -> TargetUsers:
+        """The users of the cluster."""
+        return TargetUsers(self.api, self.namespace, self.name)
+
+    async def super_user(self) -> Credentials | None:
+        """The keys of the cluster's super user; None: they are not made yet, or may not be read from here."""
+        try:
+            access, key = await self.users.key(ADMIN)
+        except (ApiError, UserError) as error:
+            log.debug("the super user's Secret: %s", error)
+            return None
+        return Credentials(access, key)
 
     async def token(self) -> str:
         """The admin token of the members' HTTP interface. Raises TargetError if it cannot be read."""

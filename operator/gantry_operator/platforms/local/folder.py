@@ -88,6 +88,28 @@ class ClusterFolder:
         return self.root / "log" / "supervisor.log"
 
     @property
+    def tls(self) -> Path:
+        """The cluster's certificates, if it uses TLS."""
+        return self.root / "tls"
+
+    @property
+    def access(self) -> Path:
+        """Users, their keys, and the state of the access table."""
+        return self.root / "access"
+
+    @property
+    def users(self) -> Path:
+        return self.access / "users.json"
+
+    @property
+    def keys(self) -> Path:
+        return self.access / "keys"
+
+    @property
+    def access_state(self) -> Path:
+        return self.access / "state.json"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
@@ -115,7 +137,7 @@ class ClusterFolder:
     def make(self) -> None:
         """Create the subfolders, for this user alone, and the admin token. Raises OSError."""
         make_private(self.root)
-        for part in ("run", "config", "log", "data", "registry"):
+        for part in ("run", "config", "log", "data", "registry", "access", "access/keys"):
             make_private(self.root / part)
         token = self.token
         if not self.token_file.exists() or token.read() is None:

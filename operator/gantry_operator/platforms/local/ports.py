@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import random
 import socket
@@ -16,6 +17,7 @@ from gantry_operator.platforms.local.port_claims import PortAllocationLock, acqu
 from gantry_operator.registry.file import write_durably, write_whole
 
 HOST = "127.0.0.1"
+"""The address on which every port of a local cluster opens."""
 NAME_SERVER_PORT = 9876
 BROKER_PORT = 10911
 """The port of the first group. Each further group begins GROUP_STEP higher, followed by its members' ports."""
@@ -41,6 +43,11 @@ def replication(member: str) -> str:
 def registration(server: str) -> str:
     """The use of a NameServer's port for brokers."""
     return f"{server}/registration"
+
+
+def on_loopback() -> bool:
+    """Whether only programs of this machine reach a local cluster."""
+    return ipaddress.ip_address(HOST).is_loopback
 
 
 class NoPort(LookupError):

@@ -7,9 +7,10 @@ import sys
 from dataclasses import dataclass
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config
+from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config, restarts
+from gantry_operator.platforms.local.certificates import NAME_SERVERS, tls_folders
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.ports import HOST, Ports, registration, replication
+from gantry_operator.platforms.local.ports import HOST, Ports, on_loopback, registration, replication
 
 NAME_SERVER = "gantry_broker.namesrv"
 BROKER = "gantry_broker.broker"
@@ -45,8 +46,11 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config = name_server_config(
             cluster, server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name),
             registration_port=ports[registration(server.name)], token_file=folder.token_file,
+            tls=tls_folders(cluster, folder, NAME_SERVERS),
+            loopback=on_loopback(),
         )  # fmt: skip
-        found.append(ProcessPlan(server.name, NAME_SERVER, config.model_dump_json(indent=1)))
+        whole = config.model_dump_json(indent=1)
+        found.append(ProcessPlan(server.name, NAME_SERVER, whole, decisive=restarts(config)))
     for member in plan.members:
         addresses = BrokerAddresses(
             port=ports[member.name],
@@ -59,12 +63,12 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         )
         config_of_broker = broker_config(
             cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers,
-            registration_addresses=registrations, token_file=folder.token_file,
+            registration_addresses=registrations, token_file=folder.token_file, loopback=on_loopback(),
+            tls=tls_folders(cluster, folder, member.group),
         )  # fmt: skip
-        decisive = None
+        decisive = restarts(config_of_broker)
         if cluster.spec.mode == "Raft":
             # A new member announces its own address, so its group need not restart.
-            decisive = config_of_broker.model_dump_json(indent=1)
             first = {m.number: ports.address(replication(m.name)) for m in plan.group(member.group).members}
             config_of_broker = config_of_broker.model_copy(update={"members": first})
         found.append(

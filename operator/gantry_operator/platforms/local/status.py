@@ -19,13 +19,16 @@ from gantry_operator.cluster.status import ObservedMember, ObservedState, status
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.failover.raft import keeping_up, leader_of
 from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.platforms.local.certificates import client_options, read_authorities, scheme
+from gantry_operator.platforms.local.certificates import rows as rows_of_certificates
 from gantry_operator.platforms.local.control import ControlError, ask, supervisor_of
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
-from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.ports import Ports, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.supervisor import load_saved
+from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole
 
@@ -68,8 +71,15 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             problems.append(str(error))
     doing = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
-    async with make_client(folder.token.read) as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
-        asked = await asyncio.gather(*(_ask(client, m, ports) for m in planned.members))
+    key = super_user(folder)
+    remoting_client = RemotingClient(
+        connect_timeout=ANSWER_S,
+        sign=None if key is None else key.sign,
+        tls=client_options(cluster, folder),
+    )
+    http_client = make_client(folder.token.read, lambda: read_authorities(folder))
+    async with http_client as client, remoting_client as remoting:
+        asked = await asyncio.gather(*(_ask(client, m, ports, scheme(cluster)) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
             *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
@@ -109,6 +119,9 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         progress=[doing["rolling"]] if doing["rolling"] else [],
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
+        certificates=rows_of_certificates(folder, cluster, planned),
+        authentication=authentication(cluster),
+        loopback=on_loopback(),
     )
     status = status_of(cluster, _before(folder), seen, utc(), 1)
     for row in status.members:
@@ -126,10 +139,12 @@ async def _doing(folder: ClusterFolder) -> dict[str, Any]:
         return {"groups": {}, "rolling": ""}
 
 
-async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[dict[str, Any] | None, str]:
+async def _ask(
+    client: httpx.AsyncClient, m: MemberPlan, ports: Ports, scheme: str
+) -> tuple[dict[str, Any] | None, str]:
     """The member's status, or the reason why there is none."""
     try:
-        url = f"http://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
+        url = f"{scheme}://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
         answer = await client.get(url, timeout=ANSWER_S)
         answer.raise_for_status()
         status = dict(answer.json())
@@ -233,8 +248,9 @@ def http_urls(folder: ClusterFolder) -> list[str]:
     """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
     NoPort."""
     ports = Ports.load(folder.ports)
-    planned: Plan = plan(load_saved(folder))
-    return [f"{m.group}=http://127.0.0.1:{ports[f'{m.name}/http']}" for m in planned.members]
+    cluster = load_saved(folder)
+    planned: Plan = plan(cluster)
+    return [f"{m.group}={scheme(cluster)}://127.0.0.1:{ports[f'{m.name}/http']}" for m in planned.members]
 
 
 def name_server_addresses(folder: ClusterFolder) -> str:

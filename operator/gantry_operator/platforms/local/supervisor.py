@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.tls import TlsOptions
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import MODE_IS_FIXED
+from gantry_operator.cluster.access_control import LOOK_S, AccessControl
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
 from gantry_operator.cluster.member_http import make_client
@@ -33,6 +35,14 @@ from gantry_operator.cluster.status import last_failover
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local.certificates import (
+    NOT_HERE,
+    LocalCertificates,
+    authorities_file,
+    client_options,
+    scheme,
+    uses_tls,
+)
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
@@ -42,12 +52,15 @@ from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
+from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
 
 log = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
+CERTIFICATES_AGAIN_S = 30.0
+"""Seconds until the next try to write certificates."""
 PORT_POLL_S = 0.02
 
 
@@ -67,12 +80,17 @@ class Supervisor:
         self.children = Children(folder, self.events.add, self._processes_changed)
         self.ready = False
         self.not_ready = "starting"
-        self._client = make_client(folder.token.read)
+        self._certificates = LocalCertificates(folder)
+        self._client = make_client(folder.token.read, self._certificates.trusted)
         registry, clock = FileRegistry(folder.registry), StallCompensatedClock()
         self._groups = GroupControllers(self, registry, self._client, clock, self.event)
         self._groups.configure(cluster.spec)
         self.controllers = self._groups.controllers
-        self._remoting = RemotingClient()
+        self._users = LocalAccessStore(folder, cluster, self.events.add)
+        self._access = AccessControl(self._users, self._groups.watches, self._client)
+        self._remoting = RemotingClient(sign=self._access.sign)
+        self._calls_with: TlsOptions | None = None
+        """TLS of `_remoting`."""
         self._tasks: set[asyncio.Task[None]] = set()
         replacement = ProcessReplacement(
             lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again
@@ -93,6 +111,9 @@ class Supervisor:
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
+        self._spawn(self._renew_certificates())
+        self._spawn(self._access.run())
+        self._spawn(self._follow_users())
         try:
             await self._stop.wait()
         finally:
@@ -113,6 +134,7 @@ class Supervisor:
     def watch_only(self, group: str) -> GroupController:
         """Start the failover of one group over its running processes, without starting any. Raises KeyError."""
         self.plan.group(group)
+        self._keep_certificates()
         self.children.plan(self._process_plans(), keep_alive=False)
         return self._groups.make(group, self.cluster.spec.mode)
 
@@ -130,6 +152,7 @@ class Supervisor:
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
         for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, lock):
             self.events.add("Warning", "PortInUse", f"the port of {use} is used by another program now", use)
+        self._keep_certificates()
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
         for server in surplus:
@@ -140,6 +163,30 @@ class Supervisor:
     def _process_plans(self) -> list[ProcessPlan]:
         whole = with_leaving(self.plan, self.leaving.values())
         return process_plans(self.cluster, whole, self.ports, self.folder)
+
+    def _keep_certificates(self) -> None:
+        """Before the processes that read them. Raises OSError."""
+        whole = with_leaving(self.plan, self.leaving.values())
+        for note in self._certificates.keep(self.cluster, whole):
+            self.events.add("Normal", note.reason, note.message, self.cluster.name)
+        options = client_options(self.cluster, self.folder)
+        if options != self._calls_with:
+            former, self._remoting, self._calls_with = (
+                self._remoting,
+                RemotingClient(sign=self._access.sign, tls=options),
+                options,
+            )
+            self._spawn(former.close())
+
+    async def _renew_certificates(self) -> None:
+        """Processes read a renewed certificate by themselves."""
+        while True:
+            await asyncio.sleep(self._certificates.due_s())
+            try:
+                self._keep_certificates()
+            except OSError as error:
+                self.events.add("Warning", "CertificatesNotWritten", str(error), self.cluster.name)
+                await asyncio.sleep(CERTIFICATES_AGAIN_S)
 
     def _newcomers(self) -> set[str]:
         """Members that are new in an existing group."""
@@ -152,6 +199,12 @@ class Supervisor:
 
     def _recorded_running(self, name: str) -> bool:
         return load_record(self.folder.process(name)) is not None
+
+    async def _follow_users(self) -> None:
+        while True:
+            if self._users.changed():
+                self._access.wake()
+            await asyncio.sleep(LOOK_S)
 
     async def _report_ready(self) -> None:
         """Report once when a client can send and read, and the reason while it cannot."""
@@ -196,6 +249,10 @@ class Supervisor:
             in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+        if uses_tls(self.cluster):
+            lines.append(f"  TLS authority  {authorities_file(self.folder)}")
+        if authentication(self.cluster) != "Disabled":
+            lines.append("  users          gantry user create | list; the super user's key: gantry user key admin")
         lines.append(
             "\n  gantry status | gantry produce TOPIC --count 10 | gantry consume TOPIC --group G | gantry down\n"
         )
@@ -224,7 +281,7 @@ class Supervisor:
             MemberEndpoint(
                 m.name,
                 m.number,
-                f"http://{self.ports.address(f'{m.name}/http')}",
+                f"{scheme(self.cluster)}://{self.ports.address(f'{m.name}/http')}",
                 self.ports.address(replication(m.name)),
             )
             for m in found
@@ -303,6 +360,8 @@ class Supervisor:
             return await self._switchover(str(arguments["group"]), arguments.get("to"))
         if op == "apply":
             return await self._apply(arguments["manifest"])
+        if op == "users":
+            return self._user_states()
         raise control.ControlError(f"no such request: {op}")
 
     def _info(self) -> dict[str, Any]:
@@ -321,6 +380,16 @@ class Supervisor:
             "describe": self.describe_ready() if self.ready else "",
         }
 
+    def _user_states(self) -> dict[str, Any]:
+        """The state of every user after the last change of the files. `current`: no change is still unread."""
+        if self._users.changed():
+            self._access.wake()
+        return {
+            "current": not self._access.busy,
+            "problem": self._access.problem,
+            "users": {name: user_status(*shown) for name, shown in self._users.shown.items()},
+        }
+
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
         try:
             self.plan.group(group)
@@ -336,6 +405,8 @@ class Supervisor:
     def _take(self, cluster: BrokerCluster) -> None:
         self.cluster, self.plan = cluster, plan(cluster)
         self.leaving = leaving_members(self.folder, self.plan)
+        self._users.cluster = cluster
+        self._access.wake()
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -381,9 +452,22 @@ def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
         )
     if new.spec.mode != old.spec.mode:
         raise control.ControlError(f"spec.mode is {new.spec.mode}, was {old.spec.mode}: {MODE_IS_FIXED}")
+    before, after = (c.spec.security.tls.between_members(kubernetes=False) for c in (old, new))
+    if before != after:
+        raise control.ControlError(
+            f"spec.security.tls.internal is {str(after).lower()}, was {str(before).lower()}: members with TLS and "
+            "members without it could not reach each other while they are replaced; write the former value"
+        )
+    refuse_elsewhere(new)
     size = "mappedFileSizeCommitLog"
     if getattr(new.spec.broker, size) != getattr(old.spec.broker, size):
         raise control.ControlError(f"spec.broker.{size} is fixed for life: write {getattr(old.spec.broker, size)}")
+
+
+def refuse_elsewhere(cluster: BrokerCluster) -> None:
+    """Refuse a spec that only Kubernetes can run. Raises ControlError."""
+    if cluster.spec.security.tls.issuer == "Secret":
+        raise control.ControlError(NOT_HERE)
 
 
 def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:

@@ -14,7 +14,8 @@ import yaml
 from gantry_operator.api import GROUP, BrokerCluster
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import parse_duration, parse_quantity
-from gantry_operator.platforms.kubernetes import names, pods
+from gantry_operator.plan import AUTHORITIES
+from gantry_operator.platforms.kubernetes import access, names, pods
 from gantry_operator.platforms.kubernetes.analytics import cron
 
 COMPONENT = "analytics"
@@ -28,8 +29,8 @@ DRIVER_PORT = 7078
 BLOCK_PORT = 7079
 ANALYZE_ANNOTATION = f"{GROUP}/analyze"
 """Annotation on a BrokerCluster that starts a run. The value is any new text, such as the time."""
-JOB_LABEL = f"{GROUP}/analytics"
-"""Label on the pods and Jobs of a run. Its value is the cluster's name."""
+JOB_LABEL = names.REPORT_LABEL
+"""Label on the pods and Jobs of a run. Its value is the cluster's name. NetworkPolicies know the pods by it."""
 
 DRIVER = "driver"
 RETRIES = 2
@@ -66,7 +67,12 @@ def render(
     image = spec.image or spark_image
     if not image:
         raise ValueError("spec.analytics.image: no image with Spark is known; name one here or in the operator's chart")
-    out = [service_account(cluster), role(cluster), role_binding(cluster)]
+    out = [
+        service_account(cluster),
+        role(cluster),
+        role_binding(cluster),
+        access.reports_policy(cluster, name_of(cluster.name), COMPONENT),
+    ]
     if spec.output.path is None:
         out.append(claim(cluster, spec))
     return [*out, template(cluster, spec), cron_job(cluster, spec, broker_urls, image, token=token, hold=hold)]
@@ -81,10 +87,10 @@ def service_account(cluster: BrokerCluster) -> dict[str, Any]:
 
 
 def role(cluster: BrokerCluster) -> dict[str, Any]:
-    """The driver's rights: create, watch and delete its executor pods.
+    """The driver's rights: create, watch, label and delete its executor pods.
 
-    At its end Spark also deletes its services, config maps and volume claims by label. The config map holds the
-    executors' configuration.
+    `spark_conf` turns off Spark's Services, config maps and volume claims for executors, so that the driver needs no
+    right that would let it change those of brokers.
     """
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -95,16 +101,6 @@ def role(cluster: BrokerCluster) -> dict[str, Any]:
                 "apiGroups": [""],
                 "resources": ["pods"],
                 "verbs": ["create", "get", "list", "watch", "delete", "deletecollection", "patch"],
-            },
-            {
-                "apiGroups": [""],
-                "resources": ["configmaps"],
-                "verbs": ["create", "get", "list", "delete", "deletecollection"],
-            },
-            {
-                "apiGroups": [""],
-                "resources": ["persistentvolumeclaims", "services"],
-                "verbs": ["list", "deletecollection"],
             },
         ],
     }
@@ -139,14 +135,13 @@ def claim(cluster: BrokerCluster, spec: Analytics) -> dict[str, Any]:
 
 def pod_labels(cluster: str) -> dict[str, str]:
     """Labels of driver and executors. The cluster's own label is absent, because its NetworkPolicy would separate
-    executors and driver. The monitoring label gives access to the brokers' HTTP ports.
+    executors and driver.
     """
     return {
         "app.kubernetes.io/name": "gantry",
         "app.kubernetes.io/instance": cluster,
         names.COMPONENT_LABEL: COMPONENT,
         JOB_LABEL: cluster,
-        names.MONITORING_LABEL: "true",
     }
 
 
@@ -206,7 +201,13 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
         out += ["--topics", topic]
     if token:
         out += ["--token-file", f"{TOKEN_DIR}/{pods.TOKEN_KEY}"]
+    if _https(cluster):
+        out += ["--ca-file", f"{pods.CA_DIR}/{AUTHORITIES}"]
     return out
+
+
+def _https(cluster: BrokerCluster) -> bool:
+    return pods.http_scheme(cluster) == "https"
 
 
 def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> dict[str, str]:
@@ -215,6 +216,12 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
     """
     driver = _heap(spec.resources.driver.limits or spec.resources.driver.requests)
     conf = {
+        # Driver and executors prove to each other that they know the run's own secret, and encrypt what they send
+        # and what they write to their disks. Spark makes the secret.
+        "spark.authenticate": "true",
+        "spark.network.crypto.enabled": "true",
+        "spark.network.crypto.authEngineVersion": "2",
+        "spark.io.encryption.enabled": "true",
         "spark.driver.memory": f"{driver}m",
         "spark.local.dir": SCRATCH,
         "spark.ui.enabled": "false",
@@ -250,6 +257,11 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
         "spark.kubernetes.executor.apiPollingInterval": "5s",
         "spark.kubernetes.executor.missingPodDetectDelta": "10s",
         "spark.task.maxFailures": "8",
+        # Without these the driver would need rights to config maps, Services and volume claims.
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
     }
     if "cpu" in requests:
         conf["spark.kubernetes.executor.request.cores"] = requests["cpu"]
@@ -257,6 +269,8 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
         conf["spark.kubernetes.executor.limit.cores"] = limits["cpu"]
     if token:
         conf[f"spark.kubernetes.executor.secrets.{names.admin_secret(cluster.name)}"] = TOKEN_DIR
+    if _https(cluster):
+        conf[f"spark.kubernetes.executor.secrets.{names.ca_cert_secret(cluster.name)}"] = pods.CA_DIR
     if spec.output.path is None:
         # The volume can be mounted on one node only, so executors run on the driver's node.
         volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.reports"
@@ -340,6 +354,9 @@ def _driver(
     if token:
         mounts.append({"name": "token", "mountPath": TOKEN_DIR, "readOnly": True})
         volumes.append({"name": "token", "secret": {"secretName": names.admin_secret(cluster.name)}})
+    if _https(cluster):
+        mounts.append({"name": "ca", "mountPath": pods.CA_DIR, "readOnly": True})
+        volumes.append({"name": "ca", "secret": {"secretName": names.ca_cert_secret(cluster.name)}})
     container: dict[str, Any] = {
         "name": DRIVER,
         "image": image,

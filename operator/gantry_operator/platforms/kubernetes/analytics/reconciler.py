@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes import names, pods
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.cron import ScheduleError
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status
@@ -26,7 +26,7 @@ JOBS = "Job of a report"
 PODS = "Pod of a report"
 """Names of the caches for runs. Their objects carry `manifests.JOB_LABEL`."""
 
-DROPPED = ("CronJob", "ConfigMap", "Role", "RoleBinding")
+DROPPED = ("CronJob", "ConfigMap", "NetworkPolicy", "Role", "RoleBinding")
 """Kinds that are deleted together with `spec.analytics`. The volume with the reports stays as long as the cluster."""
 
 
@@ -56,7 +56,8 @@ class AnalyticsReconciler:
         if cluster.spec.analytics is None:
             await self._drop()
             return True
-        urls = [f"{m.group}=http://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
+        scheme = pods.http_scheme(cluster)
+        urls = [f"{m.group}={scheme}://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
         try:
             hold = self._by_hand_at_work(cluster)
             objects = manifests.render(cluster, urls, self._settings.spark_image, token=True, hold=hold)
@@ -115,9 +116,9 @@ class AnalyticsReconciler:
         if cluster is None or cluster.spec.analytics is None:
             return None
         previous = self._previous or cluster.status.analytics
-        runs, pods = self._runs(JOBS, cluster), self._runs(PODS, cluster)
+        runs, run_pods = self._runs(JOBS, cluster), self._runs(PODS, cluster)
         now = datetime.now(UTC)
-        self._previous = analytics_status(cluster.spec.analytics, previous, runs, pods, now, self._problem)
+        self._previous = analytics_status(cluster.spec.analytics, previous, runs, run_pods, now, self._problem)
         return self._previous
 
     def _runs(self, cache: str, cluster: BrokerCluster) -> list[Object]:

@@ -3,6 +3,7 @@ package dev.gantry.interop;
 import java.io.ByteArrayOutputStream;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /** `mqadmin`: the official command line, its output captured. One at a time: it prints to the process's own streams. */
@@ -10,7 +11,7 @@ final class Admin {
     private Admin() {
     }
 
-    static synchronized void run(String[] words, Out out) {
+    static synchronized void run(String[] words, RPCHook hook, Out out) {
         PrintStream stdout = System.out;
         PrintStream stderr = System.err;
         ByteArrayOutputStream text = new ByteArrayOutputStream();
@@ -18,7 +19,7 @@ final class Admin {
         System.setOut(capture);
         System.setErr(capture);
         try {
-            MQAdminStartup.main0(words, null);
+            MQAdminStartup.main0(words, hook);
         } finally {
             System.setOut(stdout);
             System.setErr(stderr);

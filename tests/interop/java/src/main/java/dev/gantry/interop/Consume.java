@@ -13,6 +13,7 @@ import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -112,7 +113,8 @@ final class Consume {
     }
 
     private void push(long deadline) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.get("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            args.get("group"), Access.hook(args), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(args.get("namesrv"));
         consumer.setInstanceName("c" + System.nanoTime());
         consumer.setConsumeFromWhere(switch (args.get("start", "first")) {

@@ -49,7 +49,7 @@ public final class Driver {
                 case "transactions" -> new Transactions(args, out).run();
                 case "request-reply" -> new RequestReply(args, out).run();
                 case "query" -> new Query(args, out).run();
-                case "mqadmin" -> Admin.run(words.toArray(new String[0]), out);
+                case "mqadmin" -> Admin.run(Access.others(words), Access.hook(args), out);
                 default -> throw new IllegalArgumentException("unknown command: " + command);
             }
         } catch (Throwable e) {

@@ -34,7 +34,7 @@ final class Produce {
     }
 
     static DefaultMQProducer producer(Args args, String defaultGroup) {
-        DefaultMQProducer producer = new DefaultMQProducer(args.get("group", defaultGroup));
+        DefaultMQProducer producer = new DefaultMQProducer(args.get("group", defaultGroup), Access.hook(args));
         configure(producer, args);
         return producer;
     }

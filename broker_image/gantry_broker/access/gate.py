@@ -1,0 +1,313 @@
+"""The check of each request before anything else is done for it, for brokers and NameServers.
+
+A `Gate` holds the policy in force; a `Caller` is what it remembers of one connection: the users that signed there and
+what was decided for them. A new policy is another object, so everything remembered under the old one is void at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from gantry_broker.access.audit import AuditLog
+from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
+from gantry_broker.access.quota import Meter
+from gantry_broker.access.requests import ADMINISTRATIVE, ROWS, USER_CODES, Need, Records
+from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, is_valid
+from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import BadField
+from gantry_broker.protocol.limits import SENDS
+from gantry_broker.protocol.message import MAX_BATCH
+
+MAX_USERS: Final = 32
+"""Users that one connection remembers."""
+MAX_DECISIONS: Final = 4_096
+"""Decisions that one user of a connection remembers."""
+MAX_METERS: Final = 4_096
+
+REASONS: Final = (
+    "no-table",  # authentication is on, and no table has come yet
+    "anonymous",  # not signed
+    "signature",  # unknown or disabled user, or another key
+    "permission",  # no rule allows it
+    "malformed",  # what the request is about cannot be read
+    "connections",  # the user has too many connections at this member
+    "user-quota",
+    "topic-quota",
+)
+"""Why requests are refused; the label of `gantry_access_refused_total`."""
+
+WRONG: Final = "the access key is unknown or disabled, or the signature is wrong"
+"""One text for all of it: it tells nothing about which users exist."""
+
+
+class Refused(NamedTuple):
+    """The answer to a request that is refused, and the reason for metrics."""
+
+    code: int
+    remark: str
+    reason: str
+    resource: str = ""
+
+
+class _Known:
+    """A user that signed a request on a connection."""
+
+    __slots__ = ("decisions", "user")
+
+    def __init__(self, user: User) -> None:
+        self.user = user
+        self.decisions: dict[Need, bool] = {}
+
+
+class Caller:
+    """One connection. `address`: the peer's IP address."""
+
+    __slots__ = ("_known", "_policy", "address")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._policy: Policy | None = None
+        self._known: dict[str, _Known] = {}
+
+    def known(self, policy: Policy) -> dict[str, _Known]:
+        """Return the users that signed here under this policy."""
+        if self._policy is not policy:
+            self._policy = policy
+            self._known = {}
+        return self._known
+
+
+class Gate:
+    """`cluster`: the name of the resource Cluster. `default_mode` counts until there is a policy."""
+
+    def __init__(self, cluster: str, default_mode: str, records: Records, audit: AuditLog | None = None) -> None:
+        self.cluster = cluster
+        self.audit = audit or AuditLog()
+        self._default_mode = default_mode
+        self._records = records
+        self.policy: Policy | None = None
+        self.refused: dict[str, int] = {}
+        """Refused requests by reason."""
+        self.dropped = 0
+        """Those of them that were one-way: nobody is told."""
+        self.anonymous = 0
+        """Requests without a signature that passed."""
+        self._connections: dict[str, set[Caller]] = {}
+        self._of_users: dict[str, Meter] = {}
+        self._of_topics: dict[str, Meter] = {}
+        self.active = default_mode != DISABLED
+        """Whether requests are looked at: authentication or a quota is on."""
+
+    @property
+    def mode(self) -> str:
+        return self._default_mode if self.policy is None else self.policy.mode
+
+    def set_policy(self, policy: Policy) -> None:
+        """From now on this counts. Quotas that did not change go on where they are."""
+        before = self.policy
+        self.policy = policy
+        self._connections.clear()
+        if before is None or before.topic_quotas != policy.topic_quotas:
+            self._of_topics.clear()
+        for name in list(self._of_users):
+            old, new = before.users.get(name) if before else None, policy.users.get(name)
+            if old is None or new is None or old.quota != new.quota:
+                del self._of_users[name]
+        self.active = policy.mode != DISABLED or bool(policy.topic_quotas)
+
+    # ---- one request
+
+    def check(self, caller: Caller, frame: Frame, now: float, time_ms: int) -> Refused | None:
+        """Return the refusal, or None. `now`: seconds of a monotonic clock; `time_ms`: Unix, for the audit log."""
+        found = self._check(caller, frame, now)
+        if found is not None:
+            self.refused[found.reason] = self.refused.get(found.reason, 0) + 1
+            if frame.is_oneway:
+                self.dropped += 1
+        elif frame.code not in ADMINISTRATIVE or self.mode == DISABLED:
+            return None
+        self.audit.write(
+            now,
+            time_ms,
+            reason="" if found is None else found.reason,
+            user=frame.ext.get(ACCESS_KEY),
+            address=caller.address,
+            code=frame.code,
+            resource=_named(frame, self._records) if found is None else found.resource,
+        )
+        return found
+
+    def _check(self, caller: Caller, frame: Frame, now: float) -> Refused | None:
+        policy, ext = self.policy, frame.ext
+        mode = self._default_mode if policy is None else policy.mode
+        if mode == DISABLED:
+            return self._over_quota(None, frame, now)
+        if ACCESS_KEY not in ext and SIGNATURE not in ext:
+            if mode != PERMISSIVE or frame.code in USER_CODES:
+                if policy is None:
+                    return _NO_TABLE
+                return Refused(_NO_PERMISSION, "the request is not signed", "anonymous")
+            self.anonymous += 1
+            return self._over_quota(None, frame, now)
+        if policy is None:
+            return _NO_TABLE
+        all_known = caller.known(policy)
+        name = ext.get(ACCESS_KEY, "")
+        known = all_known.get(name)
+        user = policy.users.get(name) if known is None else known.user
+        if not is_valid(ext, frame.body, user.keys if user is not None and user.enabled else ()) or user is None:
+            return Refused(_NO_PERMISSION, WRONG, "signature")
+        if known is None:
+            if not self._enter(caller, user):
+                return Refused(
+                    _BUSY, f"user {user.name} has {user.connections} connections, which is the limit", "connections"
+                )
+            if len(all_known) >= MAX_USERS:
+                self.closed(caller)
+                all_known.clear()
+                self._enter(caller, user)
+            known = all_known[name] = _Known(user)
+        if not user.super:
+            refused = self._without_right(caller, known, frame)
+            if refused is not None:
+                return refused
+        return self._over_quota(user, frame, now)
+
+    def _without_right(self, caller: Caller, known: _Known, frame: Frame) -> Refused | None:
+        row = ROWS.get(frame.code)
+        if row is None:
+            return Refused(
+                _NO_PERMISSION, f"request {frame.code} is for super users, not for {known.user.name}", "permission"
+            )
+        try:
+            needs = row(frame, self._records)
+        except (BodyError, BadField) as error:
+            return Refused(int(ResponseCode.SYSTEM_ERROR), str(error), "malformed")
+        decisions = known.decisions
+        for need in needs:
+            allowed = decisions.get(need)
+            if allowed is None:
+                if len(decisions) >= MAX_DECISIONS:
+                    decisions.clear()
+                name = self.cluster if need.kind == "Cluster" else need.name
+                allowed = decisions[need] = known.user.may(need.kind, name, need.actions, caller.address)
+            if not allowed:
+                return self._no_right(known.user, need, frame)
+        return None
+
+    def _no_right(self, user: User, need: Need, frame: Frame) -> Refused:
+        """The remark names a resource only if the request did: the topic of a stored record is nobody's business."""
+        name = self.cluster if need.kind == "Cluster" else need.name
+        said = name if need.kind == "Cluster" or name in frame.ext.values() else ""
+        what = f"{need.kind} {said[:255]}" if said else "this"
+        remark = f"user {user.name} has no permission ({' or '.join(need.actions)}) for {what}"
+        return Refused(_NO_PERMISSION, remark, "permission", f"{need.kind}:{name}")
+
+    # ---- connections
+
+    def _enter(self, caller: Caller, user: User) -> bool:
+        connections = self._connections.setdefault(user.name, set())
+        if caller not in connections and user.connections is not None and len(connections) >= user.connections:
+            return False
+        connections.add(caller)
+        return True
+
+    def closed(self, caller: Caller) -> None:
+        """The connection has ended."""
+        policy = self.policy
+        if policy is None:
+            return
+        for name in caller.known(policy):
+            connections = self._connections.get(name)
+            if connections is not None:
+                connections.discard(caller)
+                if not connections:
+                    del self._connections[name]
+
+    # ---- what a broker asks of its clients
+
+    def may_be_asked(self, caller: Caller | None, kind: str, name: str, actions: Iterable[str]) -> bool:
+        """Whether the broker may send a client something about this resource: one of its users may do one of these."""
+        policy = self.policy
+        if self.mode == DISABLED:
+            return True
+        if policy is None:
+            return False
+        users = [known.user for known in caller.known(policy).values()] if caller is not None else []
+        if not users:
+            return policy.mode == PERMISSIVE
+        wanted = tuple(actions)
+        return any(user.may(kind, name, wanted, caller.address) for user in users if caller is not None)
+
+    # ---- quotas
+
+    def _over_quota(self, user: User | None, frame: Frame, now: float) -> Refused | None:
+        if frame.code not in SENDS:
+            return None
+        policy = self.policy
+        of_user = self._meter(self._of_users, user.name, user.quota, now) if user is not None else None
+        of_topic = None
+        if policy is not None and policy.topic_quotas:
+            topic = frame.ext.get("topic" if frame.code in _LONG_NAMED else "b", "")
+            of_topic = self._meter(self._of_topics, topic, policy.topic_quotas.get(topic), now)
+        if of_user is None and of_topic is None:
+            return None
+        if of_user is not None and not of_user.has_some(now):
+            return Refused(_BUSY, f"{_FLOW}the quota of user {user.name if user else ''} is used up", "user-quota")
+        if of_topic is not None and not of_topic.has_some(now):
+            return Refused(_BUSY, f"{_FLOW}the quota of this topic is used up", "topic-quota")
+        size, messages = len(frame.body), _count(frame)
+        for meter in (of_user, of_topic):
+            if meter is not None:
+                meter.take(size, messages)
+        return None
+
+    @staticmethod
+    def _meter(meters: dict[str, Meter], name: str, quota: Quota | None, now: float) -> Meter | None:
+        if not quota:
+            return None
+        meter = meters.get(name)
+        if meter is None:
+            if len(meters) >= MAX_METERS:
+                meters.clear()
+            meter = meters[name] = Meter(quota.bytes_per_second, quota.messages_per_second, now)
+        return meter
+
+
+_NO_PERMISSION: Final = int(ResponseCode.NO_PERMISSION)
+_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
+_NO_TABLE: Final = Refused(_BUSY, "no access table yet: this process waits for the users of the cluster", "no-table")
+_FLOW: Final = "[FLOW_CONTROL]broker busy, "
+"""As remarks of RocketMQ's own flow control begin."""
+_LONG_NAMED: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_REPLY_MESSAGE)})
+
+
+def _count(frame: Frame) -> int:
+    """Return the messages of a send: a batch has one after another, each with its length before it."""
+    if frame.code != RequestCode.SEND_BATCH_MESSAGE and frame.ext.get("m", frame.ext.get("batch")) != "true":
+        return 1
+    body, at, count = frame.body, 0, 0
+    while at + 4 <= len(body) and count <= MAX_BATCH:
+        at += max(int.from_bytes(body[at : at + 4], "big"), 4)
+        count += 1
+    return max(count, 1)
+
+
+def _named(frame: Frame, records: Records) -> str:
+    """Return the resources of an administrative request, for the audit log."""
+    row = ROWS.get(frame.code)
+    if row is None:
+        return next(
+            (f"User:{frame.ext[name]}" for name in ("username", "subject", "accessKey") if name in frame.ext), ""
+        )
+    try:
+        needs = row(frame, records)
+    except (BodyError, BadField):
+        return ""
+    return ",".join(f"{need.kind}:{need.name}" for need in needs[:10])
+
+
+__all__ = ["REASONS", "Caller", "Gate", "Refused"]

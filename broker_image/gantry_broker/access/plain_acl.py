@@ -1,0 +1,134 @@
+"""Users from RocketMQ 4.9's `plain_acl.yml`, and its permissions as rules.
+
+`defaultTopicPerm` and `defaultGroupPerm` become rules for every name; DENY needs no rule of its own there, for what no
+rule allows is not allowed. `topicPerms` and `groupPerms` become literal rules. White lists are not taken over: with
+RocketMQ 4.9 a request from such an address needs no signature, here each request does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from gantry_broker.access.table import MAX_USERS, Rule, User
+
+MAX_BYTES: Final = 1 << 20
+_PERMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "DENY": (),
+    "PUB": ("Pub",),
+    "SUB": ("Sub",),
+    "PUB|SUB": ("Pub", "Sub"),
+    "SUB|PUB": ("Pub", "Sub"),
+    "ANY": ("Any",),
+}
+
+
+def read_plain_acl(text: str) -> list[User]:
+    """Return the users of the file. Raises ValueError, which names the account, the field and what is expected."""
+    import yaml  # A broker has no use for it, and its image does not have it.
+
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"the file has {len(text)} characters, the limit is {MAX_BYTES}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"the file is not YAML{where}: {error.problem}") from None  # never the line: it may be a key
+    except yaml.YAMLError:
+        raise ValueError("the file is not YAML") from None
+    if not isinstance(value, dict) or not isinstance(accounts := value.get("accounts"), list):
+        raise ValueError("accounts is not a list: this is no plain_acl.yml")
+    if len(accounts) > MAX_USERS:
+        raise ValueError(f"accounts has {len(accounts)} entries, the limit is {MAX_USERS}")
+    users = [_account(number, account) for number, account in enumerate(accounts)]
+    names = [user.name for user in users]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"accounts has the accessKey {name} twice")
+    return users
+
+
+def _account(number: int, account: Any) -> User:
+    where = f"accounts[{number}]"
+    if not isinstance(account, dict):
+        raise ValueError(f"{where} is not a mapping; accessKey, secretKey and permissions are expected")
+    name = account.get("accessKey")
+    if not isinstance(name, str | int):
+        raise ValueError(f"{where}.accessKey is absent; a name is expected")
+    where = f"{where} ({str(name)[:128]})"
+    admin = account.get("admin", False)
+    if not isinstance(admin, bool):
+        raise ValueError(f"{where}: admin is {str(admin)[:40]!r}; true or false is expected")
+    key = account.get("secretKey")
+    if not isinstance(key, str | int):
+        raise ValueError(f"{where}: secretKey is absent; a text of 8 to 256 characters is expected")
+    try:
+        rules = rules_of(
+            topics=_names(account, "topicPerms", where),
+            groups=_names(account, "groupPerms", where),
+            every_topic=str(account.get("defaultTopicPerm") or "DENY"),
+            every_group=str(account.get("defaultGroupPerm") or "DENY"),
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return user_of(str(name), str(key), admin, rules, where)
+
+
+def user_of(name: str, key: str, admin: bool, rules: Sequence[Rule], where: str) -> User:
+    """Return the user. Raises ValueError, whose text never has the key."""
+    try:
+        return User(name=name, keys=(key,), super=admin, rules=tuple(rules))
+    except ValidationError as error:
+        field = str(error.errors()[0]["loc"][0])
+        wanted = {
+            "name": "accessKey must have 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'",
+            "keys": "secretKey must have 8 to 256 characters",
+        }
+        raise ValueError(f"{where}: {wanted.get(field, f'{field}: ' + error.errors()[0]['msg'])}") from None
+
+
+def _names(account: Mapping[str, Any], field: str, where: str) -> list[str]:
+    found = account.get(field) or []
+    if not isinstance(found, list):
+        raise ValueError(f"{where}: {field} is not a list; entries as 'name=PUB|SUB' are expected")
+    return [str(item) for item in found]
+
+
+def rules_of(*, topics: Sequence[str], groups: Sequence[str], every_topic: str, every_group: str) -> list[Rule]:
+    """Return the rules of one account. `topics`, `groups`: entries as "name=PUB|SUB". Raises ValueError."""
+    rules = []
+    for kind, entries, every in (("Topic", topics, every_topic), ("Group", groups, every_group)):
+        for entry in entries:
+            name, equals, perm = entry.partition("=")
+            if not equals or not name.strip():
+                raise ValueError(f"{entry[:80]!r} is no permission; 'name=PUB|SUB' is expected")
+            name = name.strip().removeprefix("%RETRY%") if kind == "Group" else name.strip()
+            rules.append(_rule(kind, name, "Literal", _actions(perm, entry)))
+        actions = _actions(every, every)
+        if actions:
+            rules.append(_rule(kind, "*", "Any", actions))
+    return rules
+
+
+def _actions(perm: str, entry: str) -> tuple[str, ...]:
+    actions = _PERMS.get(perm.strip().upper().replace(" ", ""))
+    if actions is None:
+        raise ValueError(f"{entry[:80]!r} has no permission of DENY, PUB, SUB and PUB|SUB")
+    return actions
+
+
+def _rule(kind: str, name: str, pattern: str, actions: tuple[str, ...]) -> Rule:
+    denied = not actions
+    value = {
+        "type": kind,
+        "name": name,
+        "pattern": pattern,
+        "actions": ["Any"] if denied else list(actions),
+        "decision": "Deny" if denied else "Allow",
+    }
+    try:
+        return Rule.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(f"{name[:80]!r}: {error.errors()[0]['msg']}") from None

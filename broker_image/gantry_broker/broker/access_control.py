@@ -1,0 +1,214 @@
+"""The access table of one broker: its file, its changes by mqadmin, and the check of requests before they are taken.
+
+`access/` decides, here are the clock, the disk and the connections. The table comes from the control plane by
+`PUT /v1/access`; what mqadmin changes at this member counts here at once, and waits in a file until a table has it.
+Both files are readable for the owner only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gantry_broker.access.decide import DISABLED, PUB, TOPIC, Policy
+from gantry_broker.access.gate import Gate
+from gantry_broker.access.table import MAX_CHANGES, AccessTable, Change, Changes, Operation, User
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
+from gantry_broker.protocol.codes import (
+    SCHEDULE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    Prop,
+)
+from gantry_broker.protocol.message import Record, RecordError, decode_record, parse_properties
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.files import atomic_write
+
+if TYPE_CHECKING:
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+TABLE_FILE: Final = "access.json"
+CHANGES_FILE: Final = "accessChanges.json"
+SECRET: Final = 0o600
+"""Mode of both files."""
+WAITING_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Topics whose messages are for another one, which they name."""
+
+
+class TooManyChanges(Exception):
+    """No change can be taken before the control plane has merged some."""
+
+
+class StoredTopics:
+    """The topics of records in the log (`access.requests.Records`)."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def topic_at(self, offset: int) -> str:
+        try:
+            return self._store.record(offset).topic
+        except (StoreError, OSError, ValueError):
+            return ""
+
+    def target_at(self, offset: int) -> str:
+        record = self._perhaps_unconfirmed(offset)
+        if record is None:
+            return ""
+        if record.topic not in WAITING_TOPICS:
+            return record.topic
+        return parse_properties(record.properties).get(Prop.REAL_TOPIC, "")
+
+    def _perhaps_unconfirmed(self, offset: int) -> Record | None:
+        """A producer may decide on its half message before this member knows that it is confirmed."""
+        store = self._store
+        try:
+            if not store.confirmed <= offset < store.end:
+                return store.record(offset)
+            record = decode_record(store.read_raw(offset, 1))
+        except (StoreError, RecordError, OSError, ValueError):
+            return None
+        return record if record.phys_offset == offset else None
+
+
+class AccessControl:
+    """What this member holds of the access table, and the gate before its ports for clients."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore) -> None:
+        self._folder: Path = config.data_dir / "config"
+        self._name = config.name
+        self._default_mode = config.authentication
+        self.gate = Gate(config.cluster, config.authentication, StoredTopics(store))
+        self.table: AccessTable | None = None
+        self.table_json = b""
+        """The table for NameServers; empty: there is none."""
+        self.changes: list[Change] = []
+        self._number = 0
+        self._lock = asyncio.Lock()
+        self.editing = asyncio.Lock()
+        """Held from reading the users to the change that depends on them."""
+        self.on_changed: list[Callable[[], object]] = []
+        """Called after a change of the table or of users came into force."""
+
+    @property
+    def version(self) -> int:
+        """Of the table; 0: there is none."""
+        return 0 if self.table is None else self.table.version
+
+    @property
+    def users(self) -> dict[str, User]:
+        """The users in force, by name: the table's, with the changes of this member."""
+        found = {} if self.table is None else {user.name: user for user in self.table.users}
+        for change in self.changes:
+            if change.user is None:
+                found.pop(change.name, None)
+            else:
+                found[change.name] = change.user
+        return found
+
+    def load(self) -> None:
+        """Reads both files, before the ports open. A damaged file counts as none: then nobody is let in."""
+        for name, take in ((TABLE_FILE, self._take_table), (CHANGES_FILE, self._take_changes)):
+            path = self._folder / name
+            try:
+                take(path.read_bytes())
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                # A text of pydantic may not name keys: `hide_input_in_errors`.
+                log.error("%s cannot be used, the control plane sends the table again: %s", path, error)
+        if self.table is not None:
+            self.gate.set_policy(_policy(self.table, self.users))
+
+    def _take_table(self, data: bytes) -> None:
+        self.table = AccessTable.model_validate_json(data)
+        self.table_json = data
+
+    def _take_changes(self, data: bytes) -> None:
+        read = Changes.model_validate_json(data)
+        self.changes, self._number = list(read.changes), read.number
+
+    # ---- changes
+
+    async def put(self, body: bytes) -> int:
+        """Takes a table (JSON) in force and keeps it. Returns the version that this member holds then.
+
+        A version that is not higher is ignored. Raises pydantic.ValidationError and OSError: in force, but not kept.
+        """
+        table = await asyncio.to_thread(AccessTable.model_validate_json, body)
+        async with self._lock:
+            if self.table is not None and table.version <= self.version:
+                return self.version
+            merged = table.merged.get(self._name, 0)
+            left = [change for change in self.changes if change.number > merged]
+            before = self.table, self.changes
+            self.table, self.changes = table, left
+            try:
+                policy = await asyncio.to_thread(_policy, table, self.users)
+            except ValueError:
+                self.table, self.changes = before
+                raise
+            self.table_json = await asyncio.to_thread(_table_json, table)
+            self._in_force(policy)
+            log.info("access table %d: %s, %d users", table.version, table.mode, len(table.users))
+            await self._keep(TABLE_FILE, self.table_json)
+            if len(left) != len(before[1]):
+                await self._keep_changes()
+            return self.version
+
+    async def change(self, op: Operation, name: str, user: User | None, by: str) -> None:
+        """Changes a user at this member: in force at once, and kept. Raises TooManyChanges, OSError."""
+        async with self._lock:
+            if len(self.changes) >= MAX_CHANGES:
+                raise TooManyChanges(f"{MAX_CHANGES} changes of users wait for the control plane, which is the limit")
+            self._number += 1
+            made = Change(number=self._number, op=op, name=name, user=user, by=by, at_ms=time.time_ns() // 1_000_000)
+            self.changes = [*self.changes, made]
+            if self.table is not None:
+                self._in_force(await asyncio.to_thread(_policy, self.table, self.users))
+            await self._keep_changes()
+
+    def waiting(self) -> Changes:
+        return Changes(version=self.version, number=self._number, changes=tuple(self.changes))
+
+    def _in_force(self, policy: Policy) -> None:
+        self.gate.set_policy(policy)
+        for call in self.on_changed:
+            call()
+
+    async def _keep_changes(self) -> None:
+        await self._keep(CHANGES_FILE, self.waiting().model_dump_json().encode())
+
+    async def _keep(self, name: str, data: bytes) -> None:
+        await asyncio.to_thread(atomic_write, self._folder / name, data, mode=SECRET)
+
+    # ---- requests
+
+    def may_decide(self, link: object, topic: str) -> bool:
+        """Whether a producer's connection may be asked about a half message for this topic, which it is sent then."""
+        caller = getattr(link, "attrs", {}).get("caller")
+        return self.gate.may_be_asked(caller, TOPIC, topic, (PUB,))
+
+    @property
+    def is_on(self) -> bool:
+        """Whether users are known by their signatures."""
+        return self.gate.mode != DISABLED
+
+
+def _policy(table: AccessTable, users: dict[str, User]) -> Policy:
+    value = table.model_dump(mode="python", exclude={"users", "merged"})
+    value["users"] = [user.model_dump(mode="python") for user in users.values()]
+    return Policy.of(value)
+
+
+def _table_json(table: AccessTable) -> bytes:
+    return orjson.dumps(table.model_dump(mode="json"))

@@ -1,0 +1,82 @@
+"""The access table of one NameServer. Brokers send it over the registration port.
+
+A NameServer knows no records and changes no users. It keeps the table beside its configuration if it has a folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from gantry_broker.access.decide import Policy
+from gantry_broker.access.gate import Gate
+from gantry_broker.store.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+SECRET: Final = 0o600
+"""Mode of the file."""
+
+
+class NoRecords:
+    """A NameServer has no log (`access.requests.Records`)."""
+
+    def topic_at(self, offset: int) -> str:
+        return ""
+
+    def target_at(self, offset: int) -> str:
+        return ""
+
+
+class NameServerAccess:
+    """What this NameServer holds of the access table. `path`: its file; None: it is kept in memory only."""
+
+    def __init__(self, cluster: str, mode: str, path: Path | None = None) -> None:
+        self.gate = Gate(cluster, mode, NoRecords())
+        self._path = path
+        self._lock = asyncio.Lock()
+
+    @property
+    def version(self) -> int:
+        return 0 if self.gate.policy is None else self.gate.policy.version
+
+    def load(self) -> None:
+        """Reads the file, before the ports open. A damaged one counts as none: brokers send the table again."""
+        if self._path is None:
+            return
+        try:
+            self.gate.set_policy(read_policy(self._path.read_bytes()))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            log.error("%s cannot be used, brokers send the table again: %s", self._path, error)
+
+    async def put(self, body: bytes) -> int:
+        """Takes a table in force if it is a newer one; returns the version that is held then.
+
+        Raises ValueError for what is no table, OSError when it is in force but cannot be kept.
+        """
+        policy = await asyncio.to_thread(read_policy, body)
+        async with self._lock:
+            if self.gate.policy is not None and policy.version <= self.version:
+                return self.version
+            self.gate.set_policy(policy)
+            log.info("access table %d: %s, %d users", policy.version, policy.mode, len(policy.users))
+            if self._path is not None:
+                await asyncio.to_thread(atomic_write, self._path, body, mode=SECRET)
+            return self.version
+
+
+def read_policy(body: bytes) -> Policy:
+    """Raises ValueError; its text has nothing of the body."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise ValueError("this is no access table: it is not JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("this is no access table: it is no JSON object")
+    return Policy.of(value)

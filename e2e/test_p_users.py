@@ -1,0 +1,122 @@
+"""Authentication as a new cluster has it: users by resource, a key that is rotated under load while operators die."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from gantry_broker.client import ClientError, Credentials, Producer
+from gantry_operator.platforms.kubernetes.target import KubeTarget
+from kube import SYSTEM, Cluster, Figure, Load, apply, get, kubectl, until
+
+pytestmark = pytest.mark.alone
+
+USER = {
+    "apiVersion": "gantry.dev/v1alpha1",
+    "kind": "BrokerUser",
+    "metadata": {"name": "orders"},
+    "spec": {
+        "cluster": "demo",
+        "rules": [
+            {"type": "Topic", "name": "T-", "pattern": "Prefix", "actions": ["Pub", "Sub", "Get"]},
+            {"type": "Group", "name": "e2e-check", "actions": ["Sub", "Get"]},
+        ],
+    },
+}
+SECRET = "demo-user-orders"
+
+
+def ready(namespace: str, user: str = "orders") -> dict[str, str]:
+    found = get(namespace, "bu", user)
+    conditions: list[dict[str, str]] = (found.get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == "Ready"), {})
+
+
+@pytest.fixture(scope="module")
+def orders(demo: Cluster) -> str:
+    """A user by resource, in force. Its Secret."""
+    apply(demo.namespace, json.dumps(USER))
+    until("the user is in force", lambda: ready(demo.namespace).get("status") == "True", 30)
+    return SECRET
+
+
+async def sent(cluster: Cluster, credentials: Credentials | None, topic: str) -> str:
+    """SEND_OK, or why not, through the API server."""
+    async with (
+        KubeTarget(namespace=cluster.namespace) as target,
+        Producer(await target.name_servers(), credentials=credentials) as producer,
+    ):
+        try:
+            return (await producer.send(topic, b"x", timeout=20)).status.name
+        except ClientError as error:
+            return str(error)
+
+
+async def test_a_new_cluster_refuses_strangers(demo: Cluster) -> None:
+    assert demo.condition("Secured")["status"] == "True"
+    assert demo.condition("Available")["status"] == "True"
+    assert await sent(demo, demo.credentials(), "T-admin") == "SEND_OK"
+    assert "NO_PERMISSION" in await sent(demo, None, "T-admin")
+    assert "NO_PERMISSION" in await sent(demo, Credentials("admin", "no-key-of-anybody"), "T-admin")
+
+
+async def test_a_user_by_resource_may_do_what_its_rules_say(demo: Cluster, orders: str) -> None:
+    credentials = demo.credentials(orders)
+    assert await sent(demo, credentials, "T-orders") == "SEND_OK"
+    assert "NO_PERMISSION" in await sent(demo, credentials, "another")
+    line = kubectl("-n", demo.namespace, "get", "bu", "orders", "--no-headers").split()
+    assert line[:5] == ["orders", "demo", "orders", "false", "True"], line
+    assert credentials.secret_key not in kubectl("-n", demo.namespace, "get", "bu,bc,cm,events", "-o", "yaml")
+
+
+def test_bad_users_are_refused_at_apply(demo: Cluster) -> None:
+    rule = {"type": "Topic", "name": "x", "actions": ["Pub"]}
+    bad = {
+        "name is missing": {"rules": [rule | {"name": ""}]},
+        "spec.rules[0].type": {"rules": [rule | {"type": "Queue"}]},
+        "spec.rules[0].sources[0]": {"rules": [rule | {"sources": ["10.0.0.0/33"]}]},
+        "168h or less": {"rotation": {"overlap": "200h"}},
+        "spec.accessKey": {"accessKey": "a b"},
+        "unknown field": {"superuser": True},
+    }
+    for words, spec in bad.items():
+        user = USER | {"metadata": {"name": "bad"}, "spec": {"cluster": "demo", **spec}}
+        with pytest.raises(AssertionError) as refused:
+            apply(demo.namespace, json.dumps(user))
+        assert words in str(refused.value)
+    with pytest.raises(AssertionError, match="cluster cannot be changed"):
+        kubectl("-n", demo.namespace, "patch", "bu", "orders", "--type", "merge", "-p", '{"spec":{"cluster":"x"}}')
+
+
+def test_a_key_is_rotated_under_load_while_operators_die(demo: Cluster, orders: str, figure: Figure) -> None:
+    before = demo.credentials(orders)
+    old = Load(demo, "old-key", senders=2, secret=orders)
+    kubectl("-n", demo.namespace, "annotate", "bu", "orders", "gantry.dev/rotate=e2e", "--overwrite")
+    kubectl(
+        "-n", SYSTEM, "delete", "pods", "-l", "app.kubernetes.io/name=gantry-operator", "--grace-period=0", "--force",
+        "--wait=false",
+    )  # fmt: skip
+    until("the Secret has another key", lambda: demo.credentials(orders).secret_key != before.secret_key, 90)
+    new = Load(demo, "new-key", senders=2, secret=orders)
+    # A failover with both keys in use.
+    epoch = demo.epoch()
+    kubectl("-n", demo.namespace, "delete", "pod", demo.master_name(), "--wait=false")
+    until("it leads in another epoch", lambda: demo.epoch() > epoch, 120)
+    demo.wait_running()
+    results = {"old key": old.stop(), "new key": new.stop()}
+    figure("a key rotated under load, operators killed, a master replaced", results)
+    assert [r["errors"] for r in results.values()] == [0, 0], results
+    status = get(demo.namespace, "bu", "orders")["status"]
+    assert status["keys"] == 2
+    assert status["oldKeyExpires"]
+
+
+async def test_a_deleted_user_is_refused_and_its_secret_goes(demo: Cluster, orders: str) -> None:
+    credentials = demo.credentials(orders)
+    kubectl("-n", demo.namespace, "delete", "bu", "orders")
+    for _ in range(20):
+        said = await sent(demo, credentials, "T-orders")
+        if said != "SEND_OK":
+            break
+    assert "NO_PERMISSION" in said
+    until("its Secret is gone", lambda: SECRET not in kubectl("-n", demo.namespace, "get", "secrets"), 60)

@@ -1,0 +1,195 @@
+"""The next access table, from the users, their Secrets and the changes that mqadmin made at members."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gantry_broker.access.table import MAX_ALL_RULES, MAX_USERS
+
+from gantry_operator.access import changes
+from gantry_operator.access.keys import KeyPlan, expires_at, next_keys, valid_keys
+from gantry_operator.access.state import MAX_VERSION, AccessState, Keys
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, ADMIN_NAME, SECRET_KEY, WantedUser
+from gantry_operator.api import Authentication, Security
+
+NEW_KEY_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the decision depends on, besides the state and the time."""
+
+    cluster: str
+    mode: Authentication
+    security: Security
+    wanted: Sequence[WantedUser]
+    """With the cluster's super user."""
+    secrets: Mapping[str, Mapping[str, str]]
+    """The content of each Secret that exists, by its name."""
+    changes: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By member: what mqadmin changed there."""
+    member_version: int = 0
+    """The highest version of a table that a member holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserResult:
+    """The outcome for one BrokerUser."""
+
+    accepted: bool
+    """The table contains the user."""
+    reason: str
+    message: str
+    secret: str
+    keys: int = 0
+    old_key_expires: float | None = None
+    """Unix time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`state` must be kept durably before the members get `table`, and `writes` come last."""
+
+    state: AccessState
+    table: dict[str, Any]
+    writes: Mapping[str, Mapping[str, str]]
+    """Secrets to write, by name."""
+    results: Mapping[str, UserResult]
+    """By name of the BrokerUser."""
+    notes: Sequence[tuple[str, str, str, str]] = ()
+    """Events: kind, reason, message, name of the BrokerUser."""
+    next_at: float | None = None
+    """Unix time of the next change by time alone."""
+
+
+def new_secret_key() -> str:
+    return secrets.token_urlsafe(NEW_KEY_BYTES)
+
+
+def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[], str] = new_secret_key) -> Decision:
+    """Return the next state and table. With an unchanged input it returns the same state again."""
+    results: dict[str, UserResult] = {}
+    keys: dict[str, Keys] = {}
+    writes: dict[str, Mapping[str, str]] = {}
+    notes: list[tuple[str, str, str, str]] = []
+    users: list[dict[str, Any]] = []
+    ends: list[float] = []
+    owners: dict[str, str] = {}
+    for wanted in sorted(seen.wanted, key=lambda w: _precedence(w, state)):
+        first = owners.setdefault(wanted.access_key, wanted.name)
+        known = state.users.get(wanted.name)
+        refusal = _refusal(seen.cluster, wanted, first, users)
+        if refusal is not None:
+            results[wanted.name] = UserResult(False, refusal.reason, refusal.message, wanted.secret)
+            continue
+        plan = next_keys(known, wanted, _key_in(seen.secrets, wanted), now, new_key)
+        if plan.keys is None:
+            results[wanted.name] = UserResult(False, "SecretNotUsable", plan.problem, wanted.secret)
+            continue
+        keys[wanted.name] = plan.keys
+        if plan.changed:
+            notes.append(("Normal", "KeyRotated", _rotated(wanted, plan.keys), wanted.name))
+        if plan.write or (wanted.own_secret and _names_another(seen.secrets, wanted)):
+            writes[wanted.secret] = {ACCESS_KEY: wanted.access_key, SECRET_KEY: plan.keys.current}
+        valid = valid_keys(plan.keys, wanted.overlap_s, now)
+        end = expires_at(plan.keys, wanted.overlap_s) if len(valid) == 2 else None
+        if end is not None:
+            ends.append(end)
+        user = _user(wanted, valid)
+        why = changes.refused(user)
+        if why:
+            results[wanted.name] = UserResult(False, "InvalidSpec", why, wanted.secret)
+            continue
+        users.append(user)
+        results[wanted.name] = _accepted(wanted, plan, len(valid), end)
+    made, merged, told = changes.merge(state.made, state.merged, seen.changes, set(owners))
+    notes += [("Warning", "ChangeNotMerged", text, "") for text in told]
+    users.sort(key=lambda u: str(u["name"]))  # So that the order in which users came changes no table.
+    users += made[: max(0, MAX_USERS - len(users))]
+    body = {
+        "mode": seen.mode,
+        "users": users,
+        "topicQuotas": [q.model_dump(mode="json") for q in seen.security.topicQuotas],
+        "merged": merged,
+    }
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    version = state.version
+    if digest != state.digest or seen.member_version > version:
+        version = min(MAX_VERSION, max(version, seen.member_version) + 1)
+    following = AccessState(version=version, digest=digest, users=keys, made=made, merged=merged)
+    return Decision(following, {"version": version, **body}, writes, results, notes, min(ends, default=None))
+
+
+def _precedence(wanted: WantedUser, state: AccessState) -> tuple[bool, bool, str, str]:
+    """Of two users with one AccessKey the first keeps it: the super user, the one that had it, the older one."""
+    known = state.users.get(wanted.name)
+    had = known is not None and known.access_key == wanted.access_key
+    return wanted.name != ADMIN_NAME, not had, wanted.created, wanted.name
+
+
+class _Refusal(NamedTuple):
+    reason: str
+    message: str
+
+
+def _refusal(cluster: str, wanted: WantedUser, first: str, users: Sequence[Mapping[str, Any]]) -> _Refusal | None:
+    """Why the user is left out of the table. `first`: the owner of its AccessKey; `users`: those in the table."""
+    if first != wanted.name and first == ADMIN_NAME:
+        return _Refusal(
+            "AccessKeyTaken", f"accessKey {ADMIN} is the super user's of {cluster}: write another accessKey"
+        )
+    if first != wanted.name:
+        said = f"accessKey {wanted.access_key} belongs to BrokerUser {first}: write another accessKey"
+        return _Refusal("AccessKeyTaken", said)
+    if len(users) >= MAX_USERS:
+        return _Refusal("TooManyUsers", f"the cluster has {MAX_USERS} users: delete another one first")
+    if sum(len(u["rules"]) for u in users) + len(wanted.rules) > MAX_ALL_RULES:
+        return _Refusal("TooManyRules", f"all users together have more than {MAX_ALL_RULES} rules: delete some first")
+    return None
+
+
+def _key_in(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> str | None:
+    value = secrets.get(wanted.secret, {}).get(wanted.secret_key)
+    return None if value is None else value.rstrip("\r\n")
+
+
+def _names_another(secrets: Mapping[str, Mapping[str, str]], wanted: WantedUser) -> bool:
+    found = secrets.get(wanted.secret)
+    return found is not None and found.get(ACCESS_KEY) != wanted.access_key
+
+
+def _rotated(wanted: WantedUser, keys: Keys) -> str:
+    return (
+        f"accessKey {wanted.access_key} has a new secret key in Secret {wanted.secret}; the former one stays valid for "
+        f"{wanted.overlap_s:g} s"
+    )
+
+
+def _accepted(wanted: WantedUser, plan: KeyPlan, valid: int, end: float | None) -> UserResult:
+    if plan.problem:
+        # The members keep the last key: a Secret that disappears for a moment must not stop clients.
+        return UserResult(
+            True, "SecretNotUsable", f"{plan.problem}; the last key stays valid", wanted.secret, valid, end
+        )
+    message = plan.waits or ("the user is disabled: its requests are refused" if not wanted.enabled else "")
+    return UserResult(True, "Accepted", message, wanted.secret, valid, end)
+
+
+def _user(wanted: WantedUser, keys: Sequence[str]) -> dict[str, Any]:
+    """The user in the form of the table."""
+    quotas = wanted.quotas
+    return {
+        "name": wanted.access_key,
+        "keys": list(keys),
+        "super": wanted.super_user,
+        "enabled": wanted.enabled,
+        "bytesPerSecond": quotas.get("bytesPerSecond"),
+        "messagesPerSecond": quotas.get("messagesPerSecond"),
+        "connections": quotas.get("connections"),
+        "rules": [dict(r) for r in wanted.rules],
+    }

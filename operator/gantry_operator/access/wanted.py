@@ -1,0 +1,71 @@
+"""What is wanted of one user, by its BrokerUser or by the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gantry_operator.api import BrokerUser
+from gantry_operator.api.base import parse_duration
+from gantry_operator.api.user import ROTATE
+
+ADMIN = "admin"
+"""AccessKey of the super user that every cluster has."""
+ADMIN_NAME = ""
+"""Its name among the users: no BrokerUser can have it."""
+ADMIN_OVERLAP_S = 3600.0
+SECRET_KEY = "secretKey"
+ACCESS_KEY = "accessKey"
+"""Keys of the Secrets that the control plane makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedUser:
+    """One user as it should be."""
+
+    name: str
+    access_key: str
+    secret: str
+    """Name of the Secret with its key."""
+    secret_key: str = SECRET_KEY
+    """Key of the Secret."""
+    own_secret: bool = True
+    """The control plane makes the Secret; otherwise its owner does."""
+    overlap_s: float = 3600.0
+    rotate: str = ""
+    created: str = ""
+    super_user: bool = False
+    enabled: bool = True
+    rules: Sequence[Mapping[str, Any]] = ()
+    quotas: Mapping[str, int | None] = field(default_factory=dict)
+
+
+def secret_name(cluster: str, user: str) -> str:
+    """Name of the Secret that is made for a user; for the super user with an empty name."""
+    return f"{cluster}-user-{user}" if user else f"{cluster}-admin-user"
+
+
+def wanted_user(user: BrokerUser) -> WantedUser:
+    spec = user.spec
+    return WantedUser(
+        name=user.name,
+        access_key=user.access_key,
+        secret=secret_name(spec.cluster, user.name) if spec.secret is None else spec.secret.name,
+        secret_key=SECRET_KEY if spec.secret is None else spec.secret.key,
+        own_secret=spec.secret is None,
+        overlap_s=parse_duration(spec.rotation.overlap),
+        rotate=user.metadata.annotations.get(ROTATE, ""),
+        created=user.metadata.creationTimestamp,
+        super_user=spec.superUser,
+        enabled=spec.enabled,
+        rules=tuple(r.model_dump(mode="json") for r in spec.rules),
+        quotas=spec.quotas.model_dump(mode="json"),
+    )
+
+
+def wanted_admin(cluster: str, rotate: str = "") -> WantedUser:
+    """The cluster's super user. `rotate`: the request for a rotation at its Secret."""
+    return WantedUser(
+        ADMIN_NAME, ADMIN, secret_name(cluster, ""), overlap_s=ADMIN_OVERLAP_S, rotate=rotate, super_user=True
+    )

@@ -1,0 +1,146 @@
+"""The users of a cluster of this machine, for `gantry user` and `gantry up`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gantry_operator.access import ADMIN, secret_name
+from gantry_operator.access.wanted import ACCESS_KEY
+from gantry_operator.api import BrokerUser
+from gantry_operator.api.user import ROTATE
+from gantry_operator.cli.errors import CliError
+from gantry_operator.platforms.local import control, users
+from gantry_operator.platforms.local.folder import ClusterFolder
+
+READ_S = 10.0
+"""Seconds to wait until the supervisor has read a change."""
+POLL_S = 0.1
+
+
+def ready_of(user: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Status, reason and message of the condition Ready."""
+    conditions = (user.get("status") or {}).get("conditions") or []
+    ready: dict[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
+    return str(ready.get("status", "")), str(ready.get("reason", "")), str(ready.get("message", ""))
+
+
+class LocalUsers:
+    """The users of a cluster of this machine."""
+
+    namespace = "default"
+
+    def __init__(self, folder: ClusterFolder, cluster: str) -> None:
+        self.cluster = cluster
+        self._folder = folder
+
+    async def list(self) -> list[dict[str, Any]]:
+        answer = await self._asked()
+        with _readable(self._folder):
+            return users.described(users.load_users(self._folder), answer)
+
+    async def create(self, user: BrokerUser) -> None:
+        with _readable(self._folder), users.changed_users(self._folder) as known:
+            if user.name in known.users:
+                raise CliError(f"{user.name} exists already: delete it first, or change it in your manifest")
+            known.users[user.name] = user
+
+    async def delete(self, name: str) -> None:
+        with _readable(self._folder), users.changed_users(self._folder) as known:
+            user = known.users.pop(name, None)
+            if user is None:
+                raise CliError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
+        if user.spec.secret is None:
+            users.key_file(self._folder, secret_name(self.cluster, name)).unlink(missing_ok=True)
+        await self._read_by_supervisor()
+
+    async def rotate(self, name: str, request: str) -> None:
+        if await self._asked() is None:
+            raise CliError("no `gantry up` runs: a key is rotated while one does")
+        with _readable(self._folder), users.changed_users(self._folder) as known:
+            if name == ADMIN:
+                known.rotateAdmin = request
+                return
+            if name not in known.users:
+                raise CliError(f"there is no user {name}, but {', '.join(sorted(known.users)) or 'none'}")
+            known.users[name].metadata.annotations[ROTATE] = request
+
+    async def key(self, name: str) -> tuple[str, str]:
+        with _readable(self._folder):
+            file, key = self._place(name)
+            found = users.read_secret(file)
+        if key not in found:
+            raise CliError(f"{file} holds no {key}: `gantry up` writes it")
+        return found.get(ACCESS_KEY, ADMIN if name == ADMIN else name), found[key]
+
+    async def key_place(self, name: str) -> str:
+        with _readable(self._folder):
+            return str(self._place(name)[0])
+
+    def _place(self, name: str) -> tuple[Path, str]:
+        try:
+            secret, key = users.secret_of(self._folder, self.cluster, name)
+        except KeyError:
+            raise CliError(f"there is no user {name}") from None
+        return users.key_file(self._folder, secret), key
+
+    async def put_secret(self, name: str, content: Mapping[str, str]) -> None:
+        users.write_key(self._folder, name, content)
+
+    async def state(self, name: str) -> tuple[str, str, str] | None:
+        """Status, reason and message of a user; None: no supervisor runs."""
+        answer = await self._asked()
+        if answer is None:
+            return None
+        if not answer.get("current"):
+            return "", "Waiting", str(answer.get("problem") or "")
+        said = (answer.get("users") or {}).get(name)
+        return ("", "Waiting", str(answer.get("problem") or "")) if said is None else ready_of({"status": said})
+
+    async def why_not(self, name: str) -> str:
+        state = await self.state(name)
+        return "" if state is None else state[2]
+
+    async def _read_by_supervisor(self) -> None:
+        """Wait until the supervisor has read the last change."""
+        deadline = time.monotonic() + READ_S
+        while time.monotonic() < deadline:
+            answer = await self._asked()
+            if answer is None or answer.get("current"):
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _asked(self) -> dict[str, Any] | None:
+        if control.supervisor_of(self._folder) is None:
+            return None
+        try:
+            return await control.ask(self._folder, "users", 5)
+        except control.ControlError as error:
+            if control.supervisor_of(self._folder) is None:
+                return None
+            raise CliError(str(error)) from None
+
+
+@contextmanager
+def _readable(folder: ClusterFolder) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError:
+        raise CliError(f"{folder.users} cannot be read: it is damaged, or of another version of gantry") from None
+
+
+def keep_local(folder: ClusterFolder, wanted: Sequence[BrokerUser]) -> None:
+    """Add or change users of a manifest. Raises CliError."""
+    with _readable(folder), users.changed_users(folder) as known:
+        for user in wanted:
+            former = known.users.get(user.name)
+            if former is not None:
+                # A request for a rotation stays answered.
+                user.metadata.annotations = former.metadata.annotations | user.metadata.annotations
+            known.users[user.name] = user

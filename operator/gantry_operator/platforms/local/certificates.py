@@ -1,0 +1,234 @@
+"""The certificates of a local cluster: the folder `tls`, with the authority and a folder for each holder.
+
+A holder is a broker group or the NameServers. All files are for this user alone. Processes read a changed certificate
+again by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.tls import TlsOptions
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.status import CertificateRow
+from gantry_operator.certificates import (
+    RENEW_AUTHORITY,
+    RENEW_CERTIFICATES,
+    Asked,
+    Authority,
+    Certificates,
+    KeyPair,
+    Names,
+    Note,
+    UnusableCertificate,
+    expiry_of,
+    next_look,
+    renew,
+    renewal_of,
+    trusted,
+)
+from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, Plan, TlsFolders
+from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
+from gantry_operator.platforms.local.ports import HOST
+from gantry_operator.registry.file import write_durably
+
+NAME_SERVERS = "namesrv"
+LOOK_S = 600.0
+"""Longest pause in seconds between two looks at the certificates."""
+NOT_HERE = "spec.security.tls.issuer is Secret, which Kubernetes alone has: write issuer: Operator without secretName"
+
+
+def uses_tls(cluster: BrokerCluster) -> bool:
+    tls = cluster.spec.security.tls
+    return tls.mode != "Disabled" or tls.between_members(kubernetes=False)
+
+
+def scheme(cluster: BrokerCluster) -> str:
+    """How the HTTP interfaces of members are called."""
+    return "https" if cluster.spec.security.tls.between_members(kubernetes=False) else "http"
+
+
+def authorities_file(folder: ClusterFolder) -> Path:
+    """The file that clients trust."""
+    return folder.tls / AUTHORITIES
+
+
+def read_authorities(folder: ClusterFolder) -> bytes:
+    """The authorities as PEM; empty: there are none."""
+    try:
+        return authorities_file(folder).read_bytes()
+    except OSError:
+        return b""
+
+
+def holder_folder(folder: ClusterFolder, holder: str) -> Path:
+    return folder.tls / holder
+
+
+def tls_folders(cluster: BrokerCluster, folder: ClusterFolder, holder: str) -> TlsFolders:
+    tls = cluster.spec.security.tls
+    place = holder_folder(folder, holder)
+    return TlsFolders(
+        clients=None if tls.mode == "Disabled" else place,
+        members=place if tls.between_members(kubernetes=False) else None,
+    )
+
+
+def client_options(cluster: BrokerCluster, folder: ClusterFolder) -> TlsOptions | None:
+    """How this user's programs call the ports for clients; None: in clear text.
+
+    They show the certificate of the NameServers to ports that ask for one.
+    """
+    tls = cluster.spec.security.tls
+    if tls.mode == "Disabled":
+        return None
+    own = holder_folder(folder, NAME_SERVERS)
+    if tls.clientCertificates == "None":
+        return TlsOptions(authorities_file(folder))
+    return TlsOptions(authorities_file(folder), own / CERTIFICATE, own / KEY)
+
+
+def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, Names]:
+    """The certificates to issue: all ports are on one address of this machine."""
+    name = cluster.name
+    hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", HOST)))
+    found = {NAME_SERVERS: Names(f"{name}-namesrv", hosts, Identity(name, "", 0).uris)}
+    for group in plan.groups:
+        uris = dict.fromkeys(Identity(name, group.name, m.number).uris[-1] for m in group.members)
+        found[group.name] = Names(f"{name}-{group.name}", hosts, tuple(uris))
+    return found
+
+
+class LocalCertificates:
+    """The certificates of one folder. One process keeps them: the supervisor, or `gantry up` before it starts."""
+
+    def __init__(self, folder: ClusterFolder, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._folder = folder
+        self._now = now
+        self._held = Certificates()
+        self._written: dict[Path, bytes] = {}
+
+    def trusted(self) -> bytes:
+        """The authorities of the members, as PEM; empty: there are none."""
+        return b"" if self._held.authority is None else trusted(self._held.authority)
+
+    def due_s(self) -> float:
+        """Seconds until the next look."""
+        due = next_look(self._held)
+        return LOOK_S if due is None else min(LOOK_S, max(1.0, (due - self._now()).total_seconds()))
+
+    def keep(self, cluster: BrokerCluster, plan: Plan) -> list[Note]:
+        """Write what is missing or due. Returns what changed. Raises OSError."""
+        if not uses_tls(cluster):
+            return []
+        wanted = holders(cluster, plan)
+        make_private(self._folder.tls)
+        self._load(wanted)
+        given = cluster.metadata.annotations.get
+        asked = Asked(given(RENEW_CERTIFICATES, ""), given(RENEW_AUTHORITY, ""))
+        held, notes = renew(self._held, wanted, ("", cluster.name), asked, self._now())
+        assert held.authority is not None
+        # The authority first: a certificate whose authority was lost would be worthless.
+        self._write(self._folder.tls / "authority.json", json.dumps(_stored(held), indent=1).encode())
+        self._held = held
+        bundle = trusted(held.authority)
+        self._write(authorities_file(self._folder), bundle)
+        for holder, leaf in held.leaves.items():
+            place = holder_folder(self._folder, holder)
+            make_private(place)
+            self._write(place / AUTHORITIES, bundle)
+            # A process that reads between the two sees that they do not fit, and reads again.
+            self._write(place / KEY, leaf.key)
+            self._write(place / CERTIFICATE, leaf.certificate)
+        return notes
+
+    def _load(self, wanted: Mapping[str, Names]) -> None:
+        authority, followed = _read(read_json(self._folder.tls / "authority.json"))
+        leaves = dict(self._held.leaves)
+        for holder in wanted:
+            place = holder_folder(self._folder, holder)
+            with suppress(OSError):
+                leaves[holder] = KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
+        self._held = Certificates(authority or self._held.authority, leaves, followed or dict(self._held.followed))
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            if path.read_bytes() == content:
+                return
+        except OSError:
+            pass
+        write_durably(path, content.decode("ascii"))
+        path.chmod(0o600)
+
+
+def rows(folder: ClusterFolder, cluster: BrokerCluster, plan: Plan) -> list[CertificateRow]:
+    """The certificates for the status."""
+    if not uses_tls(cluster):
+        return []
+    authority, _ = _read(read_json(folder.tls / "authority.json"))
+    found = [_row("ca", None if authority is None else authority.current)]
+    for holder in holders(cluster, plan):
+        place = holder_folder(folder, holder)
+        try:
+            pair: KeyPair | None = KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
+        except OSError:
+            pair = None
+        found.append(_row(holder, pair))
+    return found
+
+
+def _row(name: str, pair: KeyPair | None) -> CertificateRow:
+    form = "%Y-%m-%dT%H:%M:%SZ"
+    try:
+        if pair is None:
+            raise UnusableCertificate("it is missing")
+        renewed = renewal_of(pair).strftime(form)
+        return CertificateRow(
+            name=name, issuer="Operator", notAfter=expiry_of(pair.certificate).strftime(form), renewalTime=renewed
+        )
+    except UnusableCertificate:
+        return CertificateRow(name=name, issuer="Operator")
+
+
+# ---- authority.json
+
+
+def _stored(held: Certificates) -> dict[str, Any]:
+    authority = held.authority
+    assert authority is not None
+    following = authority.following
+    return {
+        "certificate": authority.current.certificate.decode("ascii"),
+        "key": authority.current.key.decode("ascii"),
+        "next": None if following is None else [following.certificate.decode("ascii"), following.key.decode("ascii")],
+        "former": None if authority.former is None else authority.former.decode("ascii"),
+        "switchAt": None if authority.switch_at is None else authority.switch_at.isoformat(),
+        "dropAt": None if authority.drop_at is None else authority.drop_at.isoformat(),
+        "renewed": authority.asked,
+        "renewedCertificates": dict(held.followed),
+    }
+
+
+def _read(found: Any) -> tuple[Authority | None, dict[str, str]]:
+    """The authority and the followed requests; None for content that is not ours."""
+    try:
+        following = found["next"]
+        times = [found[name] and datetime.fromisoformat(found[name]) for name in ("switchAt", "dropAt")]
+        authority = Authority(
+            KeyPair(found["certificate"].encode(), found["key"].encode()),
+            None if following is None else KeyPair(following[0].encode(), following[1].encode()),
+            None if found["former"] is None else found["former"].encode(),
+            times[0],
+            times[1],
+            str(found["renewed"]),
+        )
+        return authority, {str(k): str(v) for k, v in found["renewedCertificates"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        return None, {}

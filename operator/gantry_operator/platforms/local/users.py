@@ -1,0 +1,216 @@
+"""The users of a local cluster: files in its folder that only this user can read.
+
+`access/users.json` holds the BrokerUsers, `access/keys/SECRET.json` the keys of each, `access/state.json` the state of
+the access table. Commands change the first one under a lock, and the supervisor follows the files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.client.credentials import Credentials
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gantry_operator.access import ADMIN, AccessState, Observed, UserResult, secret_name, wanted_admin, wanted_user
+from gantry_operator.access.wanted import ADMIN_NAME, SECRET_KEY
+from gantry_operator.api import Authentication, BrokerCluster, BrokerUser
+from gantry_operator.cluster.access_control import StoreUnavailable
+from gantry_operator.cluster.timestamps import utc
+from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
+from gantry_operator.platforms.local.ports import on_loopback
+from gantry_operator.registry.file import write_durably
+
+log = logging.getLogger(__name__)
+
+MAX_KEY_FILE = 65_536
+
+
+class Users(BaseModel):
+    """The file with the users."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    users: dict[str, BrokerUser] = Field(default_factory=dict)
+    rotateAdmin: str = ""
+    """The last request for a new key of the super user."""
+
+
+def authentication(cluster: BrokerCluster) -> Authentication:
+    """The authentication of a local cluster."""
+    return cluster.spec.security.mode(loopback=on_loopback())
+
+
+def prepare(folder: ClusterFolder) -> None:
+    """Create the folders. Raises OSError."""
+    make_private(folder.access)
+    make_private(folder.keys)
+
+
+def load_users(folder: ClusterFolder) -> Users:
+    """Raises OSError, and ValidationError for a file that was damaged or is of another version."""
+    try:
+        return Users.model_validate_json(folder.users.read_bytes())
+    except FileNotFoundError:
+        return Users()
+
+
+@contextmanager
+def changed_users(folder: ClusterFolder) -> Iterator[Users]:
+    """Change the users: they are written at the end of the block. One program at a time. Raises like `load_users`."""
+    prepare(folder)
+    with open(folder.access / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        users = load_users(folder)
+        yield users
+        write_durably(folder.users, users.model_dump_json(exclude={"users": {"__all__": {"status"}}}, indent=1))
+
+
+def key_file(folder: ClusterFolder, secret: str) -> Path:
+    """The file that stands for a Secret."""
+    return folder.keys / f"{secret}.json"
+
+
+def read_secret(path: Path) -> dict[str, str]:
+    """The content of such a file; empty: it does not exist or holds something else."""
+    try:
+        if path.stat().st_size > MAX_KEY_FILE:
+            return {}
+    except OSError:
+        return {}
+    known = read_json(path)
+    return {k: v for k, v in known.items() if isinstance(v, str)} if isinstance(known, dict) else {}
+
+
+def write_key(folder: ClusterFolder, secret: str, content: Mapping[str, str]) -> Path:
+    """Write such a file. Raises OSError."""
+    prepare(folder)
+    path = key_file(folder, secret)
+    write_durably(path, json.dumps(dict(content), indent=1))
+    return path
+
+
+class LocalAccessStore:
+    """The durable side of the access table of a local cluster."""
+
+    def __init__(
+        self, folder: ClusterFolder, cluster: BrokerCluster, event: Callable[[str, str, str, str], None]
+    ) -> None:
+        """`event`: kind, reason, message and the thing that it is about."""
+        self.cluster = cluster
+        self.shown: dict[str, tuple[UserResult, bool]] = {}
+        """By user: the outcome, and whether the members that answer know it."""
+        self._folder = folder
+        self._event = event
+        self._seen: object = None
+
+    def changed(self) -> bool:
+        """Whether a file has changed since the last call."""
+        now = [_mark(self._folder.users), *sorted(map(_mark, self._folder.keys.glob("*.json")))]
+        changed, self._seen = now != self._seen, now
+        return changed
+
+    def observe(self) -> Observed | None:
+        try:
+            users = load_users(self._folder)
+        except (OSError, ValidationError) as error:
+            raise StoreUnavailable(f"{self._folder.users} cannot be read: {error}") from error
+        wanted = [wanted_admin(self.cluster.name, users.rotateAdmin), *map(wanted_user, users.users.values())]
+        secrets = {w.secret: read_secret(key_file(self._folder, w.secret)) for w in wanted}
+        security = self.cluster.spec.security
+        found = {name: content for name, content in secrets.items() if content}
+        return Observed(self.cluster.name, authentication(self.cluster), security, wanted, found)
+
+    async def load(self) -> AccessState:
+        try:
+            return AccessState.model_validate_json(self._folder.access_state.read_bytes())
+        except FileNotFoundError:
+            return AccessState()
+        except ValidationError:
+            self._event("Warning", "AccessStateLost", f"{self._folder.access_state} cannot be read", self.cluster.name)
+            return AccessState()
+        except OSError as error:
+            raise StoreUnavailable(f"{self._folder.access_state} cannot be read: {error}") from error
+
+    async def save(self, state: AccessState) -> None:
+        self._write(self._folder.access_state, state.model_dump_json(indent=1))
+
+    async def write_secret(self, name: str, content: Mapping[str, str]) -> None:
+        self._write(key_file(self._folder, name), json.dumps(dict(content), indent=1))
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            prepare(self._folder)
+            write_durably(path, text)
+        except OSError as error:
+            raise StoreUnavailable(f"{path} cannot be written: {error}") from error
+
+    async def report(self, results: Mapping[str, UserResult], in_force: Callable[[str], bool]) -> None:
+        shown = {name: (result, result.accepted and in_force(name)) for name, result in results.items()}
+        for name, (result, _) in shown.items():
+            former = self.shown.get(name)
+            if not result.accepted and (former is None or former[0] != result):
+                self._event("Warning", result.reason, result.message, f"user {name}")
+        self.shown = shown
+
+    def note(self, kind: str, reason: str, message: str, user: str) -> None:
+        self._event(kind, reason, message, f"user {user or ADMIN}")
+
+
+def _mark(path: Path) -> tuple[str, int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return path.name, 0, 0
+    return path.name, stat.st_mtime_ns, stat.st_ino
+
+
+def described(users: Users, answer: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The users as resources, with the status that the supervisor tells; None: none runs."""
+    out = []
+    for user in sorted(users.users.values(), key=lambda u: u.name):
+        obj = user.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        said = None if answer is None else (answer.get("users") or {}).get(user.name)
+        obj["status"] = {"accessKey": user.access_key} | (said or {})
+        out.append(obj)
+    return out
+
+
+def super_user(folder: ClusterFolder) -> Credentials | None:
+    """The keys of the super user; None: they are not made yet."""
+    cluster = (read_json(folder.manifest) or {}).get("metadata", {}).get("name", "")
+    found = read_secret(key_file(folder, secret_name(cluster, ADMIN_NAME)))
+    key = found.get(SECRET_KEY)
+    return Credentials(ADMIN, key) if key else None
+
+
+def user_status(result: UserResult, in_force: bool) -> dict[str, Any]:
+    """The part of a user's status that the supervisor knows."""
+    good = result.accepted and result.reason == "Accepted"
+    reason = ("InForce" if in_force else "Waiting") if good else result.reason
+    message = result.message or ("" if in_force else "some members do not have the user as the spec says yet")
+    status: dict[str, Any] = {
+        "secret": result.secret,
+        "keys": result.keys,
+        "conditions": [
+            {"type": "Ready", "status": str(good and in_force), "reason": reason, "message": message}
+        ],
+    }  # fmt: skip
+    if result.old_key_expires is not None:
+        status["oldKeyExpires"] = utc(int(result.old_key_expires * 1000))
+    return status
+
+
+def secret_of(folder: ClusterFolder, cluster: str, user: str) -> tuple[str, str]:
+    """The Secret of a user and the key in it. Raises KeyError for a user that does not exist, and like `load_users`."""
+    if user == ADMIN:
+        return secret_name(cluster, ADMIN_NAME), SECRET_KEY
+    found = load_users(folder).users[user]
+    if found.spec.secret is not None:
+        return found.spec.secret.name, found.spec.secret.key
+    return secret_name(cluster, user), SECRET_KEY

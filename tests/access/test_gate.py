@@ -1,0 +1,311 @@
+"""The gate: what it remembers never differs from a fresh decision, through changes of the table."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import orjson
+import pytest
+from gantry_broker.access.audit import REFUSED_A_SECOND, AuditLog
+from gantry_broker.access.decide import ACTIONS, Policy
+from gantry_broker.access.gate import REASONS, WRONG, Caller, Gate
+from gantry_broker.access.requests import ADMINISTRATIVE, ROWS, USER_CODES
+from gantry_broker.access.signature import sign
+from gantry_broker.access.table import AccessTable
+from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.message import BatchItem, encode_batch
+
+KEYS = {"orders": "orders-key", "billing": "billing-key", "admin": "admin-key"}
+
+
+class Records:
+    """Each stored record's topic by its offset."""
+
+    def __init__(self) -> None:
+        self.topics = {100: "orders", 200: "secret"}
+
+    def topic_at(self, offset: int) -> str:
+        return self.topics.get(offset, "")
+
+    def target_at(self, offset: int) -> str:
+        return self.topics.get(offset, "")
+
+
+def policy(users: list[dict[str, Any]], mode: str = "Enabled", version: int = 1, **more: Any) -> Policy:
+    whole = [{"keys": [KEYS.get(user["name"], "other-key")], **user} for user in users]
+    table = AccessTable.model_validate({"version": version, "mode": mode, "users": whole, **more})
+    return Policy.of(table.model_dump())
+
+
+def gate(*users: dict[str, Any], mode: str = "Enabled", **more: Any) -> Gate:
+    made = Gate("demo", "Enabled", Records())
+    made.set_policy(policy(list(users), mode, **more))
+    return made
+
+
+def signed(code: int, user: str = "orders", key: str | None = None, body: bytes = b"", **ext: str) -> Frame:
+    frame = Frame(int(code), ext={"AccessKey": user, **ext}, body=body)
+    frame.ext["Signature"] = sign(frame.ext, body, KEYS.get(user, "x") if key is None else key)
+    return frame
+
+
+def reason(made: Gate, frame: Frame, caller: Caller | None = None, now: float = 0.0) -> str:
+    refused = made.check(caller or Caller("10.0.0.1"), frame, now, 0)
+    assert refused is None or refused.reason in REASONS
+    return "" if refused is None else refused.reason
+
+
+SEND = RequestCode.SEND_MESSAGE_V2
+PUB = {"type": "Topic", "name": "orders", "actions": ["Pub"]}
+SUB = {"type": "Topic", "name": "orders", "actions": ["Sub"]}
+GROUP = {"type": "Group", "name": "billing", "actions": ["Sub"]}
+
+
+def test_who_may_send() -> None:
+    made = gate({"name": "orders", "rules": [PUB]}, {"name": "billing", "enabled": False, "rules": [PUB]})
+    assert reason(made, signed(SEND, b="orders")) == ""
+    assert reason(made, signed(SEND, b="secret")) == "permission"
+    assert reason(made, signed(SEND, b="orders", key="wrong-key")) == "signature"
+    assert reason(made, signed(SEND, "billing", b="orders")) == "signature", "disabled"
+    assert reason(made, signed(SEND, "nobody", b="orders")) == "signature"
+    assert reason(made, Frame(int(SEND), ext={"b": "orders"})) == "anonymous"
+    assert reason(made, Frame(int(SEND), ext={"b": "orders", "AccessKey": "orders"})) == "signature"
+    assert made.refused == {"permission": 1, "signature": 4, "anonymous": 1}
+    assert made.dropped == 0
+    assert reason(made, Frame(int(SEND), flag=FLAG_ONEWAY)) == "anonymous"
+    assert made.dropped == 1
+
+
+def test_nothing_tells_which_users_exist() -> None:
+    made = gate({"name": "orders", "rules": [PUB]}, {"name": "billing", "enabled": False})
+    answers = {
+        made.check(Caller("10.0.0.1"), signed(SEND, user, "wrong-key", b="orders"), 0, 0)
+        for user in ("orders", "billing", "nobody")
+    }
+    assert len(answers) == 1
+    assert next(iter(answers)) == (16, WRONG, "signature", "")
+
+
+def test_the_mode_until_there_is_a_table() -> None:
+    made = Gate("demo", "Enabled", Records())
+    assert made.active
+    assert reason(made, signed(SEND, b="orders")) == "no-table"
+    refused = made.check(Caller("10.0.0.1"), Frame(int(SEND)), 0, 0)
+    assert refused is not None
+    assert (refused.code, "no access table yet" in refused.remark) == (ResponseCode.SYSTEM_BUSY, True)
+    assert not Gate("demo", "Disabled", Records()).active
+    permissive = Gate("demo", "Permissive", Records())
+    assert reason(permissive, Frame(int(SEND))) == ""
+    assert permissive.anonymous == 1
+    permissive.set_policy(policy([], "Disabled"))
+    assert not permissive.active
+
+
+def test_permissive_lets_in_who_does_not_sign_and_no_one_else() -> None:
+    made = gate({"name": "orders", "rules": [PUB]}, mode="Permissive")
+    assert reason(made, Frame(int(SEND), ext={"b": "secret"})) == ""
+    assert reason(made, signed(SEND, b="orders", key="wrong-key")) == "signature"
+    assert reason(made, signed(SEND, b="secret")) == "permission"
+    for code in USER_CODES:
+        assert reason(made, Frame(code)) == "anonymous"
+    assert made.anonymous == 1
+
+
+def test_a_place_of_the_log_counts_as_its_topic() -> None:
+    made = gate({"name": "orders", "rules": [SUB, PUB, GROUP]}, {"name": "admin", "super": True})
+    back = {"group": "billing", "delayLevel": "0"}
+    end = {"producerGroup": "p", "tranStateTableOffset": "0", "commitOrRollback": "8"}
+    for offset, wanted in (("100", ""), ("200", "permission"), ("300", "permission")):
+        assert reason(made, signed(RequestCode.VIEW_MESSAGE_BY_ID, offset=offset)) == wanted
+        assert reason(made, signed(RequestCode.CONSUMER_SEND_MSG_BACK, offset=offset, **back)) == wanted
+        assert reason(made, signed(RequestCode.END_TRANSACTION, commitLogOffset=offset, **end)) == wanted
+        view = signed(RequestCode.VIEW_MESSAGE_BY_ID, "admin", offset=offset)
+        assert reason(made, view) == "", "the handler says what there is"
+    refused = made.check(Caller("10.0.0.1"), signed(RequestCode.VIEW_MESSAGE_BY_ID, offset="200"), 0, 0)
+    absent = made.check(Caller("10.0.0.1"), signed(RequestCode.VIEW_MESSAGE_BY_ID, offset="300"), 0, 0)
+    assert refused is not None
+    assert absent is not None
+    assert "secret" not in refused.remark
+    assert refused.remark == absent.remark, "nobody learns at which offsets records are"
+    assert reason(made, signed(RequestCode.VIEW_MESSAGE_BY_ID, offset="x")) == "malformed"
+
+
+def test_a_pull_of_another_groups_retries_needs_that_group() -> None:
+    made = gate({"name": "orders", "rules": [GROUP, {"type": "Topic", "pattern": "Any", "actions": ["Sub"]}]})
+    assert reason(made, signed(RequestCode.PULL_MESSAGE, topic="%RETRY%billing", consumerGroup="billing")) == ""
+    assert reason(made, signed(RequestCode.PULL_MESSAGE, topic="%RETRY%x", consumerGroup="billing")) == "permission"
+    assert reason(made, signed(RequestCode.PULL_MESSAGE, topic="orders", consumerGroup="x")) == "permission"
+
+
+def test_a_heartbeat_needs_each_group_and_subscription() -> None:
+    made = gate({"name": "orders", "rules": [GROUP, SUB]})
+
+    def beat(group: str, *topics: str) -> Frame:
+        consumer = {
+            "groupName": group,
+            "consumeType": "CONSUME_PASSIVELY",
+            "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+            "subscriptionDataSet": [{"topic": topic, "subString": "*"} for topic in topics],
+        }
+        body = {"clientID": "c", "consumerDataSet": [consumer], "producerDataSet": [{"groupName": "anything"}]}
+        return signed(RequestCode.HEART_BEAT, body=orjson.dumps(body))
+
+    assert reason(made, beat("billing", "orders", "%RETRY%billing")) == ""
+    assert reason(made, beat("billing", "orders", "secret")) == "permission"
+    assert reason(made, beat("billing", "%RETRY%other")) == "permission"
+    assert reason(made, beat("other", "orders")) == "permission"
+    assert reason(made, signed(RequestCode.HEART_BEAT, body=b"{")) == "malformed"
+
+
+@pytest.mark.parametrize("code", sorted({int(code) for code in RequestCode} - {int(code) for code in ROWS}))
+def test_what_is_not_in_the_table_needs_a_super_user(code: int) -> None:
+    everything = {"type": "Any", "pattern": "Any", "actions": ["Any"]}
+    made = gate({"name": "orders", "rules": [everything]}, {"name": "admin", "super": True})
+    assert reason(made, signed(code)) == "permission"
+    assert reason(made, signed(code, "admin")) == ""
+
+
+@pytest.mark.parametrize("code", sorted(int(code) for code in ROWS))
+def test_no_request_passes_without_a_rule(code: int) -> None:
+    """Also one without any field, which its handler would refuse: that answer is not given to a stranger."""
+    made = gate({"name": "orders"}, {"name": "billing", "rules": [{"type": "Topic", "name": "x", "actions": ["Any"]}]})
+    for user in ("orders", "billing"):
+        found = reason(made, signed(code, user))
+        nothing_named = code == RequestCode.UNREGISTER_CLIENT
+        assert found in ({""} if nothing_named else {"permission", "malformed"})
+
+
+def test_remembered_decisions_are_those_of_a_fresh_gate() -> None:
+    for seed in range(400):
+        rng = random.Random(seed)
+        made = Gate("demo", "Enabled", Records())
+        callers = [Caller("10.0.0.1"), Caller("10.0.0.2")]
+        for version in range(1, 5):
+            users = []
+            for name in rng.sample(list(KEYS), rng.randint(0, 3)):
+                rules = [
+                    {
+                        "type": rng.choice(["Topic", "Group", "Any"]),
+                        "name": rng.choice(["orders", "o", "billing"]),
+                        "pattern": rng.choice(["Literal", "Prefix"]),
+                        "actions": rng.sample(ACTIONS, 3),
+                        "decision": rng.choice(["Allow", "Allow", "Deny"]),
+                        "sources": rng.choice([[], ["10.0.0.2"]]),
+                    }
+                    for _ in range(rng.randint(0, 4))
+                ]
+                users.append({"name": name, "rules": rules, "super": rng.random() < 0.1, "enabled": rng.random() < 0.9})
+            made.set_policy(policy(users, version=version))
+            for _ in range(12):
+                caller, user = rng.choice(callers), rng.choice(list(KEYS))
+                topic = rng.choice(["orders", "other", "%RETRY%billing"])
+                frame = rng.choice(
+                    [
+                        signed(SEND, user, b=topic),
+                        signed(RequestCode.PULL_MESSAGE, user, topic=topic, consumerGroup="billing"),
+                        signed(RequestCode.GET_MAX_OFFSET, user, topic=topic),
+                        signed(SEND, user, "old-key!", b=topic),
+                    ]
+                )
+                fresh = Gate("demo", "Enabled", Records())
+                fresh.set_policy(policy(users))
+                wanted = reason(fresh, frame, Caller(caller.address))
+                assert reason(made, frame, caller) == wanted, (seed, version, users, frame.code, user, topic)
+
+
+def test_a_user_has_so_many_connections() -> None:
+    made = gate({"name": "orders", "rules": [PUB], "connections": 2})
+    first, second, third = (Caller("10.0.0.1") for _ in range(3))
+    frame = signed(SEND, b="orders")
+    assert [reason(made, frame, caller) for caller in (first, second, third, first)] == ["", "", "connections", ""]
+    made.closed(first)
+    assert reason(made, frame, third) == ""
+    assert reason(made, frame, second) == ""
+    made.closed(second)
+    made.closed(third)
+    assert reason(made, frame, Caller("10.0.0.1")) == ""
+
+
+def test_quotas_of_users_and_topics() -> None:
+    quotas = [{"topic": "orders", "bytesPerSecond": 1_000}]
+    made = gate({"name": "orders", "rules": [PUB], "messagesPerSecond": 2}, topicQuotas=quotas)
+    caller = Caller("10.0.0.1")
+    small = signed(SEND, b="orders")
+    assert [reason(made, small, caller) for _ in range(3)] == ["", "", "user-quota"]
+    assert reason(made, small, caller, now=1.0) == ""
+    large = signed(SEND, body=bytes(3_000), b="orders")
+    assert reason(made, large, caller, now=2.0) == ""
+    assert reason(made, small, caller, now=3.0) == "topic-quota"
+    assert reason(made, small, caller, now=4.5) == ""
+    batch = encode_batch([BatchItem(b"x", b"")] * 20)
+    assert reason(made, signed(RequestCode.SEND_BATCH_MESSAGE, body=batch, b="orders"), caller, now=10.0) == ""
+    assert reason(made, small, caller, now=18.0) == "user-quota", "each message of a batch counts"
+    assert reason(made, small, caller, now=20.0) == ""
+    refused = (
+        made.check(caller, large, 20.0, 0) or made.check(caller, large, 20.0, 0) or made.check(caller, large, 20, 0)
+    )
+    assert refused is not None
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+
+
+def test_quotas_of_topics_count_without_authentication() -> None:
+    made = gate(mode="Disabled", topicQuotas=[{"topic": "orders", "messagesPerSecond": 1}])
+    assert made.active
+    send = Frame(int(SEND), ext={"b": "orders"})
+    assert [reason(made, send), reason(made, send)] == ["", "topic-quota"]
+    assert reason(made, Frame(int(SEND), ext={"b": "other"})) == ""
+
+
+def test_what_a_producer_may_be_asked() -> None:
+    made = gate({"name": "orders", "rules": [PUB]})
+    caller = Caller("10.0.0.1")
+    assert not made.may_be_asked(caller, "Topic", "orders", ["Pub"]), "nobody has signed here"
+    assert reason(made, signed(SEND, b="orders"), caller) == ""
+    assert made.may_be_asked(caller, "Topic", "orders", ["Pub"])
+    assert not made.may_be_asked(caller, "Topic", "secret", ["Pub"])
+    made.set_policy(policy([], version=2))
+    assert not made.may_be_asked(caller, "Topic", "orders", ["Pub"])
+    made.set_policy(policy([], "Disabled", version=3))
+    assert made.may_be_asked(None, "Topic", "orders", ["Pub"])
+
+
+def test_the_audit_log_has_what_was_refused_and_administrators_and_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    made = gate({"name": "orders", "rules": [PUB]}, {"name": "admin", "super": True})
+    caplog.set_level(logging.INFO, logger="gantry.audit")
+    frame = signed(SEND, b="secret")
+    assert reason(made, frame) == "permission"
+    assert reason(made, signed(SEND, b="orders")) == ""
+    assert reason(made, signed(RequestCode.DELETE_TOPIC_IN_BROKER, "admin", topic="orders")) == ""
+    lines = [orjson.loads(record.getMessage()) for record in caplog.records]
+    assert [(line["result"], line["user"], line["request"], line["resource"]) for line in lines] == [
+        ("refused", "orders", "SEND_MESSAGE_V2", "Topic:secret"),
+        ("allowed", "admin", "DELETE_TOPIC_IN_BROKER", "Topic:orders"),
+    ]
+    assert lines[0]["reason"] == "permission"
+    assert lines[0]["address"] == "10.0.0.1"
+    assert frame.ext["Signature"] not in caplog.text
+    assert not [key for key in KEYS.values() if key in caplog.text]
+
+
+def test_the_audit_log_is_limited_and_says_what_it_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="gantry.audit")
+    audit = AuditLog(0.0)
+
+    def write(now: float) -> None:
+        audit.write(now, 0, reason="signature", user="u" * 10_000, address="10.0.0.1", code=10, resource="r" * 10_000)
+
+    for _ in range(1_000):
+        write(0.0)
+    assert len(caplog.records) == REFUSED_A_SECOND
+    write(1.0)
+    last = orjson.loads(caplog.records[-1].getMessage())
+    assert last["suppressed"] == 1_000 - REFUSED_A_SECOND
+    assert len(caplog.records[-1].getMessage()) < 1_000
+
+
+def test_each_administrative_request_has_a_name() -> None:
+    assert {int(code) for code in RequestCode} >= ADMINISTRATIVE

@@ -1,0 +1,64 @@
+"""What images are made of, and that .ci/supply_chain.py tells a weakness from a network that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("supply_chain", ROOT / ".ci" / "supply_chain.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_stage_begins_with_the_one_base_image() -> None:
+    """So one digest in a build argument fixes all of them."""
+    stages = {"${BASE_IMAGE}"}
+    for base, name in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE):
+        assert base in stages, f"FROM {base}"
+        stages.add(name)
+    assert 'image.base.name="${BASE_IMAGE}"' in DOCKERFILE
+
+
+def test_images_contain_only_packages_with_a_hash() -> None:
+    installs = re.findall(r"pip install (.*)$", DOCKERFILE, re.MULTILINE)
+    assert installs
+    assert all("--require-hashes --no-deps" in line for line in installs)
+    locks = {re.search(r"-r (\w+)\.txt", line)[1] for line in installs}  # type: ignore[index]
+    assert locks == set(load().IMAGES), "each lock file has an SBOM"
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "begins"),
+    [
+        (0, "", "No known vulnerabilities found", ""),
+        (1, "", "requests.exceptions.ConnectionError: Max retries exceeded", "not audited: "),
+        (1, "x 1.0 GHSA-1", "Found 1 known vulnerability in 1 package", "x 1.0 GHSA-1"),
+        (1, "", "error: the lock file is damaged", "error: the lock file"),
+    ],
+)
+def test_an_audit_that_did_not_run_is_told_from_a_weakness(
+    monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str, begins: str
+) -> None:
+    module = load()
+
+    def answer(command: Any, **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, code, out, err)
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    said = module.audit(Path("bin"), "broker")
+    assert said.startswith(begins)
+    assert bool(said) == (code != 0)
