@@ -140,6 +140,10 @@ class ApacheGroup(Group):
         member = [*self.prefix, *partition.as_member(number), *words]
         self._members[number] = Started(member, folder / "broker.log", environment(self._folder))
 
+    def pids(self) -> list[int]:
+        """Returns the process ids of the members."""
+        return [member.pid for member in self._members.values()]
+
     def stop(self) -> None:
         """Ends all members. A partition needs no end: it goes with the namespace."""
         for member in self._members.values():

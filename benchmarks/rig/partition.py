@@ -6,31 +6,35 @@ packets to the member's own ports.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .processes import NamespaceUnavailable
 
 FIRST_GID = 23_000
 """The Unix group of the first member's process; the others follow."""
-TOOLS = {"iptables": "iptables", "setpriv": "util-linux"}
-"""Commands that a partition needs, and the packages that have them."""
+TOOLS = {"ip": "iproute2", "iptables": "iptables", "setpriv": "util-linux"}
+"""Commands that a group in a network namespace and its partitions need, and the packages that have them."""
 
 
-def require_tools() -> None:
-    """Raises NamespaceUnavailable when a command of TOOLS is missing."""
-    missing = [command for command in TOOLS if shutil.which(command) is None]
+def require_tools(commands: Iterable[str] = tuple(TOOLS)) -> None:
+    """Raises NamespaceUnavailable when one of these commands of TOOLS is missing, or when this is not root."""
+    missing = [command for command in commands if shutil.which(command) is None]
     if missing:
         packages = " ".join(sorted({TOOLS[command] for command in missing}))
         raise NamespaceUnavailable(
-            f"a partition needs {' and '.join(missing)}: install with `apt-get install {packages}`"
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing: "
+            f"install with `apt-get install {packages}`"
         )
+    if os.geteuid() != 0:
+        raise NamespaceUnavailable("a network namespace needs root")
 
 
 def as_member(number: int) -> list[str]:
     """Returns the prefix of a command whose process shall belong to member `number`."""
-    return ["setpriv", "--regid", str(FIRST_GID + number), "--clear-groups"]
+    return ["setpriv", "--regid", str(FIRST_GID + number), "--clear-groups", "--pdeathsig", "KILL"]
 
 
 def isolate(prefix: list[str], number: int, ports: Sequence[int]) -> None:

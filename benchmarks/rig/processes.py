@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -16,6 +17,8 @@ from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -32,8 +35,20 @@ def usage(pid: int) -> Usage:
     return Usage((int(stat[11]) + int(stat[12])) / _TICKS, int(stat[21]) * _PAGE)
 
 
+def busy_s() -> float:
+    """CPU seconds of all processes of this machine since its start."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq = (int(word) for word in words[:7])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
+def _end_with_parent() -> None:
+    """Lets the kernel kill this process when the thread that started it ends, however that ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Started:
-    """A process with its output in a file. The end of the `with` block ends it."""
+    """A process with its output in a file. The end of the `with` block ends it, and so does a kill of this program."""
 
     def __init__(
         self, words: list[str], log: Path, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
@@ -42,8 +57,9 @@ class Started:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
             self.popen = subprocess.Popen(
-                words, stdin=stdin, stdout=out, stderr=out, env={**os.environ, **(env or {})}, start_new_session=True
-            )
+                words, stdin=stdin, stdout=out, stderr=out, env={**os.environ, **(env or {})}, start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -113,12 +129,13 @@ def _kill_all(name: str) -> None:
 
 
 def exit_on_sigterm() -> None:
-    """Turns SIGTERM into SystemExit, so that `with` blocks end the processes that they started."""
+    """Turns SIGTERM and SIGHUP into SystemExit, so that `with` blocks end the processes that they started."""
 
     def terminate(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGHUP, terminate)
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.broker.pull.held import HeldPull
 from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
 from gantry_broker.protocol.codes import RequestCode
@@ -23,6 +24,13 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 
 
+class Numbered(HeldPull):
+    """A held pull that has a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class Wire:
     """A client's connection: what the broker writes to it is decoded."""
 
@@ -30,7 +38,7 @@ class Wire:
         self.peer = ("127.0.0.1", port)
         self.peer_bytes = pack_host("127.0.0.1", port)
         self.closed = False
-        self.paused = self.throttled = False
+        self.paused = self.throttled = self.later = False
         self.attrs: dict[str, Any] = {}
         self.frames: list[Frame] = []
         self.arrived = asyncio.Event()
@@ -44,6 +52,9 @@ class Wire:
 
     def throttle(self, wait: bool) -> None:
         self.throttled = wait
+
+    def read_later(self, wait: bool) -> None:
+        self.later = wait
 
     def close(self) -> None:
         self.closed = True

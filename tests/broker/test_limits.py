@@ -19,6 +19,8 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.heartbeats import heartbeat_fault
 from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
 
+from tests.broker.conftest import Numbered
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -124,22 +126,22 @@ def test_filters_are_bounded_by_tokens_digits_and_memory() -> None:
 
 
 def test_held_pulls_are_tried_in_parts() -> None:
-    held: HeldPulls[int] = HeldPulls()
+    held: HeldPulls[Numbered] = HeldPulls()
     for n in range(10):
-        held.hold("T", 0, n, 100)
+        held.hold("T", 0, Numbered(n), 100)
     tried: list[int] = []
     waiting = held.waiting("T", 0)
 
-    def attempt(pull: int) -> bool:
-        tried.append(pull)
-        return pull % 2 == 0
+    def attempt(pull: Numbered) -> bool:
+        tried.append(pull.number)
+        return pull.number % 2 == 0
 
     held.try_each(waiting, attempt, lambda: len(tried) < 4)
     assert (tried, len(held), len(waiting)) == ([0, 1, 2, 3], 8, 6)
-    assert [h.pull for h in held.due(100, 2)] == [1, 3]
+    assert [pull.number for pull in held.due(100, 2)] == [1, 3]
     held.try_each(waiting, attempt)
     assert tried == list(range(10))
-    assert [h.pull for h in held.due(100)] == [5, 7, 9]
+    assert [pull.number for pull in held.due(100)] == [5, 7, 9]
     assert len(held) == 0
 
 

@@ -19,8 +19,10 @@ from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, T
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.broker.conftest import Numbered
 
 if TYPE_CHECKING:
     from tests.broker.conftest import Bench
@@ -116,32 +118,57 @@ class TestLocks:
 
 class TestHeldPulls:
     def test_woken_by_their_queue_or_by_time_and_once(self) -> None:
-        held: HeldPulls[str] = HeldPulls()
-        held.hold("T", 0, "a", 100)
-        held.hold("T", 1, "b", 50)
-        held.hold("T", 0, "c", 200)
-        tried: list[str] = []
-        held.try_each(held.waiting("T", 0), lambda pull: tried.append(pull) or pull == "a")
-        assert tried == ["a", "c"]
-        assert len(held) == 2
-        assert [h.pull for h in held.due(60)] == ["b"]
-        assert held.next_deadline_ms() == 200
-        assert [h.pull for h in held.due(1_000)] == ["c"]
+        held: HeldPulls[Numbered] = HeldPulls()
+        held.hold("T", 0, Numbered(1), 100)
+        held.hold("T", 1, Numbered(2), 50)
+        held.hold("T", 0, Numbered(3), 200)
+        tried: list[int] = []
+        held.try_each(held.waiting("T", 0), lambda pull: tried.append(pull.number) or pull.number == 1)
+        assert tried == [1, 3]
+        assert (len(held), held.count(("T", 0)), held.count(("T", 1)), held.count(("T", 2))) == (2, 1, 1, 0)
+        assert [pull.number for pull in held.due(49)] == []
+        assert [pull.number for pull in held.due(60)] == [2]
+        assert [pull.number for pull in held.due(199)] == []
+        assert [pull.number for pull in held.due(1_000)] == [3]
         assert len(held) == 0
 
     def test_their_number_is_bounded(self) -> None:
-        held: HeldPulls[int] = HeldPulls(limit=2)
-        assert [held.hold("T", 0, n, 10) for n in range(3)] == [True, True, False]
+        held: HeldPulls[Numbered] = HeldPulls(limit=2)
+        assert [held.hold("T", 0, Numbered(n), 10) for n in range(3)] == [True, True, False]
 
-    @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), max_size=60))
-    def test_none_is_lost_or_answered_twice(self, steps: list[tuple[int, int, bool]]) -> None:
-        held: HeldPulls[int] = HeldPulls()
+    def test_what_is_done_leaves_nothing_behind_but_its_time(self) -> None:
+        held: HeldPulls[Numbered] = HeldPulls()
+        for n in range(1_000):
+            pull = Numbered(n)
+            held.hold("T", 0, pull, 100 + n % 3)
+            held.end(pull)
+            held.end(pull)
+        assert (len(held), held._by_queue, held._by_deadline) == (0, {}, {})
+        assert sorted(held._deadlines) == [100, 101, 102]
+        assert (held.due(200), held._deadlines, held._in_heap) == ([], [], set())
+
+    @settings(deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), max_size=60),
+        st.lists(st.tuples(st.integers(0, 60), st.integers(1, 5)), max_size=10),
+    )
+    def test_none_is_lost_or_answered_twice(
+        self, steps: list[tuple[int, int, bool]], ends: list[tuple[int, int]]
+    ) -> None:
+        held: HeldPulls[Numbered] = HeldPulls()
         done: list[int] = []
         for number, (queue, deadline, wake) in enumerate(steps):
-            held.hold("T", queue, number, deadline)
+            held.hold("T", queue, Numbered(number), deadline)
             if wake:
-                held.try_each(held.waiting("T", queue), lambda n: n % 2 == 0 and not done.append(n))
-        done += [h.pull for h in held.due(51)]
+                held.try_each(
+                    held.waiting("T", queue), lambda pull: pull.number % 2 == 0 and not done.append(pull.number)
+                )
+        for now_ms, most in ends:
+            over = [pull.number for pull in held.due(now_ms, most)]
+            assert all(steps[number][1] <= max(at for at, _ in ends) for number in over)
+            assert len(over) <= most
+            done += over
+        done += [pull.number for pull in held.due(61)]
         assert sorted(done) == list(range(len(steps)))
         assert len(held) == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from gantry_broker.protocol import fastjson
+from gantry_broker.protocol import fastjson, headers
 from gantry_broker.protocol.bodies import (
     BodyError,
     Heartbeat,
@@ -61,6 +61,16 @@ def test_any_fields_are_a_header_or_a_bad_field(ext: dict[str, str]) -> None:
     for kind in (SendHeader, PullHeader, QueueHeader):
         with pytest.raises(BadField):
             kind.from_ext(ext)
+
+
+def test_the_annotations_of_a_header_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    QueueHeader.from_ext({"topic": "T", "queueId": "0"})
+
+    def read_again(cls: type) -> dict[str, object]:
+        raise AssertionError(f"the annotations of {cls.__name__} are read for each request")
+
+    monkeypatch.setattr(headers, "get_type_hints", read_again)
+    assert QueueHeader.from_ext({"topic": "T", "queueId": "7"}) == QueueHeader("T", 7)
 
 
 def test_the_dialect_is_read() -> None:

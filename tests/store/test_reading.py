@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import decode_records, java_hash, pack_host, tags_hash
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import read
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.store import MessageStore
@@ -51,6 +53,56 @@ def put(store: MessageStore, count: int, *, topic: str = "Orders", first: int = 
 
 def numbers(data: bytes) -> list[int]:
     return [int.from_bytes(record.body[:4], "big") for record in decode_records(data)]
+
+
+def test_reads_of_many_queues_together_find_the_same_records(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unconfirmed records, entries in files and in memory, records larger than a piece, limits of count and bytes."""
+    monkeypatch.setattr(read, "_PIECE", 4_096)
+    drawn = random.Random(7)
+    queues = [(f"T{n % 5}", n) for n in range(8)]
+    for turn in range(40):
+        batch = []
+        for _ in range(drawn.randrange(1, 12)):
+            topic, queue_id = drawn.choice(queues)
+            size = drawn.choice([0, 10, 300, 1_000, 5_000])
+            batch.append(Put(topic, queue_id, 0, 0, 1, HOST, drawn.randbytes(size), b""))
+        store.put(batch, 1_000 + turn)
+        if turn % 3:
+            store.confirm(store.end)
+        if turn % 10 == 0:
+            store.queues.write_out()
+    found = 0
+    for _ in range(20):
+        pieces = store.together()
+        for topic, queue_id in drawn.sample(queues, len(queues)):
+            for offset in drawn.sample(range(60), 20):
+                most, most_bytes = drawn.choice([1, 3, 32]), drawn.choice([1, 20_000, 1 << 20])
+                got = store.found(topic, queue_id, offset, most, most_bytes, pieces)
+                if got is not None:
+                    assert got == store.get(topic, queue_id, offset, most, most_bytes)
+                    found += 1
+                else:
+                    assert store.get(topic, queue_id, offset, most, most_bytes).status != GetStatus.FOUND
+    assert found > 500
+
+
+def test_reads_together_leave_damage_and_what_is_old_to_the_other_read(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, 10)
+    monkeypatch.setattr(read, "CACHED_BYTES", 300)
+    pieces = store.together()
+    assert store.found("Orders", 0, 0, 32, 10**6, pieces) is None, "an old record is verified"
+    assert store.found("Orders", 0, 0, 1, 10**6, pieces) is None
+    assert store.found("Orders", 0, 9, 32, 10**6, pieces) is not None
+    monkeypatch.setattr(os, "pread", failing)
+    assert store.found("Orders", 0, 9, 32, 10**6, store.together()) is None
+
+
+def failing(*arguments: object) -> bytes:
+    raise OSError(errno.EIO, "the disk cannot read")
 
 
 @pytest.mark.parametrize("written_out", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ class ConfirmedRecords:
         """`held`: the waiting pulls; while it is empty, no pull is woken."""
         self.on_messages_available: dict[str, Callable[[int], None]] = {}
         """By topic: the internal reader (delays, transactions, timers), called with the queue that has new messages."""
-        self.wake_pulls: Callable[[str, int], None] = lambda topic, queue_id: None
-        """Called with topic and queue while pulls are held."""
+        self.wake_pulls: Callable[[Sequence[tuple[str, int]]], None] = lambda queues: None
+        """Called with the queues (topic, number) that have new messages, while pulls are held."""
         self._replay = replay
         self._held = held
         self._available: list[tuple[str, int]] = []
@@ -42,10 +42,11 @@ class ConfirmedRecords:
 
     def _notify(self) -> None:
         available, self._available = self._available, []
+        queues = list(dict.fromkeys(available))
         held = len(self._held) > 0
-        for topic, queue_id in dict.fromkeys(available):
+        for topic, queue_id in queues:
             notify = self.on_messages_available.get(topic)
             if notify is not None:
                 notify(queue_id)
-            if held:
-                self.wake_pulls(topic, queue_id)
+        if held:
+            self.wake_pulls(queues)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.live_settings import LiveSettings
     from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pull.checks import Pull
     from gantry_broker.broker.pull.filters import Filters
     from gantry_broker.broker.pull.held import HeldPulls
-    from gantry_broker.broker.pull.service import Pull, PullService
+    from gantry_broker.broker.pull.service import PullService
     from gantry_broker.broker.retention import LogRetention
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import MessageCounts, Stats

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.errors import failure_answer
 from gantry_broker.broker.forward import request_bytes
+from gantry_broker.broker.pull.service import SENT_MS
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
@@ -91,8 +92,9 @@ class RequestProcessor:
         if not sends:
             return
         conn.attrs["client"] = True
+        conn.attrs[SENT_MS] = now_ms = self._context.clock.unix_ms()
         if self._role.may_append:
-            later = self._take_sends(conn, sends, self._context.clock.unix_ms())
+            later = self._take_sends(conn, sends, now_ms)
             for frame in later:
                 self._run_in_turn(conn, frame, partial(self.process_again, conn, [frame]))
         else:

@@ -99,14 +99,14 @@ class Stats:
             histogram = self.sizes[topic] = Histogram(SIZE_BYTES)
         histogram.observe_all(sizes)
 
-    def pulled_to(self, key: str, queue_id: int, offset: int) -> None:
-        """Notes the next offset that a group pulls. `key`: "topic@group"."""
+    def pulled_to(self, key: str, offsets: dict[int, int]) -> None:
+        """Notes the next offsets that a group pulls, by queue. `key`: "topic@group"."""
         queues = self.pulled.get(key)
         if queues is None:
             if len(self.pulled) >= MAX_KEYS:
                 return
             queues = self.pulled[key] = {}
-        queues[queue_id] = offset
+        queues.update(offsets)
 
     def refuse(self, code: int, count: int = 1) -> None:
         """Counts sends that were not stored or not acknowledged. `code`: of the answer."""
@@ -156,11 +156,11 @@ class MessageCounts:
                 self._add_sizes(put.topic, [where.size])
         add("BROKER_PUT_NUMS", self._cluster, len(puts), len(puts))
 
-    def gets(self, topic: str, group: str, queue_id: int, count: int, size: int, next_offset: int) -> None:
-        """Counts one answered pull. `size`: bytes; `next_offset`: where the next pull begins."""
+    def gets(self, topic: str, group: str, count: int, size: int, next_offsets: dict[int, int]) -> None:
+        """Counts answered pulls. `size`: bytes; `next_offsets`: the first offset of the next pull, by queue."""
         self.get_count += count
         key = f"{topic}@{group}"
         self._add("GROUP_GET_NUMS", key, count)
         self._add("GROUP_GET_SIZE", key, size)
         self._add("BROKER_GET_NUMS", self._cluster, count)
-        self._pulled_to(key, queue_id, next_offset)
+        self._pulled_to(key, next_offsets)

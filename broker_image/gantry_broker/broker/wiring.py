@@ -39,9 +39,10 @@ from gantry_broker.broker.metadata.tables import Metadata
 from gantry_broker.broker.periodic_tasks import PeriodicTask, PeriodicTasks
 from gantry_broker.broker.ports import Ports
 from gantry_broker.broker.processing import RequestProcessor
+from gantry_broker.broker.pull.checks import Pull, PullChecks
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.broker.pull.held import HeldPulls
-from gantry_broker.broker.pull.service import Pull, PullService
+from gantry_broker.broker.pull.service import PullService
 from gantry_broker.broker.pull.slave_reads import SlaveReads
 from gantry_broker.broker.registrar import Registrar
 from gantry_broker.broker.retention import LogRetention
@@ -175,8 +176,9 @@ def wire(
         config, store, store_host, delay_levels, meta=meta, creation=creation, role=role, writer=writer,
         health=health, counts=counts, stats=stats, latencies=latencies, slices=slices, events=events,
     )  # fmt: skip
+    checks = PullChecks(settings, meta, role, filters=filters, clients=clients, creation=creation)
     pulls = PullService(
-        store, meta, role, held=held, filters=filters, clients=clients, creation=creation,
+        store, meta, role, held=held, filters=filters, checks=checks,
         slave_reads=SlaveReads(settings, store, replication, memory), counts=counts, slices=slices, clock=clock,
     )  # fmt: skip
     confirmed.wake_pulls = pulls.wake

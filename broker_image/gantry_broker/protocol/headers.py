@@ -75,7 +75,7 @@ class Header:
 
     @classmethod
     def _fields(cls) -> tuple[tuple[str, str, bool, Any], ...]:
-        parsed = cls.__dict__.get("_plan")
+        parsed = cls.__dict__.get("_parsed_fields")
         if parsed is None:
             hints = get_type_hints(cls)
             rows = []

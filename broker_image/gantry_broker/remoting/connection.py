@@ -169,6 +169,7 @@ class Connection(asyncio.Protocol):
         "_out",
         "_out_size",
         "_pending",
+        "_reading_later",
         "_reading_stopped",
         "_shared",
         "_throttled",
@@ -216,6 +217,7 @@ class Connection(asyncio.Protocol):
         self.attrs: dict[str, Any] = {}
         self.identity: Identity | None = None
         """The peer's identity, on a port between members; None on ports for clients."""
+        self._reading_later = False
         self._reading_stopped = False
         self._throttled = False
         self.closed = False
@@ -413,10 +415,12 @@ class Connection(asyncio.Protocol):
         if wait == self._throttled:
             return
         self._throttled = wait
-        if not wait:
-            self._read_on()
-        elif self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._pause_or_read_on(wait)
+
+    def read_later(self, wait: bool) -> None:
+        """Let the requests of this peer gather for a few milliseconds, to read many at once."""
+        self._reading_later = wait
+        self._pause_or_read_on(wait)
 
     def close(self) -> None:
         """End the connection after all written bytes have gone out."""
@@ -453,9 +457,15 @@ class Connection(asyncio.Protocol):
 
     # Inner parts
 
+    def _pause_or_read_on(self, wait: bool) -> None:
+        if not wait:
+            self._read_on()
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     def _read_on(self) -> None:
         """Read again unless another reason still forbids it."""
-        if self.paused or self._reading_stopped or self._throttled:
+        if self.paused or self._reading_stopped or self._throttled or self._reading_later:
             return
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()

@@ -147,7 +147,7 @@ class Indexer:
             return Confirmed(state.confirmed, [], [])
         if offset > log.end:
             raise ValueError(f"confirmed offset {offset} is above the end of the log at {log.end}")
-        available: set[tuple[str, int]] = set()
+        available: dict[tuple[str, int], None] = {}
         control: list[tuple[int, bytes]] = []
         began = state.confirmed
         while state.confirmed < offset:
@@ -183,7 +183,7 @@ class Indexer:
                 queue.next = max(queue.next, number + 1)
         self._state.renumber = False
 
-    def _index_batch(self, batch: Batch, available: set[tuple[str, int]]) -> None:
+    def _index_batch(self, batch: Batch, available: dict[tuple[str, int], None]) -> None:
         dirty = self._queues.dirty
         if batch.checked:
             for queue, _, entry in batch.entries:
@@ -191,7 +191,7 @@ class Indexer:
                 if not pending:
                     dirty[queue] = None
                 pending += entry
-                available.add(queue.key)
+                available[queue.key] = None
         else:
             for queue, number, entry in batch.entries:
                 pending = queue.pending
@@ -203,7 +203,7 @@ class Indexer:
                     self._add_entry(queue, number, entry)
                 if queue.pending:
                     dirty.setdefault(queue)
-                available.add(queue.key)
+                available[queue.key] = None
         self._queues.waiting += len(batch.entries)
         index = self._index
         if index is not None and not index.behind:

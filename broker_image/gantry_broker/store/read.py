@@ -9,13 +9,13 @@ from typing import Final
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import Record, RecordError, decode_record
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
+from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.record_reader import MAX_RECORD, SIZE_AND_MAGIC, TIME_HEAD_SIZE, store_ms_of
-from gantry_broker.store.scrub import Scrubber
+from gantry_broker.store.scrub import CACHED_BYTES, Scrubber
 from gantry_broker.store.state import StoreState
 from gantry_broker.store.types import Got
 
@@ -23,6 +23,51 @@ MAX_SCAN: Final = 4_096
 """Entries that one read examines when a filter rejects most of them; the next read continues there."""
 _SPREAD: Final = 8
 """Records are read in one go if that reads at most this many times the wanted bytes."""
+_PIECE: Final = 1 << 16
+_MAX_PIECES: Final = 16
+
+
+class LogPieces:
+    """Bytes of the end of the log, which one system call reads for many records.
+
+    For one step without a pause: nothing may be appended, truncated or repaired during its life.
+    """
+
+    __slots__ = ("_data", "_end", "_log", "_older", "_start", "oldest")
+
+    def __init__(self, log: CommitLog, oldest: int, confirmed: int) -> None:
+        self.oldest = oldest
+        """Records before this offset of the log are gone, or have to be verified."""
+        self._log = log
+        self._end = confirmed
+        self._start = 0
+        self._data = b""
+        self._older: list[tuple[int, bytes]] = []
+
+    def read(self, phys: int, size: int) -> bytes:
+        """The bytes of a confirmed record. Raises OSError."""
+        at = phys - self._start
+        if at < 0 or at + size > len(self._data):
+            if size > _PIECE or phys < self._end - _PIECE * _MAX_PIECES:
+                return self._log.read(phys, size)
+            self._turn_to(phys, size)
+            at = phys - self._start
+        return self._data[at : at + size]
+
+    def _turn_to(self, phys: int, size: int) -> None:
+        """Make the piece that has the record the present one."""
+        older = self._older
+        if self._data:
+            older.append((self._start, self._data))
+        for number, (start, data) in enumerate(older):
+            if start <= phys and phys + size <= start + len(data):
+                self._start, self._data = older.pop(number)
+                return
+        if len(older) > _MAX_PIECES:
+            del older[0]
+        self._data = b""  # In case the read raises.
+        self._data = self._log.read(phys, min(_PIECE, self._end - phys))
+        self._start = phys
 
 
 class Reader:
@@ -73,6 +118,51 @@ class Reader:
             return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
         count = max(max_count, 1)
         return self._collect(queue, offset, low, high, count, max_bytes, tag_hashes, record_filter, enough)
+
+    def together(self) -> LogPieces:
+        """What `found` reads with; for one step without a pause."""
+        state, log = self._state, self._log
+        oldest = max(log.start, state.verified_from, state.confirmed - CACHED_BYTES)
+        return LogPieces(log, oldest, state.confirmed)
+
+    def found(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, pieces: LogPieces
+    ) -> Got | None:
+        """As `get` without a filter, for records at the end of the log; None: `get` has to look."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return None
+        low, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        if not low <= offset < high:
+            return None
+        most = high - offset if high - offset < max_count else max_count
+        at = (offset - queue.written) * ENTRY_SIZE
+        end, oldest = self._state.confirmed, pieces.oldest
+        if most == 1 and at >= 0:
+            phys, size, _ = ENTRY.unpack_from(queue.pending, at)
+            if 0 < size < BLANK_SIZE and phys >= oldest and phys + size <= end:
+                try:
+                    return Got(GetStatus.FOUND, pieces.read(phys, size), 1, offset + 1, low, high)
+                except OSError:
+                    pass
+            return None
+        records: list[bytes] = []
+        total = 0
+        try:
+            entries = queue.pending[at : at + most * ENTRY_SIZE] if at >= 0 else queue.read(offset, min(most, MAX_SCAN))
+            for phys, size, _ in ENTRY.iter_unpack(entries):
+                if not 0 < size < BLANK_SIZE or phys < oldest or phys + size > end:
+                    break
+                if records and total + size > max_bytes:
+                    break
+                records.append(pieces.read(phys, size))
+                total += size
+        except OSError:
+            return None
+        if not records:
+            return None
+        data = records[0] if len(records) == 1 else b"".join(records)
+        return Got(GetStatus.FOUND, data, len(records), offset + len(records), low, high)
 
     def _collect(
         self,

@@ -25,7 +25,7 @@ from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog, OpenSegment
 from gantry_broker.store.log.epochs import EpochCache, EpochFile, LeaderEpochs
 from gantry_broker.store.log.record_reader import decode_records, delay_table
-from gantry_broker.store.read import Reader
+from gantry_broker.store.read import LogPieces, Reader
 from gantry_broker.store.recovery import Recovery, lock_store, segment_size
 from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
 from gantry_broker.store.retention import Retention, disk_usage
@@ -406,6 +406,16 @@ class MessageStore:
         OSError.
         """
         return self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter, enough)
+
+    def together(self) -> LogPieces:
+        """Reads of the log for many `found`, in one step without a pause."""
+        return self._reader.together()
+
+    def found(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, pieces: LogPieces
+    ) -> Got | None:
+        """As `get` without a filter, for records at the end of the log; None: `get` has to look."""
+        return self._reader.found(topic, queue_id, offset, max_count, max_bytes, pieces)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is still there; 0 for an unknown queue."""

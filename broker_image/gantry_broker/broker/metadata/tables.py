@@ -296,8 +296,13 @@ class Metadata:
 
     def commit_offset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
         """Notes a consumer's progress. The next `take_dirty` returns it for the log."""
-        key = offset_key(topic, group)
-        queues = self.working.offsets.setdefault(key, {})
+        self.commit_offset_of(offset_key(topic, group), queue_id, offset)
+
+    def commit_offset_of(self, key: str, queue_id: int, offset: int) -> None:
+        """As `commit_offset`, by the key of topic and group."""
+        queues = self.working.offsets.get(key)
+        if queues is None:
+            queues = self.working.offsets[key] = {}
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self._dirty.setdefault(key, set()).add(queue_id)

@@ -10,22 +10,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
-
 MAX_HELD = 100_000
 """The most held pulls of one broker. A further pull is answered at once with "nothing yet"."""
 
 
-class HeldPull(Generic[T]):
-    """One held pull; `done` once it is answered or given up."""
+class HeldPull:
+    """The part of a pull that `HeldPulls` sets; `done` once it is answered or given up."""
 
-    __slots__ = ("deadline_ms", "done", "key", "pull")
+    __slots__ = ("deadline_ms", "done", "key")
 
-    def __init__(self, key: tuple[str, int], pull: T, deadline_ms: int) -> None:
-        self.key = key
-        self.pull = pull
-        self.deadline_ms = deadline_ms
-        self.done = False
+    deadline_ms: int
+    done: bool
+    key: tuple[str, int]
+
+
+T = TypeVar("T", bound=HeldPull)
 
 
 class HeldPulls(Generic[T]):
@@ -35,10 +34,14 @@ class HeldPulls(Generic[T]):
         self.limit = limit
         self.passed_over: set[tuple[str, int]] = set()
         """Queues that grew while their pulls could not be answered. They are woken again."""
-        self._by_queue: dict[tuple[str, int], dict[HeldPull[T], None]] = {}
-        self._by_time: list[tuple[int, int, HeldPull[T]]] = []
+        self._by_queue: dict[tuple[str, int], dict[T, None]] = {}
+        self._by_deadline: dict[int, dict[T, None]] = {}
+        self._deadlines: list[int] = []
+        """A heap with each deadline once, also of pulls that are done."""
+        self._in_heap: set[int] = set()
+        self._due: deque[T] = deque()
+        """Pulls past their deadline."""
         self._count = 0
-        self._serial = 0
 
     def __len__(self) -> int:
         return self._count
@@ -47,25 +50,48 @@ class HeldPulls(Generic[T]):
         """Holds a pull; returns False when there are too many, and the caller answers at once."""
         if self._count >= self.limit:
             return False
-        key = (topic, queue_id)
-        held = HeldPull(key, pull, deadline_ms)
-        self._by_queue.setdefault(key, {})[held] = None
-        self._serial += 1
-        heapq.heappush(self._by_time, (deadline_ms, self._serial, held))
+        pull.key = key = (topic, queue_id)
+        pull.deadline_ms = deadline_ms
+        pull.done = False
+        waiting = self._by_queue.get(key)
+        if waiting is None:
+            self._by_queue[key] = {pull: None}
+        else:
+            waiting[pull] = None
+        together = self._by_deadline.get(deadline_ms)
+        if together is None:
+            self._by_deadline[deadline_ms] = {pull: None}
+            if deadline_ms not in self._in_heap:
+                self._in_heap.add(deadline_ms)
+                heapq.heappush(self._deadlines, deadline_ms)
+        else:
+            together[pull] = None
         self._count += 1
         return True
 
-    def waiting(self, topic: str, queue_id: int) -> deque[HeldPull[T]]:
+    def count(self, key: tuple[str, int]) -> int:
+        """Returns the number of pulls that wait for a queue."""
+        waiting = self._by_queue.get(key)
+        return 0 if waiting is None else len(waiting)
+
+    def waiting(self, topic: str, queue_id: int) -> deque[T]:
         """Returns the pulls that wait for a queue, for `try_each`."""
         return deque(self._by_queue.get((topic, queue_id), ()))
 
-    def everything(self) -> list[HeldPull[T]]:
+    def few(self, key: tuple[str, int], most: int) -> list[T] | None:
+        """Returns the pulls that wait for a queue; None: there are more than `most`."""
+        waiting = self._by_queue.get(key)
+        if waiting is None:
+            return []
+        return list(waiting) if len(waiting) <= most else None
+
+    def everything(self) -> list[T]:
         """Returns all pulls that wait."""
-        return [held for waiting in self._by_queue.values() for held in waiting]
+        return [pull for waiting in self._by_queue.values() for pull in waiting]
 
     def try_each(
         self,
-        waiting: deque[HeldPull[T]],
+        waiting: deque[T],
         attempt: Callable[[T], bool],
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -74,35 +100,35 @@ class HeldPulls(Generic[T]):
         Ends when `may_go_on` returns False; the caller tries the rest of `waiting` later.
         """
         while waiting and may_go_on():
-            held = waiting.popleft()
-            if not held.done and attempt(held.pull):
-                self.end(held)
+            pull = waiting.popleft()
+            if not pull.done and attempt(pull):
+                self.end(pull)
 
-    def end(self, held: HeldPull[T]) -> None:
+    def end(self, pull: T) -> None:
         """Ends a pull that is answered or given up."""
-        if held.done:
+        if pull.done:
             return
-        held.done = True
+        pull.done = True
         self._count -= 1
-        waiting = self._by_queue[held.key]
-        del waiting[held]
-        if not waiting:
-            del self._by_queue[held.key]
+        waiting = self._by_queue[pull.key]
+        if len(waiting) == 1:
+            del self._by_queue[pull.key]
+        else:
+            del waiting[pull]
+        together = self._by_deadline.get(pull.deadline_ms)
+        if together is not None and together.pop(pull, self) is None and not together:
+            del self._by_deadline[pull.deadline_ms]
 
-    def due(self, now_ms: int, most: int = 1 << 30) -> list[HeldPull[T]]:
+    def due(self, now_ms: int, most: int = 1 << 30) -> list[T]:
         """Removes and returns the pulls whose time is over, at most `most`."""
-        out: list[HeldPull[T]] = []
-        while self._by_time and len(out) < most and (self._by_time[0][2].done or self._by_time[0][0] <= now_ms):
-            held = heapq.heappop(self._by_time)[2]
-            if not held.done:
-                self.end(held)
-                out.append(held)
-        if len(self._by_time) > 2 * self._count + 1_000:
-            self._by_time = [e for e in self._by_time if not e[2].done]
-            heapq.heapify(self._by_time)
+        while self._deadlines and self._deadlines[0] <= now_ms:
+            deadline_ms = heapq.heappop(self._deadlines)
+            self._in_heap.remove(deadline_ms)
+            self._due.extend(self._by_deadline.pop(deadline_ms, ()))
+        out: list[T] = []
+        while self._due and len(out) < most:
+            pull = self._due.popleft()
+            if not pull.done:
+                self.end(pull)
+                out.append(pull)
         return out
-
-    def next_deadline_ms(self) -> int | None:
-        while self._by_time and self._by_time[0][2].done:
-            heapq.heappop(self._by_time)
-        return self._by_time[0][0] if self._by_time else None

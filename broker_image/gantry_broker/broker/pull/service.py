@@ -9,40 +9,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.broker.clients import Subscription
 from gantry_broker.broker.errors import RequestRejected
-from gantry_broker.broker.metadata.topics import group_fault, topic_fault
-from gantry_broker.broker.pull.held import HeldPull, HeldPulls
+from gantry_broker.broker.pull.answers import found_answer
+from gantry_broker.broker.pull.checks import Consumption, Pull, PullChecks
+from gantry_broker.broker.pull.held import HeldPulls
+from gantry_broker.broker.pull.pace import WakePace
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
-from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
-from gantry_broker.protocol.codes import FAQ, GetStatus, Perm, PullFlag, ResponseCode
+from gantry_broker.protocol.bodies import SubscriptionData
+from gantry_broker.protocol.codes import FLAG_RESPONSE, GetStatus, ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, PullHeader
+from gantry_broker.protocol.headers import Long, PullAnswer
 from gantry_broker.protocol.message import parse_properties
 from gantry_broker.store.types import Got
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.pull.filters import Filters
     from gantry_broker.broker.pull.slave_reads import SlaveReads
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import MessageCounts
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.store.read import LogPieces
     from gantry_broker.store.store import MessageStore
     from gantry_broker.timeslice import TimeSlices
 
 
-MAX_HOLD_MS: Final = 120_000
 DUE_AT_ONCE: Final = 100
 """Expired pulls that one step answers between two checks of the time."""
+FEW: Final = 16
+"""Pulls of a queue that are tried without a look at the time."""
+SENT_MS: Final = "sent_ms"
+"""Attribute of a connection: when it last brought sends, Unix milliseconds."""
+SENDS_MS: Final = 1_000
+"""A connection that brought sends within this time is read at once: its senders wait for their answers."""
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -52,40 +57,27 @@ _CODES: Final = {
     GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
+_FOUND: Final = int(ResponseCode.SUCCESS)
 _MASTER: Final = 0
 
 
-class Pull:
-    """One pull, from its request to its answer."""
+class Tally:
+    """Answers to pulls of one group and topic: messages, their bytes and the next offsets by queue."""
 
-    __slots__ = ("codes", "conn", "filter", "frame", "group", "header", "max_count", "offset", "sql", "topic")
+    __slots__ = ("count", "offsets", "size")
 
-    def __init__(
-        self,
-        conn: Connection,
-        frame: Frame,
-        header: PullHeader,
-        topic: TopicConfig,
-        group: SubscriptionGroup,
-        codes: frozenset[int] | None,
-        sql: SubscriptionData | None,
-        max_count: int,
-    ) -> None:
-        self.conn = conn
-        self.frame = frame
-        self.header = header
-        self.topic = topic
-        self.group = group
-        self.codes = codes
-        self.sql = sql
-        """A subscription whose expression is not compiled into `filter` yet."""
-        self.filter: Filter | None = None
-        self.max_count = max_count
-        self.offset = int(header.queueOffset)
+    def __init__(self) -> None:
+        self.count = self.size = 0
+        self.offsets: dict[int, int] = {}
 
 
 class PullService:
-    """Answers pulls, holds them, and tries them again when messages are available."""
+    """Answers pulls, holds them, and tries them again when messages are available.
+
+    While many pulls a second find messages (`pace.py`), their answers leave together: a pull that finds fewer messages
+    than it may have waits for the next turn, and so does a held one whose queue grows. Connections that bring pulls
+    only are read at the beginning of each turn.
+    """
 
     def __init__(
         self,
@@ -95,8 +87,7 @@ class PullService:
         *,
         held: HeldPulls[Pull],
         filters: Filters,
-        clients: ClientTable,
-        creation: OnDemandCreation,
+        checks: PullChecks,
         slave_reads: SlaveReads,
         counts: MessageCounts,
         slices: TimeSlices,
@@ -108,19 +99,27 @@ class PullService:
         self._role = role
         self._held = held
         self._filters = filters
-        self._clients = clients
-        self._creation = creation
+        self._check = checks.take
         self._slave_reads = slave_reads
         self._count_gets = counts.gets
         self._settling: asyncio.Task[None] | None = None
         self._slices = slices
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._pace = WakePace()
         self._waking: set[tuple[str, int]] = set()
         """Queues whose held pulls are being tried, in slices."""
+        self._gathered: dict[tuple[str, int], None] = {}
+        """Queues whose held pulls are tried at the next turn."""
+        self._unread: dict[Connection, None] = {}
+        """Connections that are read again at the next turn."""
+        self._turn_is_set = False
+        self._tally: dict[Consumption, Tally] | None = None
+        """Answers of this turn, counted at its end; None between turns."""
 
     def handle(self, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
-        made = self._read_request(conn, frame)
-        if made.sql is not None and self._slices.left_s <= 0:
+        made = self._check(conn, frame)
+        if made.asked.sql is not None and self._slices.left_s <= 0:
             return self._pull_in_turn(made)
         self._serve(made)
         return None
@@ -132,42 +131,122 @@ class PullService:
             self._serve(made)
 
     def _serve(self, made: Pull) -> None:
-        header = made.header
-        if made.sql is not None:
-            made.filter = self._sql(made.sql)
-        if header.sysFlag & PullFlag.COMMIT_OFFSET and self._role.leading and header.commitOffset >= 0:
-            self._meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
-        got, code = self._read(made)
-        if (
-            code == ResponseCode.PULL_NOT_FOUND
-            and header.sysFlag & PullFlag.SUSPEND
-            and self._settings.longPollingEnable
-        ):
-            hold_ms = min(max(int(header.suspendTimeoutMillis), 0), MAX_HOLD_MS)
-            if hold_ms and self._held.hold(header.topic, header.queueId, made, self._clock.now_ms() + hold_ms):
-                return
+        asked = made.asked
+        if asked.sql is not None:
+            made.filter = self._sql(asked.sql)
+        if asked.commits and self._role.leading and made.commit >= 0:
+            self._meta.commit_offset_of(asked.key, made.queue_id, made.commit)
+        may_hold = asked.hold_ms > 0 and self._settings.longPollingEnable
+        if may_hold and self._role.leading and self._waits(made):
+            return
+        got, code = self._read(made, self._store.together())
+        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(made):
+            return
         self.answer(made, got, code)
 
-    def wake(self, topic: str, queue_id: int) -> None:
-        """Tries the waiting pulls of a queue with new messages again."""
-        key = (topic, queue_id)
-        if key in self._waking:
-            self._held.passed_over.add(key)
-            return
-        waiting = self._held.waiting(topic, queue_id)
-        if waiting:
-            self._try_each(key, waiting)
+    def _hold(self, made: Pull) -> bool:
+        asked = made.asked
+        return self._held.hold(asked.topic_name, made.queue_id, made, self._clock.now_ms() + asked.hold_ms)
 
-    def _try_each(self, key: tuple[str, int], waiting: deque[HeldPull[Pull]]) -> None:
-        """Tries pulls for one slice of the event loop, and the rest in a later pass."""
+    def _waits(self, made: Pull) -> bool:
+        """Holds a pull of the master without a read, for its queue to grow or for the next turn; False: read."""
+        asked = made.asked
+        there = self._store.max_offset(asked.topic_name, made.queue_id) - made.offset
+        if there == 0:
+            if made.offset == 0 or not self._hold(made):
+                return False
+        else:
+            if there < 0 or there >= asked.max_count or asked.codes is not None or asked.sql is not None:
+                return False
+            self._pace.note(1)
+            if not (self._turn_is_set or self._pace.wait_ms(self._loop.time())) or not self._hold(made):
+                return False
+            self._gathered[made.key] = None
+        if self._turn_is_set:
+            self._read_later(made.conn)
+        elif wait_ms := self._pace.wait_ms(self._loop.time()):
+            self._read_later(made.conn)
+            self._set_turn(wait_ms)
+        return True
+
+    def _read_later(self, conn: Connection) -> None:
+        """Reads no more pulls of this connection before the next turn."""
+        if conn not in self._unread and self._clock.unix_ms() - conn.attrs.get(SENT_MS, 0) > SENDS_MS:
+            self._unread[conn] = None
+            conn.read_later(True)
+
+    def wake(self, queues: Sequence[tuple[str, int]]) -> None:
+        """Tries the waiting pulls of queues with new messages again, now or at the next turn."""
+        count = self._held.count
+        waiting = {key: number for key in queues if (number := count(key))}
+        if not waiting:
+            return
+        self._pace.note(sum(waiting.values()))
+        if self._turn_is_set:
+            self._gathered.update(dict.fromkeys(waiting))
+        elif wait_ms := self._pace.wait_ms(self._loop.time()):
+            self._gathered.update(dict.fromkeys(waiting))
+            self._set_turn(wait_ms)
+        else:
+            self._wake_now(waiting)
+
+    def _set_turn(self, wait_ms: int) -> None:
+        self._turn_is_set = True
+        self._loop.call_later(wait_ms / 1000, self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        """Reads the connections that were left, and then tries the pulls."""
+        unread, self._unread = self._unread, {}
+        for conn in unread:
+            conn.read_later(False)
+        self._loop.call_soon(self._loop.call_soon, self._end_turn)  # after the reads of this pass
+
+    def _end_turn(self) -> None:
+        self._turn_is_set = False
+        gathered, self._gathered = self._gathered, {}
+        if self._unread:  # Pulls came between the two halves of this turn.
+            self._set_turn(self._pace.wait_ms(self._loop.time()) or 1)
+        self._wake_now(gathered)
+
+    def _wake_now(self, queues: Collection[tuple[str, int]]) -> None:
+        """Tries the pulls of these queues for one slice of the event loop, and the rest in later passes."""
         ends = perf_counter() + SLICE_S
-        self._held.try_each(waiting, lambda made: self._attempt(made), lambda: perf_counter() < ends)
+        pieces = self._store.together()
+        held, waking, attempt = self._held, self._waking, self._attempt
+        tally: dict[Consumption, Tally] = {}
+        self._tally = tally
+        try:
+            for key in queues:
+                if key in waking:
+                    held.passed_over.add(key)
+                    continue
+                few = held.few(key, FEW)
+                if few is None or perf_counter() > ends:
+                    self._try_each(key, held.waiting(*key), pieces, ends)
+                    continue
+                for made in few:
+                    if attempt(made, pieces):
+                        held.end(made)
+        except BaseException:
+            held.passed_over.update(queues)  # The disk failed: `expire` tries them again.
+            raise
+        finally:
+            self._tally = None
+            for asked, entry in tally.items():
+                self._count_gets(asked.topic_name, asked.group_name, entry.count, entry.size, entry.offsets)
+
+    def _try_each(self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float) -> None:
+        """Tries pulls until a time, and the rest in a later pass."""
+        self._held.try_each(waiting, lambda made: self._attempt(made, pieces), lambda: perf_counter() < ends)
         if waiting:
             self._waking.add(key)
             self._slices.charge(SLICE_S)
-            self._slices.run(lambda: self._try_each(key, waiting))
+            self._slices.run(lambda: self._try_rest(key, waiting))
         else:
             self._waking.discard(key)
+
+    def _try_rest(self, key: tuple[str, int], waiting: deque[Pull]) -> None:
+        self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S)
 
     def settle_soon(self) -> None:
         """Answers every held pull as `settle_all`, in slices of later passes of the event loop."""
@@ -175,24 +254,23 @@ class PullService:
 
     async def settle_all(self) -> None:
         """Answers every held pull from this member's present state, after a change of role."""
-        async for held in self._slices.sliced(self._held.everything()):
-            if held.done:
+        async for made in self._slices.sliced(self._held.everything()):
+            if made.done:
                 continue
-            self._held.end(held)
-            self._answer_now(held.pull)
+            self._held.end(made)
+            self._answer_now(made)
 
     def expire(self, now_ms: int) -> None:
         """Answers the pulls whose time is over, and tries the pulls again that could not take new messages before."""
         again, self._held.passed_over = self._held.passed_over, set()
-        for topic, queue_id in again:
-            self.wake(topic, queue_id)
+        self._wake_now(again)
         self._answer_due(now_ms)
 
     def _answer_due(self, now_ms: int) -> None:
         ends = perf_counter() + SLICE_S
         while due := self._held.due(now_ms, DUE_AT_ONCE):
-            for held in due:
-                self._answer_now(held.pull)
+            for made in due:
+                self._answer_now(made)
             if perf_counter() > ends:
                 self._slices.charge(SLICE_S)
                 self._slices.run(lambda: self._answer_due(now_ms))
@@ -200,20 +278,17 @@ class PullService:
 
     def _answer_now(self, made: Pull) -> None:
         if not made.conn.closed:
-            got, code = self._read(made)
+            got, code = self._read(made, self._store.together())
             self.answer(made, got, code)
 
-    def _attempt(self, made: Pull) -> bool:
+    def _attempt(self, made: Pull, pieces: LogPieces) -> bool:
         """Tries a pull; returns True when it is answered or given up."""
         if made.conn.closed:
             return True
-        if made.conn.paused:
-            self._held.passed_over.add((made.header.topic, made.header.queueId))
+        if made.conn.paused or (made.filter is not None and self._slices.left_s <= 0):
+            self._held.passed_over.add(made.key)
             return False
-        if made.filter is not None and self._slices.left_s <= 0:
-            self._held.passed_over.add((made.header.topic, made.header.queueId))
-            return False
-        got, code = self._read(made)
+        got, code = self._read(made, pieces)
         if code == ResponseCode.PULL_NOT_FOUND:
             return False
         at_end = got.next_offset >= got.max_offset  # False: more messages came than one read examines
@@ -222,86 +297,6 @@ class PullService:
             return False
         self.answer(made, got, code)
         return True
-
-    def _read_request(self, conn: Connection, frame: Frame) -> Pull:
-        """Checks a request in RocketMQ's order and returns its pull. Raises RequestRejected and BadField."""
-        header = PullHeader.parse(frame)
-        fault = topic_fault(header.topic, longest=255)
-        if fault is not None:
-            raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"the field topic: {fault}")
-        fault = group_fault(header.consumerGroup)
-        if fault is not None:
-            raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field consumerGroup: {fault}")
-        if not self._settings.brokerPermission & Perm.READ:
-            raise RequestRejected(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._role.address}] pulling message is forbidden"
-            )
-        group = self._creation.group_config(header.consumerGroup)
-        if group is None:
-            raise RequestRejected(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumerGroup}] does not exist{FAQ}",
-            )
-        if not group.consume_enable:
-            raise RequestRejected(
-                ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumerGroup}"
-            )
-        topic = self._meta.working.topics.get(header.topic)
-        if topic is None:
-            raise RequestRejected(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}"
-            )
-        if not topic.perm & Perm.READ:
-            raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
-        if not 0 <= header.queueId < topic.read_queues:
-            raise RequestRejected(
-                ResponseCode.SYSTEM_ERROR,
-                f"queueId[{header.queueId}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
-                f"[{topic.read_queues}] consumer:[{conn.peer[0]}:{conn.peer[1]}]",
-            )
-        if header.maxMsgNums < 1:
-            raise BadField("maxMsgNums", str(header.maxMsgNums), "a whole number of 1 or more")
-        subscription = self._subscription(header, group)
-        codes: frozenset[int] | None = None
-        sql: SubscriptionData | None = None
-        if subscription.is_tag:
-            if subscription.data.expression not in ("", "*"):
-                codes = subscription.codes or None
-        else:
-            sql = subscription.data
-            self._may_filter(sql)
-        return Pull(conn, frame, header, topic, group, codes, sql, header.maxMsgNums)
-
-    def _subscription(self, header: PullHeader, group: SubscriptionGroup) -> Subscription:
-        if header.sysFlag & PullFlag.SUBSCRIPTION:
-            try:
-                return self._filters.subscription(header.topic, header.subscription or "*", header.expressionType)
-            except FilterSyntaxError as error:
-                raise RequestRejected(
-                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
-                ) from None
-        members = self._clients.consumers.get(header.consumerGroup)
-        if members is None:
-            raise RequestRejected(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
-        if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
-            raise RequestRejected(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumerGroup}] can not consume by broadcast way",
-            )
-        subscription = members.subscriptions.get(header.topic)
-        if subscription is None:
-            raise RequestRejected(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
-        if subscription.data.version < header.subVersion:
-            raise RequestRejected(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        return subscription
-
-    def _may_filter(self, data: SubscriptionData) -> None:
-        """Checks that filters by properties are enabled. Raises RequestRejected."""
-        if not self._settings.enablePropertyFilter:
-            raise RequestRejected(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {data.expression_type}",
-            )
 
     def _sql(self, data: SubscriptionData) -> Filter:
         """Compiles an expression. Raises RequestRejected."""
@@ -315,20 +310,24 @@ class PullService:
         finally:
             self._slices.charge(perf_counter() - begun)
 
-    def _read(self, made: Pull) -> tuple[Got, int]:
+    def _read(self, made: Pull, pieces: LogPieces) -> tuple[Got, int]:
         """Reads the records and returns them with the code of an answer at this moment."""
-        header = made.header
-        most = min(made.max_count, self._settings.maxTransferCountOnMessageInMemory)
+        asked = made.asked
+        most = min(asked.max_count, self._settings.maxTransferCountOnMessageInMemory)
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
         condition = made.filter
         if condition is None:
-            got = self._store.get(header.topic, header.queueId, made.offset, most, most_bytes, made.codes)
+            if asked.codes is None:
+                found = self._store.found(asked.topic_name, made.queue_id, made.offset, most, most_bytes, pieces)
+                if found is not None:
+                    return found, _FOUND
+            got = self._store.get(asked.topic_name, made.queue_id, made.offset, most, most_bytes, asked.codes)
         else:
             begun = perf_counter()
             ends = begun + SLICE_S
             got = self._store.get(
-                header.topic,
-                header.queueId,
+                asked.topic_name,
+                made.queue_id,
                 made.offset,
                 most,
                 most_bytes,
@@ -360,39 +359,53 @@ class PullService:
         return got, int(code)
 
     def answer(self, made: Pull, got: Got, code: int) -> None:
-        header = made.header
+        suggest = self._suggest(made, got, code)
+        if code == _FOUND:
+            self._count(made, got)
+            made.conn.write(
+                found_answer(
+                    made.opaque, made.serialize, suggest, got.next_offset, got.min_offset, got.max_offset, got.data
+                )
+            )
+            return
         next_offset = made.offset if code == ResponseCode.PULL_NOT_FOUND else got.next_offset
-        ext = {
-            "suggestWhichBrokerId": str(self._suggest(made, got, code)),
-            "nextBeginOffset": str(next_offset),
-            "minOffset": str(got.min_offset),
-            "maxOffset": str(got.max_offset),
-        }
         if (
             not self._role.leading
             and code == ResponseCode.PULL_RETRY_IMMEDIATELY
             and got.status != GetStatus.NO_MATCHED_MESSAGE
         ):
-            ext["nextBeginOffset"] = str(made.offset)
-        if code == ResponseCode.SUCCESS:
-            self._count_gets(header.topic, header.consumerGroup, header.queueId, got.count, len(got.data), next_offset)
-            made.conn.send(Frame.response_to(made.frame, code, "FOUND", ext, got.data))
-        else:
-            remark = GetStatus(got.status).name
-            if got.damaged >= 0:
-                remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits for repair"
-            made.conn.send(Frame.response_to(made.frame, code, remark, ext))
+            next_offset = made.offset
+        fields = PullAnswer(Long(suggest), Long(next_offset), Long(got.min_offset), Long(got.max_offset))
+        remark = GetStatus(got.status).name
+        if got.damaged >= 0:
+            remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits for repair"
+        made.conn.send(Frame(code, made.opaque, FLAG_RESPONSE, fields.ext(), b"", remark, made.serialize))
+
+    def _count(self, made: Pull, got: Got) -> None:
+        asked, tally = made.asked, self._tally
+        if tally is None:
+            offsets = {made.queue_id: got.next_offset}
+            self._count_gets(asked.topic_name, asked.group_name, got.count, len(got.data), offsets)
+            return
+        entry = tally.get(asked)
+        if entry is None:
+            entry = tally[asked] = Tally()
+        entry.count += got.count
+        entry.size += len(got.data)
+        entry.offsets[made.queue_id] = got.next_offset
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
         """Returns the brokerId from which the consumer should pull next; 0 is the master."""
         settings = self._settings
+        if not settings.slaveReadEnable:
+            return _MASTER
         if self._role.leading:
-            if not settings.slaveReadEnable or code != ResponseCode.SUCCESS:
+            if code != ResponseCode.SUCCESS:
                 return _MASTER
             if self._slave_reads.far_behind(got):
-                return self._slave_reads.slave_for(made.group.which_broker_when_slow, got)
-            return made.group.broker_id
+                return self._slave_reads.slave_for(made.asked.group.which_broker_when_slow, got)
+            return made.asked.group.broker_id
         served = code == ResponseCode.SUCCESS or got.status == GetStatus.NO_MATCHED_MESSAGE
-        if not served or not settings.slaveReadEnable or not self._slave_reads.far_behind(got):
+        if not served or not self._slave_reads.far_behind(got):
             return _MASTER
         return self._role.broker_id

@@ -1,0 +1,265 @@
+"""The checks of a pull, in RocketMQ's order, and what all pulls of one consumer group of one topic have in common.
+
+Consumers repeat themselves: of two pulls for a topic mostly the queue, the offsets and the opaque differ. What is the
+same is checked once, and again when the topic, the group or the subscription has changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.broker.clients import Subscription
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.metadata.tables import offset_key
+from gantry_broker.broker.metadata.topics import group_fault, topic_fault
+from gantry_broker.broker.pull.held import HeldPull
+from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
+from gantry_broker.protocol.codes import FAQ, Perm, PullFlag, ResponseCode
+from gantry_broker.protocol.headers import BadField, PullHeader
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.clients import ClientTable, ConsumerGroup
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pull.filters import Filters
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
+    from gantry_broker.protocol.frame import Frame
+    from gantry_broker.remoting.connection import Connection
+    from gantry_broker.settings import BrokerSettings
+
+MAX_HOLD_MS: Final = 120_000
+MAX_KNOWN: Final = 4_096
+"""Consumptions that are kept."""
+MAX_KNOWN_CHARACTERS: Final = 600
+"""Of the fields by which one is kept."""
+_READ: Final = int(Perm.READ)
+_MOST_DIGITS: Final = 18
+"""Of a number that the short way reads."""
+
+Key = tuple[str, str, str, str, str, str, str | None, str | None]
+"""The fields that pulls have in common, as the client wrote them."""
+
+
+class Consumption:
+    """What the pulls of one consumer group of one topic have in common."""
+
+    __slots__ = (
+        "codes",
+        "commits",
+        "group",
+        "group_name",
+        "hold_ms",
+        "key",
+        "max_count",
+        "members",
+        "message_model",
+        "sql",
+        "subscription",
+        "topic",
+        "topic_name",
+    )
+
+    def __init__(
+        self,
+        header: PullHeader,
+        topic: TopicConfig,
+        group: SubscriptionGroup,
+        members: ConsumerGroup | None,
+        subscription: Subscription,
+    ) -> None:
+        """`members`: None when the pull names its subscription itself."""
+        self.topic_name = header.topic
+        self.group_name = header.consumerGroup
+        self.key = offset_key(header.topic, header.consumerGroup)
+        """The key of the group's offsets."""
+        self.topic = topic
+        self.group = group
+        self.members = members
+        self.message_model = "" if members is None else members.message_model
+        self.subscription = subscription
+        self.max_count = header.maxMsgNums
+        self.commits = header.sysFlag & PullFlag.COMMIT_OFFSET != 0
+        suspends = header.sysFlag & PullFlag.SUSPEND != 0
+        self.hold_ms = min(max(int(header.suspendTimeoutMillis), 0), MAX_HOLD_MS) if suspends else 0
+        """How long a pull that finds nothing waits; 0: it does not."""
+        self.codes: frozenset[int] | None = None
+        self.sql: SubscriptionData | None = None
+        """A subscription whose expression is not compiled into the filter of a pull yet."""
+        if not subscription.is_tag:
+            self.sql = subscription.data
+        elif subscription.data.expression not in ("", "*"):
+            self.codes = subscription.codes or None
+
+
+class Pull(HeldPull):
+    """One pull, from its request to its answer."""
+
+    __slots__ = ("asked", "commit", "conn", "filter", "offset", "opaque", "queue_id", "serialize")
+
+    def __init__(
+        self, conn: Connection, frame: Frame, asked: Consumption, queue_id: int, offset: int, commit: int
+    ) -> None:
+        """`commit`: the consumer's progress, which counts if `asked.commits`."""
+        self.conn = conn
+        self.opaque = frame.opaque
+        self.serialize = frame.serialize
+        self.asked = asked
+        self.queue_id = queue_id
+        self.offset = offset
+        self.commit = commit
+        self.filter: Filter | None = None
+
+
+class PullChecks:
+    """Checks pulls and keeps what they have in common."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        meta: Metadata,
+        role: RoleState,
+        *,
+        filters: Filters,
+        clients: ClientTable,
+        creation: OnDemandCreation,
+    ) -> None:
+        self._settings = settings
+        self._meta = meta
+        self._role = role
+        self._filters = filters
+        self._clients = clients
+        self._creation = creation
+        self._known: dict[Key, Consumption] = {}
+
+    def take(self, conn: Connection, frame: Frame) -> Pull:
+        """Checks a request and returns its pull. Raises RequestRejected and BadField."""
+        ext = frame.ext
+        get = ext.get
+        try:
+            key: Key = (
+                ext["topic"],
+                ext["consumerGroup"],
+                ext["sysFlag"],
+                ext["maxMsgNums"],
+                get("suspendTimeoutMillis", "0"),
+                get("subVersion", "0"),
+                get("subscription"),
+                get("expressionType"),
+            )
+            known = self._known.get(key)
+            if known is not None and self._still_holds(known):
+                queue, offset, commit = ext["queueId"], ext["queueOffset"], ext["commitOffset"]
+                if (
+                    (digits := queue + offset + commit).isdecimal()
+                    and digits.isascii()
+                    and 0 < len(queue) < 10
+                    and 0 < len(offset) <= _MOST_DIGITS
+                    and 0 < len(commit) <= _MOST_DIGITS
+                    and (queue_id := int(queue)) < known.topic.read_queues
+                    and "maxMsgBytes" not in ext
+                ):
+                    return Pull(conn, frame, known, queue_id, int(offset), int(commit))
+        except KeyError:
+            return self._take_slowly(conn, frame, None)  # It names the field.
+        return self._take_slowly(conn, frame, key)
+
+    def _still_holds(self, known: Consumption) -> bool:
+        """Whether a pull may go on as the one that was checked."""
+        tables = self._meta.working
+        group, topic = tables.groups.get(known.group_name), tables.topics.get(known.topic_name)
+        if (
+            group is not known.group
+            or topic is not known.topic
+            or not group.consume_enable
+            or not topic.perm & self._settings.brokerPermission & _READ
+        ):
+            return False
+        members = known.members
+        if members is None:
+            return True
+        return (
+            self._clients.consumers.get(known.group_name) is members
+            and members.subscriptions.get(known.topic_name) is known.subscription
+            and members.message_model == known.message_model
+            and (group.consume_broadcast_enable or known.message_model != "BROADCASTING")
+        )
+
+    def _take_slowly(self, conn: Connection, frame: Frame, key: Key | None) -> Pull:
+        """Checks a request in RocketMQ's order and returns its pull. Raises RequestRejected and BadField."""
+        header = PullHeader.parse(frame)
+        fault = topic_fault(header.topic, longest=255)
+        if fault is not None:
+            raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"the field topic: {fault}")
+        fault = group_fault(header.consumerGroup)
+        if fault is not None:
+            raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field consumerGroup: {fault}")
+        if not self._settings.brokerPermission & Perm.READ:
+            raise RequestRejected(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._role.address}] pulling message is forbidden"
+            )
+        group = self._creation.group_config(header.consumerGroup)
+        if group is None:
+            raise RequestRejected(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumerGroup}] does not exist{FAQ}",
+            )
+        if not group.consume_enable:
+            raise RequestRejected(
+                ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumerGroup}"
+            )
+        topic = self._meta.working.topics.get(header.topic)
+        if topic is None:
+            raise RequestRejected(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!{FAQ}"
+            )
+        if not topic.perm & Perm.READ:
+            raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+        if not 0 <= header.queueId < topic.read_queues:
+            raise RequestRejected(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{header.queueId}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:"
+                f"[{topic.read_queues}] consumer:[{conn.peer[0]}:{conn.peer[1]}]",
+            )
+        if header.maxMsgNums < 1:
+            raise BadField("maxMsgNums", str(header.maxMsgNums), "a whole number of 1 or more")
+        members, subscription = self._subscription(header, group)
+        asked = Consumption(header, topic, group, members, subscription)
+        if asked.sql is not None:
+            self._may_filter(asked.sql)
+        elif key is not None and sum([len(text) for text in key if text is not None]) <= MAX_KNOWN_CHARACTERS:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = asked
+        return Pull(conn, frame, asked, header.queueId, int(header.queueOffset), int(header.commitOffset))
+
+    def _subscription(self, header: PullHeader, group: SubscriptionGroup) -> tuple[ConsumerGroup | None, Subscription]:
+        if header.sysFlag & PullFlag.SUBSCRIPTION:
+            try:
+                return None, self._filters.subscription(header.topic, header.subscription or "*", header.expressionType)
+            except FilterSyntaxError as error:
+                raise RequestRejected(
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+                ) from None
+        members = self._clients.consumers.get(header.consumerGroup)
+        if members is None:
+            raise RequestRejected(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
+        if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
+            raise RequestRejected(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumerGroup}] can not consume by broadcast way",
+            )
+        subscription = members.subscriptions.get(header.topic)
+        if subscription is None:
+            raise RequestRejected(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{FAQ}")
+        if subscription.data.version < header.subVersion:
+            raise RequestRejected(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        return members, subscription
+
+    def _may_filter(self, data: SubscriptionData) -> None:
+        """Checks that filters by properties are enabled. Raises RequestRejected."""
+        if not self._settings.enablePropertyFilter:
+            raise RequestRejected(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {data.expression_type}",
+            )

@@ -1,0 +1,183 @@
+"""Answers to pulls leave at once while they are few, and together while they are many."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from gantry_broker.broker.pull.answers import found_answer
+from gantry_broker.broker.pull.pace import CALM, MOST_MS, WakePace
+from gantry_broker.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode, SerializeType
+from gantry_broker.protocol.frame import Frame, encode_frame
+from gantry_broker.protocol.message import decode_records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.broker.conftest import Bench, Wire
+
+_OFFSETS = st.integers(0, 2**63 - 1)
+
+
+def waits(seed: int, rate: float, seconds: float, pace: WakePace, start_s: float = 0.0) -> list[int]:
+    """The waits of answers that come at random, so many a second."""
+    drawn = random.Random(seed)
+    now_s, found = start_s, []
+    while now_s < start_s + seconds:
+        now_s += drawn.expovariate(rate)
+        pace.note(1)
+        found.append(pace.wait_ms(now_s))
+    return found
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.floats(1, CALM * 0.5))
+def test_a_calm_broker_answers_at_once(seed: int, rate: float) -> None:
+    assert set(waits(seed, rate, 1.0, WakePace())) == {0}
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.floats(CALM * 6, CALM * 30))
+def test_a_busy_broker_gathers_and_forgets_within_a_tenth_of_a_second(seed: int, rate: float) -> None:
+    pace = WakePace()
+    busy = waits(seed, rate, 0.3, pace)
+    settled = busy[len(busy) // 2 :]
+    assert set(settled) == {MOST_MS}
+    assert pace.wait_ms(0.5) == 0, "nothing came for 0.2 s"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.floats(CALM, CALM * 30), st.floats(1, CALM * 30))
+def test_the_average_wait_stays_below_five_milliseconds(seed: int, first: float, second: float) -> None:
+    pace = WakePace()
+    found = waits(seed, first, 0.2, pace) + waits(seed + 1, second, 0.2, pace, 0.2)
+    assert 0 <= min(found) <= max(found) <= MOST_MS < 5
+
+
+def test_the_wait_grows_with_the_rate() -> None:
+    averages = []
+    for rate in (CALM // 2, 3 * CALM // 2, 5 * CALM // 2, 7 * CALM // 2, 6 * CALM):
+        found = waits(7, rate, 1.0, WakePace())[-200:]
+        averages.append(round(sum(found) / len(found)))
+    assert averages == [0, 1, 2, 3, 4]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31 - 1), _OFFSETS, _OFFSETS, _OFFSETS, st.sampled_from([0, 1, 2, 7]), st.binary(max_size=40))
+def test_the_short_way_writes_the_same_frame(
+    opaque: int, following: int, first: int, last: int, suggest: int, records: bytes
+) -> None:
+    for serialize in SerializeType:
+        fields = {
+            "suggestWhichBrokerId": str(suggest), "nextBeginOffset": str(following), "minOffset": str(first),
+            "maxOffset": str(last),
+        }  # fmt: skip
+        frame = Frame(ResponseCode.SUCCESS, opaque, FLAG_RESPONSE, fields, records, "FOUND", int(serialize))
+        assert found_answer(opaque, int(serialize), suggest, following, first, last, records) == encode_frame(frame)
+
+
+def be_busy(bench: Bench) -> None:
+    """Lets the broker believe that it answers many pulls."""
+    pace = bench.broker.pulls._pace
+    pace.wait_ms(asyncio.get_running_loop().time() - 0.03)
+    pace.note(100_000)
+
+
+async def test_a_busy_broker_answers_many_messages_at_the_next_turn(bench: Bench) -> None:
+    await bench.send(b"first")
+    wire = Wire(40_001)
+    held = bench.frame(11, bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=10_000))
+    bench.give(held, wire=wire)
+    be_busy(bench)
+    for n in range(3):
+        await bench.send(b"m%d" % n)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await wire.arrived.wait()
+    [answer] = wire.frames
+    assert [r.body for r in decode_records(answer.body)] == [b"m0", b"m1", b"m2"]
+    assert answer.ext["nextBeginOffset"] == "4"
+
+
+async def test_a_pull_that_finds_few_messages_waits_for_the_turn_and_more_of_them(bench: Bench) -> None:
+    await bench.send(b"first")
+    be_busy(bench)
+    wire = Wire(40_001)
+    frame = bench.frame(11, bench.pull_ext(offset=0, sysFlag=6, suspendTimeoutMillis=10_000))
+    bench.give(frame, wire=wire)
+    assert wire.frames == []
+    assert wire.later, "more pulls of this peer are read together"
+    await bench.send(b"second")
+    async with asyncio.timeout(5):
+        await wire.arrived.wait()
+    [answer] = wire.frames
+    assert [r.body for r in decode_records(answer.body)] == [b"first", b"second"]
+    assert not wire.later
+
+
+async def test_a_peer_that_pulls_within_a_turn_is_read_again_after_the_next_one(bench: Bench) -> None:
+    await bench.send(b"first")
+    be_busy(bench)
+    wire = Wire(40_001)
+    bench.give(bench.frame(11, bench.pull_ext(sysFlag=6, suspendTimeoutMillis=10_000)), wire=wire)
+    bench.broker.pulls._begin_turn()
+    assert not wire.later
+    bench.give(bench.frame(11, bench.pull_ext(sysFlag=6, suspendTimeoutMillis=10_000)), wire=wire)
+    assert wire.later
+    for number in range(500):
+        if not wire.later:
+            break
+        assert number < 499, "nobody reads this peer again"
+        await asyncio.sleep(0.01)
+    assert len(wire.frames) == 2
+
+
+async def test_who_sends_too_is_read_at_once(bench: Bench) -> None:
+    await bench.send(b"first")
+    be_busy(bench)
+    frame = bench.frame(11, bench.pull_ext(offset=0, sysFlag=6, suspendTimeoutMillis=10_000))
+    bench.give(frame)
+    assert not bench.wire.later
+    assert [r.body for r in decode_records((await bench.answer(frame.opaque)).body)] == [b"first"]
+
+
+async def test_a_pull_that_finds_all_it_may_have_or_does_not_wait_is_answered_at_once(bench: Bench) -> None:
+    for n in range(4):
+        await bench.send(b"m%d" % n)
+    be_busy(bench)
+    wire = Wire(40_001)
+    for number, fields in enumerate([
+        {"sysFlag": 6, "suspendTimeoutMillis": 10_000, "maxMsgNums": 4},
+        {"sysFlag": 4},
+        {"sysFlag": 6, "suspendTimeoutMillis": 0},
+        {"sysFlag": 6, "suspendTimeoutMillis": 10_000, "subscription": "A"},
+    ]):  # fmt: skip
+        bench.give(bench.frame(11, bench.pull_ext(**fields)), wire=wire)
+        assert len(wire.frames) == number + 1, fields
+
+
+async def test_a_change_of_role_answers_what_waits_for_the_turn(bench: Bench) -> None:
+    await bench.send(b"first")
+    be_busy(bench)
+    wire = Wire(40_001)
+    bench.give(bench.frame(11, bench.pull_ext(offset=0, sysFlag=6, suspendTimeoutMillis=10_000)), wire=wire)
+    assert wire.frames == []
+    await bench.broker.pulls.settle_all()
+    [answer] = wire.frames
+    assert [r.body for r in decode_records(answer.body)] == [b"first"]
+    await asyncio.sleep(0.02)
+    assert len(wire.frames) == 1
+
+
+async def test_what_pulls_have_in_common_is_checked_again_when_it_changes(bench: Bench) -> None:
+    await bench.send(b"first")
+    for _ in range(2):
+        assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.SUCCESS
+    topic = {"topic": "T", "defaultTopic": "", "readQueueNums": 4, "writeQueueNums": 4, "perm": 2,
+             "topicFilterType": "SINGLE_TAG"}  # fmt: skip
+    assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == ResponseCode.SUCCESS
+    assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.NO_PERMISSION
+    assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic, "perm": 6})).code == ResponseCode.SUCCESS
+    assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.SUCCESS
+    for fields in ({"queueId": 4}, {"queueId": "1_0"}, {"queueOffset": "\u0661"}, {"commitOffset": "x"}):
+        assert (await bench.ask(11, {**bench.pull_ext(), **fields})).code == ResponseCode.SYSTEM_ERROR, fields
