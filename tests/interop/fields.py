@@ -111,6 +111,13 @@ WITHOUT: frozenset[int] = frozenset({
     Code.UPDATE_NAMESRV_CONFIG,
 })  # fmt: skip
 """Requests without a field, and the NameServer's one with a body."""
+USERS: frozenset[int] = frozenset({
+    Code.AUTH_CREATE_USER, Code.AUTH_UPDATE_USER, Code.AUTH_DELETE_USER, Code.AUTH_GET_USER, Code.AUTH_LIST_USER,
+    Code.AUTH_CREATE_ACL, Code.AUTH_UPDATE_ACL, Code.AUTH_DELETE_ACL, Code.AUTH_GET_ACL, Code.AUTH_LIST_ACL,
+    Code.UPDATE_AND_CREATE_ACL_CONFIG, Code.DELETE_ACL_CONFIG, Code.GET_BROKER_CLUSTER_ACL_INFO,
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG, Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+})  # fmt: skip
+"""Requests about users. They need a super user's signature: `tests/access` and `tests/security/test_access.py`."""
 
 _VALUES: dict[str, str] = {
     "topic": TOPIC, "consumerGroup": GROUP, "group": GROUP, "groupName": GROUP, "srcGroup": GROUP,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from gantry_broker import descriptors
-from gantry_broker.http.app import Slowed
+from gantry_broker.exposition import Family
+from gantry_broker.http.app import MetricsPage
 from gantry_broker.http.hosts import AllowedHosts, host_of
 from gantry_broker.http.limits import (
     BODY_S,
@@ -101,21 +103,26 @@ def test_names_are_allowed_one_by_one_and_addresses_all() -> None:
     assert not any(map(hosts.allows, refused))
 
 
-def test_a_page_that_is_dear_is_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, made = [0.0], []
+async def test_a_page_that_is_expensive_is_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, used = [0.0], [0.0]
+    made: list[float] = []
 
-    def make() -> str:
+    async def make() -> list[Family]:
         made.append(now[0])
         now[0] += 0.5
-        return str(len(made))
+        used[0] += 0.5
+        return [Family("made", "gauge", "How often.", [({}, len(made))])]
 
-    monkeypatch.setattr("gantry_broker.http.app.time.monotonic", lambda: now[0])
-    page = Slowed(make, 0.1)
-    assert page() == "1"
+    monkeypatch.setattr(
+        "gantry_broker.http.app.time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: used[0])
+    )
+    page = MetricsPage(make, 0.1)
+    first = await page("")
+    assert first[0].endswith(b"made 1.0\n")
     now[0] = 4.9
-    assert page() == "1"
+    assert await page("") == first
     now[0] = 5.0
-    assert page() == "2"
+    assert (await page(""))[0].endswith(b"made 2.0\n")
     assert made == [0.0, 5.0]
 
 

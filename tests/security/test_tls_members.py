@@ -169,7 +169,7 @@ async def test_rotation_between_members_interrupts_nothing(tmp_path: Path) -> No
         assert await metric(group.members[0], "gantry_tls_handshakes_total", port="replication") == 1
         await group.members[1].kill(signal.SIGKILL)
         await group.members[1].start()
-        await group.tell()
+        await group.send_assignments()
         assert await replicates(started), "a new connection takes the new certificates"
 
 

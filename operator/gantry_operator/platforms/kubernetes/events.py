@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 SAME_FOR_S = 600.0
 KEPT = 64
-BURST = 25
+BURST = 50
 REFILL_S = 10.0
 """An object may write BURST events at once, and another one every REFILL_S seconds."""
 
