@@ -257,7 +257,7 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
     logs = []
     for name, url in (("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2"), ("c", "http://10.0.0.1:1")):
         log = object.__new__(RemoteLog)
-        log.name, log.master, log.unreachable = name, url, ()
+        log.name, log.master, log.unreachable, log.trust = name, url, (), None
         logs.append(log)
     a, b, c = read_environment(logs, None).disks
     assert a.is_same_disk(b)

@@ -45,7 +45,9 @@ def conf_of(objects: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 def test_everything_belongs_to_the_cluster_and_runs_once_at_a_time() -> None:
     objects = rendered(schedule="0 3 * * *", timeZone="Europe/Berlin", topics=["Orders", "P*"], window="7d")
-    assert set(objects) == {"ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "ConfigMap", "CronJob"}
+    assert set(objects) == {
+        "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "ConfigMap", "CronJob", "NetworkPolicy",
+    }  # fmt: skip
     for o in objects.values():
         assert o["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
         assert o["metadata"]["name"] == "demo-analytics"
