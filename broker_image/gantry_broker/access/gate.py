@@ -92,7 +92,7 @@ class Gate:
         self.refused: dict[str, int] = {}
         """Refused requests by reason."""
         self.dropped = 0
-        """Those of them that were one-way: nobody is told."""
+        """Those of them that were one-way, which have no answer."""
         self.anonymous = 0
         """Requests without a signature that passed."""
         self._connections: dict[str, set[Caller]] = {}
