@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gantry_operator.cli.analytics import register as register_analytics
+from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import (
@@ -444,6 +445,7 @@ def dlq_resend(
 
 
 register_analytics(app)
+register_console(app)
 
 
 def run() -> None:

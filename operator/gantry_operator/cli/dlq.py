@@ -66,12 +66,12 @@ def run_read(target: Target, choice: Choice, as_json: bool) -> None:
         shown += 1
         sys.stdout.write(_json(choice.group, letter) if as_json else _text(letter))
 
-    run_async(_read(target, choice, show))
+    run_async(read_letters(target, choice, show))
     sys.stdout.flush()
     note(f"{shown} dead letters of {choice.group}")
 
 
-async def _read(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
+async def read_letters(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
     async with target.clients() as (servers, key, tls), DeadLetters(servers, credentials=key, tls=tls) as dead:
         await _known(dead, choice.group)
         async with aclosing(_chosen(dead, choice)) as pages:
@@ -82,7 +82,7 @@ async def _read(target: Target, choice: Choice, show: Callable[[ReceivedMessage]
 
 def run_resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool, as_json: bool) -> None:
     """Send letters again. Raises CliError, after printing the counts, when a letter could not be sent."""
-    result = run_async(_resend(target, choice, to, patience, dry_run))
+    result = run_async(resend_letters(target, choice, to, patience, dry_run))
     if as_json:
         print_json(result)
     elif dry_run:
@@ -97,7 +97,7 @@ def run_resend(target: Target, choice: Choice, to: str | None, patience: float, 
         )
 
 
-async def _resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool) -> dict[str, Any]:
+async def resend_letters(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool) -> dict[str, Any]:
     result: dict[str, Any] = {
         "group": choice.group, "to": to or f"group {choice.group}", "found": 0, "sent": 0, "problem": "",
     }  # fmt: skip
