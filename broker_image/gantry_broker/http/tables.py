@@ -51,8 +51,8 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, A
                 }
             )
     groups: dict[str, Any] = {}
-    async for name, settings in broker.slices.sliced(list(tables.groups.items())):
-        groups[name] = {"retries": settings.retry_max_times, "system": is_system_group(name)}
+    async for name in broker.slices.sliced([*tables.groups, *(row["group"] for row in progress)]):
+        groups[name] = {"system": is_system_group(name)}
     consumers: dict[str, Any] = {}
     async for group in broker.slices.sliced(list(broker.clients.consumers.values())):
         consumers[group.name] = {

@@ -97,7 +97,9 @@ def run_resend(target: Target, choice: Choice, to: str | None, patience: float, 
         )
 
 
-async def resend_letters(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool) -> dict[str, Any]:
+async def resend_letters(
+    target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool
+) -> dict[str, Any]:
     result: dict[str, Any] = {
         "group": choice.group, "to": to or f"group {choice.group}", "found": 0, "sent": 0, "problem": "",
     }  # fmt: skip

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, quote, urlencode
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
@@ -106,8 +107,18 @@ def make_app(
     version = _version()
 
     def show(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        known = {"request_path": _path_of(request), "static": f"/static/{{}}?v={version}", "place": None, "health": None,
-                 "section": "", "session": None, "clusters": {}, "old_s": OLD_S, "live": False, "error": ""}  # fmt: skip
+        known: dict[str, Any] = {
+            "request_path": _path_of(request),
+            "static": f"/static/{{}}?v={version}",
+            "place": None,
+            "health": None,
+            "section": "",
+            "session": None,
+            "clusters": {},
+            "old_s": OLD_S,
+            "live": False,
+            "error": "",
+        }
         return HTMLResponse(env.get_template(template).render(**(known | values)), status)
 
     def page(request: Request, place: Place, template: str, section: str, **values: Any) -> HTMLResponse:
@@ -153,7 +164,9 @@ def make_app(
             raise HTTPException(404, f"there is no cluster {name} here, or you may not read it")
         return Place(collector, session, await access.may_write(session, key), now())
 
-    async def writing(request: Request, place: Annotated[Place, Depends(reading)]) -> tuple[Place, dict[str, list[str]]]:
+    async def writing(
+        request: Request, place: Annotated[Place, Depends(reading)]
+    ) -> tuple[Place, dict[str, list[str]]]:
         if not place.writes:
             raise HTTPException(403, f"you may read {place.snapshot.key.name}, but not change it")
         form = await _form(request)
@@ -241,7 +254,12 @@ def make_app(
 
     @app.get("/c/{space}/{name}/topics")
     async def topics(
-        request: Request, place: Here, q: str = "", sort: str = "name", system: bool = False, page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1
+        request: Request,
+        place: Here,
+        q: str = "",
+        sort: str = "name",
+        system: bool = False,
+        page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1,
     ) -> Response:
         found = choose_topics(place.snapshot.tables.topics.values(), q, sort, system)
         return page(
@@ -262,7 +280,12 @@ def make_app(
 
     @app.get("/c/{space}/{name}/groups")
     async def groups(
-        request: Request, place: Here, q: str = "", sort: str = "lag", system: bool = False, page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1
+        request: Request,
+        place: Here,
+        q: str = "",
+        sort: str = "lag",
+        system: bool = False,
+        page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1,
     ) -> Response:
         found = choose_groups(place.snapshot.tables.groups.values(), q, sort, system)
         return page(
@@ -327,7 +350,9 @@ def make_app(
             elif by == "id" and value:
                 found = await do.find_by_id(place.source, topic, value)
             elif by == "time" and topic:
-                found = await do.find_by_time(place.source, topic, _time_of(value) if value else _an_hour_ago(place.now))
+                found = await do.find_by_time(
+                    place.source, topic, _time_of(value) if value else _an_hour_ago(place.now)
+                )
         except (ValueError, do.OperationError) as error:
             said = str(error)
         return page(
@@ -361,7 +386,7 @@ def make_app(
         letters = await do.letters_of(place.source, group)
         return page(
             request, place, "dead_group.html", "dead", group=row, letters=letters, preview=preview, limit=do.LETTERS,
-            origin=do.origin_topic, command=do.gantry(place.source, "dlq", "resend", group), topic=DLQ_PREFIX + group,
+            origin=origin_topic, command=do.gantry(place.source, "dlq", "resend", group), topic=DLQ_PREFIX + group,
         )  # fmt: skip
 
     @app.post("/c/{space}/{name}/dead/{group}/resend")
@@ -392,7 +417,12 @@ def make_app(
         )  # fmt: skip
 
     @app.get("/c/{space}/{name}/clients")
-    async def clients(request: Request, place: Here, q: str = "", page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1) -> Response:
+    async def clients(
+        request: Request,
+        place: Here,
+        q: str = "",
+        page_number: Annotated[int, Query(alias="page", ge=1, le=1_000_000)] = 1,
+    ) -> Response:
         tables = place.snapshot.tables
         return page(
             request, place, "clients.html", "clients", live=True, q=q, link=_links(request),

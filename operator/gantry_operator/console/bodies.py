@@ -60,5 +60,5 @@ def hex_dump(data: bytes) -> str:
 def preview(body: bytes, limit: int = 120) -> str:
     """The beginning of a body in one line."""
     text = body[:limit].decode("utf-8", "replace")
-    shown = "".join(c if c.isprintable() else "·" for c in text)
+    shown = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
     return f"{shown}…" if len(body) > limit else shown

@@ -33,7 +33,8 @@ TABLES_S: Final = 20.0
 TABLES_EVERY_S: Final = 2.0
 TABLES_SHARE: Final = 0.1
 """The share of the time for which a master works on tables, at most: large ones are asked for less often."""
-RESOURCE_EVERY_S: Final = 5.0
+RESOURCE_EVERY_S: Final = 10.0
+"""The status of a local cluster sends a message to each group as a check, so not each turn."""
 MAX_TABLES: Final = 256 * 1_048_576
 """Bytes of one answer with tables."""
 IDLE_S: Final = 60.0

@@ -139,7 +139,9 @@ def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot
     in_sync = bool(row.get("inSync"))
     if status.get("in_sync") and status.get("member"):
         in_sync = _in_sync(snapshot, row.get("group") or status.get("group", ""), status, in_sync)
-    reason = str(status.get("reason") or "") if answers else (seen.problem if seen is not None else row.get("reason", ""))
+    reason = (
+        str(status.get("reason") or "") if answers else (seen.problem if seen is not None else row.get("reason", ""))
+    )
     tone: Tone = "good" if role in ("Master", "Slave") and in_sync else "warn" if answers else "bad"
     pid = status.get("pid") or row.get("pid")
     return MemberView(

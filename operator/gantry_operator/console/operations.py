@@ -252,5 +252,3 @@ async def make_user(source: Source, wanted: NewUser) -> str:
     async with one_line_errors():
         place = await create_user(source.target, wanted)
     return f"{wanted.name}: its keys are in {place}"
-
-

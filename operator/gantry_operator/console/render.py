@@ -9,19 +9,21 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+NONE: Final = "\N{EN DASH}"
+"""Where there is no value."""
 HERE: Final = Path(__file__).parent
 STATIC: Final = HERE / "static"
 
 
 def count(value: float | None) -> str:
     """12,345"""
-    return "–" if value is None else f"{value:,.0f}"
+    return NONE if value is None else f"{value:,.0f}"
 
 
 def rate(value: float | None) -> str:
     """A number a second with at most three digits: 0, 0.4, 12, 1.2k"""
     if value is None:
-        return "–"
+        return NONE
     if value == 0:
         return "0"
     if value < 10:
@@ -36,7 +38,7 @@ def rate(value: float | None) -> str:
 def size(value: float | None) -> str:
     """1.4 MiB"""
     if value is None:
-        return "–"
+        return NONE
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
@@ -47,7 +49,7 @@ def size(value: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """45 s, 12 min, 3 h, 4 d"""
     if seconds is None:
-        return "–"
+        return NONE
     for limit, unit, per in ((60, "s", 1), (3600, "min", 60), (48 * 3600, "h", 3600)):
         if seconds < limit:
             return f"{seconds / per:.0f} {unit}"
@@ -57,7 +59,7 @@ def duration(seconds: float | None) -> str:
 def time_ms(value: int | None) -> str:
     """2026-11-25 08:24:53.120"""
     if not value or not 0 < value < 253_402_300_800_000:
-        return "–"
+        return NONE
     return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{value % 1000:03d}"
 
 

@@ -117,9 +117,9 @@ class Tables:
     clients: Mapping[str, ClientRow] = field(default_factory=dict)
     dead: Mapping[str, DeadRow] = field(default_factory=dict)
     received: float = 0.0
-    """Messages a second that producers send."""
+    """Messages a second that producers send, without the system's topics."""
     sent: float = 0.0
-    """Messages a second that consumers get."""
+    """Messages a second that consumers get, without the system's groups."""
 
 
 def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables]) -> Tables:
@@ -141,14 +141,14 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
             rate = max(grown, 0) / seconds
             row = topics[topic]
             row.rate = (row.rate or 0.0) + rate
-            received += rate
+            received += 0.0 if row.system else rate
         counts = {(lag["topic"], lag["group"]): lag["out"] for lag in earlier.data["lags"]}
         for lag in part.data["lags"]:
             old_count = counts.get((lag["topic"], lag["group"]), 0)
             rate = max(lag["out"] - old_count, 0) / seconds
             group = groups[lag["group"]]
             group.rate = (group.rate or 0.0) + rate
-            sent += rate
+            sent += 0.0 if group.system else rate
     return Tables(parts, topics, groups, clients, dead, received, sent)
 
 

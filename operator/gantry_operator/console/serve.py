@@ -103,6 +103,13 @@ async def serve(sources: Sequence[LocalSource], bound: socket.socket, started: C
                 await asyncio.gather(*(collector.first() for collector in collectors.values()))
         started(link())
         loop = asyncio.get_running_loop()
+
+        def another() -> None:
+            if sys.stdin.readline():
+                started(link())
+            else:
+                loop.remove_reader(sys.stdin)
+
         if sys.stdin.isatty():
-            loop.add_reader(sys.stdin, lambda: started(link()) if sys.stdin.readline() else loop.remove_reader(sys.stdin))
+            loop.add_reader(sys.stdin, another)
         await server.serve(sockets=[bound])
