@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,7 +101,9 @@ def live_console(folder: Path) -> Iterator[LiveConsole]:
     cluster = Cluster(folder)
     try:
         cluster.up()
-        asyncio.run(kill_messages(cluster, "refunds", "Refunds", LETTERS))
+        # In a thread: the driver of the browser has the event loop of this one.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: asyncio.run(kill_messages(cluster, "refunds", "Refunds", LETTERS))).result()
         with Traffic(cluster.name_servers), console_of(cluster) as console:
             yield console
     finally:

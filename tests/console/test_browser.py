@@ -18,7 +18,8 @@ from tests.console.live import LETTERS, LiveConsole, console_of, live_console
 SLOW_MS = 60_000
 PAGES = {
     "": "Overview", "/members": "Members", "/topics": "Topics", "/topics/Orders": "Orders",
-    "/groups": "Consumer groups", "/groups/billing": "billing", "/groups/mixed/subscriptions": "Subscriptions by client",
+    "/groups": "Consumer groups", "/groups/billing": "billing",
+    "/groups/mixed/subscriptions": "Subscriptions by client",
     "/groups/billing/reset?topic=Orders&end=true": "Reset offsets",
     "/messages?topic=Orders&by=key&value=order-4711": "Messages", "/dead": "Dead letters", "/dead/refunds": "refunds",
     "/clients": "Clients", "/activity": "Activity", "/actions": "Actions",

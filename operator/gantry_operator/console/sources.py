@@ -1,4 +1,4 @@
-"""Where the console learns about a cluster and acts on it: a cluster of this machine."""
+"""Where the console learns about a cluster and acts on it: the interface, and a cluster of this machine."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class MemberUrl:
 
 @dataclass(frozen=True, slots=True)
 class AuditView:
-    """Lines of the audit, newest first. `where`: how to read all of it."""
+    """Lines of the audit, newest first; None: they are not read here. `where`: how to read all of it."""
 
-    lines: Sequence[dict[str, Any]]
+    lines: Sequence[dict[str, Any]] | None
     where: str
 
 
@@ -54,12 +54,15 @@ class Source(Protocol):
     """One cluster."""
 
     key: ClusterKey
-    target: Target
-    """For the functions of the `gantry` command."""
     http: httpx.AsyncClient
     """For its members."""
     command: Sequence[str]
     """The options of `gantry` that choose this cluster."""
+
+    @property
+    def target(self) -> Target:
+        """For the functions of the `gantry` command."""
+        ...
 
     async def resource(self) -> dict[str, Any]:
         """The BrokerCluster, its events in `status.events`. Raises SourceError."""
@@ -75,8 +78,10 @@ class Source(Protocol):
         """The page of the last compaction report; None: there is none here."""
         ...
 
-    pause_command: Callable[[bool], str] | None
-    """The command that pauses (True) or resumes changes; None: this platform has no pause."""
+    @property
+    def pause_command(self) -> Callable[[bool], str] | None:
+        """The command that pauses (True) or resumes changes; None: this platform has no pause."""
+        ...
 
     async def pause(self, wanted: bool) -> None: ...
 
