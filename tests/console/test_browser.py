@@ -272,7 +272,7 @@ def test_the_theme_is_kept(chromium: Browser) -> None:
     with running(FakeSource()) as console, person(chromium, console.link(), color_scheme="light") as page:
         expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
         light = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        page.get_by_role("button", name="Use dark colours").click()
+        page.get_by_role("button", name="Dark colours").click()
         page.reload()
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
-        expect(page.get_by_role("button", name="Use light colours")).to_be_visible()
+        expect(page.get_by_role("button", name="Light colours")).to_be_visible()

@@ -183,6 +183,11 @@ def make_app(
         answer.set_cookie(access.cookie, session.id, httponly=True, samesite="strict", secure=access.secure, path="/")
         return answer
 
+    @app.get("/livez")
+    async def alive() -> PlainTextResponse:
+        """For probes."""
+        return PlainTextResponse("live")
+
     @app.get("/")
     async def home(request: Request) -> Response:
         if "token" in request.query_params:
@@ -216,7 +221,7 @@ def make_app(
             raise HTTPException(403, refused)
         sessions.close(session)
         answer = RedirectResponse("/", 303)
-        answer.delete_cookie(access.cookie, path="/")
+        answer.delete_cookie(access.cookie, path="/", secure=access.secure, httponly=True, samesite="strict")
         return answer
 
     @app.get("/live")

@@ -12,7 +12,9 @@
   }
   function labelTheme() {
     const button = document.getElementById("theme");
-    if (button) button.setAttribute("aria-label", dark() ? "Use light colours" : "Use dark colours");
+    if (!button) return;
+    button.textContent = dark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `${button.textContent} colours`);
   }
 
   // Figures that stopped: the console itself may be gone.
