@@ -52,6 +52,7 @@ def test_rates_are_of_the_time_between_two_answers_of_one_process() -> None:
     assert found.groups["billing"].rate == 100
     restarted = {"a": GroupTables(3.0, tables(now_ms=1_002_000, sent=3) | {"started_ms": 2})}
     assert combine(restarted, before).topics["orders-00001"].rate is None
+    assert combine(restarted, before).received is None
 
 
 def test_topics_are_searched_sorted_and_paged() -> None:

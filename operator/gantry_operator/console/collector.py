@@ -181,7 +181,8 @@ class Collector:
         finally:
             taken = time.monotonic() - began
             self._next_tables[group] = self._clock() + max(TABLES_EVERY_S - taken, taken / TABLES_SHARE - taken)
-        self._points.append(Point(part.at, tables.received, tables.sent))
+        if tables.received is not None and tables.sent is not None:
+            self._points.append(Point(part.at, tables.received, tables.sent))
         await self.publish(tables=tables, points=tuple(self._points))
 
     def _measure(self, members: dict[str, MemberSeen]) -> None:

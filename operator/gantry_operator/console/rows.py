@@ -116,9 +116,9 @@ class Tables:
     groups: Mapping[str, ConsumerGroupRow] = field(default_factory=dict)
     clients: Mapping[str, ClientRow] = field(default_factory=dict)
     dead: Mapping[str, DeadRow] = field(default_factory=dict)
-    received: float = 0.0
-    """Messages a second that producers send, without the system's topics."""
-    sent: float = 0.0
+    received: float | None = None
+    """Messages a second that producers send, without the system's topics; None: not known, as after a failover."""
+    sent: float | None = None
     """Messages a second that consumers get, without the system's groups."""
 
 
@@ -128,6 +128,7 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
     dead = _dead(parts, topics)
     groups, clients = _groups(parts)
     received = sent = 0.0
+    known = False
     for name, part in parts.items():
         earlier = before.get(name)
         if earlier is None or part.data["started_ms"] != earlier.data["started_ms"] or part.at <= earlier.at:
@@ -135,6 +136,7 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
         seconds = (part.data["now_ms"] - earlier.data["now_ms"]) / 1000
         if seconds <= 0:
             continue
+        known = True
         for topic, new in part.data["topics"].items():
             old = earlier.data["topics"].get(topic)
             grown = new["in"] - (old["in"] if old is not None else 0)
@@ -149,7 +151,7 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
             group = groups[lag["group"]]
             group.rate = (group.rate or 0.0) + rate
             sent += 0.0 if group.system else rate
-    return Tables(parts, topics, groups, clients, dead, received, sent)
+    return Tables(parts, topics, groups, clients, dead, received if known else None, sent if known else None)
 
 
 def _topics(parts: Mapping[str, GroupTables]) -> dict[str, TopicRow]:
