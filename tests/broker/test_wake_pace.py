@@ -137,7 +137,7 @@ async def test_a_peer_that_pulls_within_a_turn_is_read_again_after_the_next_one(
     assert len(wire.frames) == 2
 
 
-async def test_who_sends_too_is_read_at_once(bench: Bench) -> None:
+async def test_a_connection_with_sends_is_read_at_once(bench: Bench) -> None:
     await bench.send(b"first")
     be_busy(bench)
     frame = bench.frame(11, bench.pull_ext(offset=0, sysFlag=6, suspendTimeoutMillis=10_000))
@@ -174,7 +174,7 @@ async def test_a_change_of_role_answers_what_waits_for_the_turn(bench: Bench) ->
     assert len(wire.frames) == 1
 
 
-async def test_what_pulls_have_in_common_is_checked_again_when_it_changes(bench: Bench) -> None:
+async def test_cached_checks_of_pulls_end_with_a_change(bench: Bench) -> None:
     await bench.send(b"first")
     for _ in range(2):
         assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.SUCCESS
