@@ -112,7 +112,7 @@ class Links:
     async def _follow_listeners(self) -> None:
         """Listen on a port while a process listens behind it."""
         while True:
-            self._listening = there = whois.listening()
+            self._listening = there = whois.listening(self._ports)
             for real, told in self._ports.items():
                 if real in there and told not in self._servers:
                     with contextlib.suppress(OSError):
