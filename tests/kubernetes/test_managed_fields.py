@@ -111,12 +111,37 @@ def test_fields_added_by_hand_are_taken_out_and_nothing_else() -> None:
     own, others = surplus(wanted, live)
     assert own == []
     made = without(live, wanted, others)
-    assert made["metadata"].pop("labels")["team"] == "mq", "labels of others stay"
     annotations = made["spec"]["template"]["metadata"]["annotations"]
-    assert annotations.pop("kubectl.kubernetes.io/restartedAt") == "today", "so does a requested restart"
-    untouched["metadata"].pop("labels")
-    untouched["metadata"].pop("managedFields")
-    assert made == untouched
+    assert annotations.pop("kubectl.kubernetes.io/restartedAt") == "today", "a requested restart stays"
+    assert made == {"spec": untouched["spec"]}
+
+
+def test_a_map_that_becomes_empty_goes_too() -> None:
+    wanted = find("Service", "demo-a-master")
+    live = stored(wanted)
+    live["spec"] |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10_800}}}
+    added = {
+        "f:sessionAffinity": {},
+        "f:sessionAffinityConfig": {".": {}, "f:clientIP": {".": {}, "f:timeoutSeconds": {}}},
+    }
+    live["metadata"]["managedFields"].append(entry({"f:spec": added}, "kubectl-patch", "Update"))
+    own, others = surplus(wanted, live)
+    assert own == []
+    assert without(live, wanted, others) == {"spec": wanted["spec"]}
+
+
+def test_defaults_within_a_value_of_one_owner_are_no_surplus() -> None:
+    wanted = find("StatefulSet", "demo-a")
+    live = stored(wanted)
+    env = live["spec"]["template"]["spec"]["containers"][0]["env"]
+    for variable in env:
+        if "fieldRef" in variable.get("valueFrom", {}):
+            variable["valueFrom"]["fieldRef"]["apiVersion"] = "v1"
+    fields = live["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:template"]["f:spec"]["f:containers"]
+    for item in fields['k:{"name": "broker"}']["f:env"].values():
+        if "f:valueFrom" in item:
+            item["f:valueFrom"] = {"f:fieldRef": {}}
+    assert surplus(wanted, live) == ([], [])
 
 
 def test_status_and_changes_of_webhooks_are_no_surplus() -> None:

@@ -24,6 +24,8 @@ OTHERS_MAY_SET: Final[tuple[Path, ...]] = (
     ("f:spec", "f:template", "f:metadata", "f:creationTimestamp"),
 )
 """Parts that others may add to: `kubectl rollout restart` adds an annotation to the template, for example."""
+_ATOMIC_MAPS: Final = ("f:nodeSelector", "f:matchLabels", "f:selector")
+"""Other values with one owner as a whole may have defaults of the API server inside."""
 _MISSING: Final = object()
 
 
@@ -48,31 +50,34 @@ def surplus(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[list[s
             if there is _MISSING:
                 continue
             asked = _at(wanted, path)
-            if asked is _MISSING or _has_more_keys(there, asked):
+            if asked is _MISSING or _has_more_keys(path, there, asked):
                 (own if ours else others)[path] = None
     return [_text(path) for path in own], [path for path in others if path not in own]
 
 
 def without(found: Mapping[str, Any], wanted: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
-    """A copy of an object without these fields, for a replacement. Fields with a wanted value get that value."""
-    made: dict[str, Any] = copy.deepcopy(dict(found))
-    made["metadata"].pop("managedFields", None)
+    """The parts of an object (`spec`, `data`) that differ without these fields.
+
+    A field with a wanted value gets that value. A map that becomes empty goes too, unless it is wanted.
+    """
+    made: dict[str, Any] = copy.deepcopy({k: v for k, v in found.items() if k not in ("metadata", "status")})
     for path in paths:
-        *way, last = path
-        parent = _at(made, tuple(way))
-        if parent is _MISSING:
-            continue
         asked = _at(wanted, path)
-        if isinstance(parent, dict) and last.startswith("f:"):
-            if asked is _MISSING:
-                parent.pop(last[2:], None)
-            else:
-                parent[last[2:]] = copy.deepcopy(asked)
-        elif isinstance(parent, list):
-            item = _item(parent, last)
-            if item is not _MISSING and asked is _MISSING:
-                parent.remove(item)
-    return made
+        if asked is _MISSING:
+            _remove(made, wanted, path)
+        elif _at(made, path) is not _MISSING:
+            _at(made, path[:-1])[path[-1][2:]] = copy.deepcopy(asked)
+    return {k: v for k, v in made.items() if v != found[k]}
+
+
+def _remove(made: Any, wanted: Mapping[str, Any], path: Path) -> None:
+    parent, last = _at(made, path[:-1]), path[-1]
+    if isinstance(parent, dict):
+        parent.pop(last[2:], None)
+    elif isinstance(parent, list) and (item := _item(parent, last)) is not _MISSING:
+        parent.remove(item)
+    if len(path) > 2 and parent in ({}, []) and _at(wanted, path[:-1]) is _MISSING:
+        _remove(made, wanted, path[:-1])
 
 
 def _leaves(fields: Mapping[str, Any], path: Path) -> Iterator[Path]:
@@ -114,11 +119,9 @@ def _item(items: Any, part: str) -> Any:
     return _MISSING
 
 
-def _has_more_keys(there: Any, asked: Any) -> bool:
-    """Whether a map of texts that has one owner as a whole (a nodeSelector) has more keys than wanted."""
-    if not isinstance(there, Mapping) or not isinstance(asked, Mapping):
-        return False
-    return all(isinstance(v, str) for v in there.values()) and not there.keys() <= asked.keys()
+def _has_more_keys(path: Path, there: Any, asked: Any) -> bool:
+    """Whether a map that has one owner as a whole has more keys than wanted."""
+    return path[-1] in _ATOMIC_MAPS and not there.keys() <= asked.keys()
 
 
 def _text(path: Path) -> str:

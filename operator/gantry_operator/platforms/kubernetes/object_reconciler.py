@@ -161,7 +161,8 @@ class ObjectReconciler:
         self._next_removal[kind, name] = now + REMOVAL_PAUSE_S
         log.info("%s %s: removing fields that the spec does not have: %s", kind, name, added[:5])
         try:
-            written = await self._api.replace(managed_fields.without(live, obj, added))
+            parts = managed_fields.without(live, obj, added)
+            written = await self._api.replace_parts(KINDS[kind], live, parts)
         except ApiError as error:
             if error.reason != "Conflict":
                 raise
