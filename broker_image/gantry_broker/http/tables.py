@@ -51,20 +51,19 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, A
                 }
             )
     groups: dict[str, Any] = {}
-    async for name in broker.slices.sliced([*tables.groups, *(row["group"] for row in progress)]):
-        groups[name] = {"system": is_system_group(name)}
+    async for known in broker.slices.sliced([*tables.groups, *(str(row["group"]) for row in progress)]):
+        groups[known] = {"system": is_system_group(known)}
     consumers: dict[str, Any] = {}
-    async for group in broker.slices.sliced(list(broker.clients.consumers.values())):
-        consumers[group.name] = {
-            "model": group.message_model,
-            "type": group.consume_type,
-            "subscriptions": {topic: sub.data.expression for topic, sub in list(group.subscriptions.items())},
-            "clients": _clients(group.clients.values()),
-            "inconsistent": group.inconsistent,
+    async for members in broker.slices.sliced(list(broker.clients.consumers.values())):
+        consumers[members.name] = {
+            "model": members.message_model,
+            "subscriptions": {topic: sub.data.expression for topic, sub in list(members.subscriptions.items())},
+            "clients": _clients(members.clients.values()),
+            "inconsistent": members.inconsistent,
         }
     producers: dict[str, Any] = {}
-    async for name, members in broker.slices.sliced(list(broker.clients.producers.items())):
-        producers[name] = _clients(members.values())
+    async for name, connections in broker.slices.sliced(list(broker.clients.producers.items())):
+        producers[name] = _clients(connections.values())
     return {
         "now_ms": broker.clock.unix_ms(),
         "started_ms": broker.started_ms,
