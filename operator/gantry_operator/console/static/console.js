@@ -115,6 +115,8 @@
   document.addEventListener("htmx:afterSettle", showCommands);
   document.addEventListener("DOMContentLoaded", () => {
     labelTheme(); showCommands(); countChosen();
+    // New figures leave a search alone that somebody types.
+    if (window.Idiomorph) Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node.matches && node.matches("form[role=search]"));
     setInterval(showAge, 1000);
   });
 })();
