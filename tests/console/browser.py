@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 AXE = Path(__file__).parents[1] / "data" / "axe" / "axe.min.js"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/spark/test_page.py."""
+PARTS = ("stylesheet", "script", "image", "font")
+"""What a page loads, as Playwright calls it."""
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 
 
@@ -36,7 +38,13 @@ def person(made: Browser, link: str, **options: Any) -> Iterator[Page]:
     page.set_default_timeout(30_000)
     wrong: list[str] = []
     host = link.split("/")[2]
-    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    refused = "Failed to load resource"  # a page may be a refusal, its parts may not
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" and refused not in said.text else 0)
+    page.on("requestfailed", lambda sent: wrong.append(sent.url) if sent.resource_type in PARTS else None)
+    page.on(
+        "response",
+        lambda got: wrong.append(got.url) if got.status >= 400 and got.request.resource_type in PARTS else None,
+    )
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda sent: wrong.append(sent.url) if sent.url.split("/")[2:3] != [host] else None)
     page.goto(link)

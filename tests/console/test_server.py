@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from gantry_operator.console.app import MAX_FORM
-from gantry_operator.console.sources import SourceError
+from gantry_operator.console.sources import AuditView, SourceError
 
 from tests.console.fake import FakeSource, ReadOnly, Running, running
 
@@ -140,6 +140,22 @@ def test_ten_thousand_topics_need_no_request_for_each() -> None:
             paths = Counter(source.calls)
     assert set(paths) == {"/v1/status", "/v1/tables"}
     assert paths["/v1/tables"] - before <= 3
+
+
+def test_the_audit_shows_who_changed_what() -> None:
+    source = FakeSource()
+    line = {"time_ms": 5, "result": "refused", "reason": "permission", "user": "<ann>", "request": "SEND_MESSAGE_V2"}
+
+    async def audit() -> AuditView:
+        return AuditView([line | {"resource": "Topic:Secret", "address": "10.0.0.7", "member": "fake-a-0"}], "grep")
+
+    source.audit = audit  # type: ignore[method-assign]
+    with running(source) as console:
+        until_figures(console)
+        with console.client() as client:
+            page = client.get(f"{HERE}/activity").text
+    for text in ("refused: permission", "&lt;ann&gt;", "SEND_MESSAGE_V2", "Topic:Secret", "1970-01-01 00:00:00.005"):
+        assert text in page
 
 
 def test_a_broker_without_an_answer_delays_no_page() -> None:

@@ -442,7 +442,7 @@ def make_app(
             request, place, "activity.html", "activity", live=True, audit=await place.source.audit(),
             events=list(reversed(place.snapshot.status.get("events") or [])),
             report=await place.source.report() is not None, analytics=place.snapshot.status.get("analytics"),
-            analyze=do.gantry(place.source, "analyze"),
+            analyze=do.gantry(place.source, "analyze"), audited=_audited(place.snapshot),
         )  # fmt: skip
 
     @app.get("/c/{space}/{name}/report")
@@ -564,6 +564,12 @@ def _an_hour_ago(now: float) -> int:
 
 def _kind(text: str) -> Any:
     return text if text in ("json", "text", "hex") else None
+
+
+def _audited(snapshot: Snapshot) -> bool:
+    """Without authentication members write no audit."""
+    conditions = snapshot.status.get("conditions") or []
+    return all(c.get("reason") != "AuthenticationDisabled" for c in conditions)
 
 
 def _servers(place: Place) -> str:
