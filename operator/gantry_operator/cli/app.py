@@ -117,6 +117,23 @@ def status(
 
 
 @app.command(epilog=EPILOG)
+def top(
+    interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two figures of a member.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end, as without a terminal.")] = False,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Watch the cluster: members, rates, lag of consumer groups, events as they come. `q` ends it."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.top import top as run_top
+
+    run_top(find_target(directory, name, context, namespace), interval, once, output == Output.json)
+
+
+@app.command(epilog=EPILOG)
 def switchover(
     group: Annotated[str, typer.Argument(help="The broker group, as in spec.brokerGroups.", show_default=False)],
     to: Annotated[str | None, typer.Option(help="The next leader, like demo-a-1. Default: the best candidate.")] = None,
