@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import reduce
+from typing import Any, Final, NamedTuple
 
 from gantry_broker.http.models import MemberStatus
 from gantry_broker.protocol import plausible
@@ -248,30 +249,28 @@ class View:
 
 def view_of(facts: Facts, seen: Iterable[Seen], now: float, problem: str = "") -> View:
     """Return the view at `now`, by the clock of `Seen.page_at`. `problem`: why the facts are old."""
-    members = list(seen)
-    reports = {s.place.name: _report(s) for s in members}
-    lines, consumers, blind = [], dict[str, ConsumerLag](), []
-    for group in dict.fromkeys(s.place.group for s in members):
-        mine = [s for s in members if s.place.group == group]
-        leader = _leader([(s, reports[s.place.name]) for s in mine])
-        in_sync = _in_sync([r for s in mine if (r := reports[s.place.name]) is not None], facts.mode, leader)
-        lines += [_line(s, reports[s.place.name], in_sync, now) for s in mine]
-        page = next((s.page for s in mine if leader is not None and s.place.name == leader[0] and _fresh(s, now)), None)
+    read = [_read(s) for s in seen]
+    lines: list[MemberLine] = []
+    consumers: dict[str, ConsumerLag] = {}
+    blind: list[str] = []
+    for group in dict.fromkeys(r.seen.place.group for r in read):
+        mine = [r for r in read if r.seen.place.group == group]
+        leader = _leader(mine)
+        in_sync = _in_sync(mine, facts.mode, leader)
+        lines += [_line(r, in_sync, now) for r in mine]
+        page = leader.seen.page if leader is not None and _fresh(leader.seen, now) else None
         if page is None:
             blind.append(group)
             continue
         for lag in page.lags:
             known = consumers.get(lag.group, ConsumerLag(lag.group))
             consumers[lag.group] = known.plus(lag.messages, lag.inflight, lag.oldest_ms)
-    known_rates = [line.rates for line in lines if line.rates is not None]
-    total = None
-    for rates in known_rates:
-        total = rates if total is None else total.plus(rates)
+    rates = [line.rates for line in lines if line.rates is not None]
     return View(
         cluster=facts.name,
         phase=facts.phase or _phase(lines),
         members=tuple(lines),
-        rates=total,
+        rates=reduce(Rates.plus, rates) if rates else None,
         consumers=tuple(sorted(consumers.values(), key=lambda c: (-c.messages, c.group))),
         blind=tuple(blind),
         last_failover=_change(facts.last_failover),
@@ -287,62 +286,69 @@ def view_of(facts: Facts, seen: Iterable[Seen], now: float, problem: str = "") -
     )  # fmt: skip
 
 
-def _report(seen: Seen) -> Report | None:
+class _Line(NamedTuple):
+    """A status line as it can be used."""
+
+    seen: Seen
+    status: MemberStatus | None
+    report: Report | None
+    problem: str
+    """Why there is no status of now; empty: there is one."""
+
+
+def _read(seen: Seen) -> _Line:
     if seen.status is None:
-        return None
+        return _Line(seen, None, None, seen.problem or "it does not answer")
     try:
-        return report_from(dict(seen.status))
-    except BadStatus:
-        return None
+        report = report_from(dict(seen.status))
+        return _Line(seen, MemberStatus.model_validate(dict(seen.status)), report, seen.problem)
+    except BadStatus as error:
+        return _Line(seen, None, None, str(error))
+    except ValidationError as error:
+        first = error.errors()[0]
+        return _Line(seen, None, None, f"its report cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}")
 
 
-def _leader(members: Sequence[tuple[Seen, Report | None]]) -> tuple[str, Report] | None:
+def _leader(lines: Sequence[_Line]) -> _Line | None:
     """The member that leads, among those that answer: of the highest epoch, if an older one does not know it yet."""
-    found = [(s.place.name, r) for s, r in members if r is not None and r.role == "Master" and not s.problem]
-    return max(found, key=lambda pair: pair[1].order, default=None)
+    found = [r for r in lines if r.report is not None and r.report.role == "Master" and not r.problem]
+    return max(found, key=_order, default=None)
 
 
-def _in_sync(reports: Sequence[Report], mode: str, leader: tuple[str, Report] | None) -> frozenset[MemberId]:
+def _order(line: _Line) -> tuple[int, int]:
+    return (-1, -1) if line.report is None else line.report.order
+
+
+def _in_sync(lines: Sequence[_Line], mode: str, leader: _Line | None) -> frozenset[MemberId]:
     """The in-sync set as the leader knows it; without one, as the newest report has it."""
-    if leader is not None:
-        return keeping_up(leader[1]) if mode == "Raft" else leader[1].in_sync
-    newest = max(reports, key=lambda r: r.order, default=None)
-    return frozenset() if newest is None else newest.in_sync
+    newest = leader or max(lines, key=_order, default=None)
+    if newest is None or newest.report is None:
+        return frozenset()
+    return keeping_up(newest.report) if mode == "Raft" and leader is not None else newest.report.in_sync
 
 
 def _fresh(seen: Seen, now: float) -> bool:
     return now - seen.page_at <= FRESH_S
 
 
-def _line(seen: Seen, report: Report | None, in_sync: frozenset[MemberId], now: float) -> MemberLine:
-    place = seen.place
-    if seen.problem or report is None or seen.status is None:
-        return MemberLine(
-            name=place.name, group=place.group, role="Unknown", epoch=0 if report is None else report.epoch, lag=None,
-            in_sync=report is not None and report.id in in_sync, disk_used=None, disk_full=False, rates=None,
-            reason=plain(seen.problem or "it does not answer"),
-        )  # fmt: skip
-    try:
-        status = MemberStatus.model_validate(dict(seen.status))
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"its report cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        return MemberLine(
-            place.name, place.group, report.role, report.epoch, None, report.id in in_sync, None, False, None,
-            plain(reason),
-        )  # fmt: skip
+def _line(line: _Line, in_sync: frozenset[MemberId], now: float) -> MemberLine:
+    place, report, status = line.seen.place, line.report, line.status
+    known = MemberLine(
+        name=place.name, group=place.group, role="Unknown", epoch=0 if report is None else report.epoch, lag=None,
+        in_sync=report is not None and report.id in in_sync, disk_used=None, disk_full=False, rates=None,
+        reason=plain(line.problem),
+    )  # fmt: skip
+    if line.problem or report is None or status is None:
+        return known
     disk = status.disk
     used = None if disk is None or disk.total_bytes <= 0 else 1 - disk.free_bytes / disk.total_bytes
-    return MemberLine(
-        name=place.name,
-        group=place.group,
+    return replace(
+        known,
         role=report.role,
-        epoch=report.epoch,
         lag=min(max(status.lag_bytes, 0), plausible.MAX_OFFSET),
-        in_sync=report.id in in_sync,
         disk_used=None if used is None else min(max(used, 0.0), 1.0),
         disk_full=report.disk_full,
-        rates=seen.rates if _fresh(seen, now) else None,
+        rates=line.seen.rates if _fresh(line.seen, now) else None,
         reason=plain(status.reason or status.not_promotable),
     )
 

@@ -99,7 +99,9 @@ class LiveWatch:
 def _problem(watch: MemberWatch) -> str:
     if watch.reach == "ok":
         return ""
-    return "connections are refused" if watch.reach == "refused" else watch.problem or "it has not answered yet"
+    if watch.reach == "refused":
+        return "connections are refused"
+    return f"it does not answer ({watch.problem})" if watch.problem else "it has not answered yet"
 
 
 async def _page(client: httpx.AsyncClient, url: str) -> Page | None:
