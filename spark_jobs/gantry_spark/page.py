@@ -71,7 +71,8 @@ footer { margin-top: var(--space-4); overflow-wrap: anywhere; }
 @media (max-width: 820px) {
   thead { display: none; }
   table, tbody { display: block; }
-  tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(103px, 1fr)); gap: var(--space-2) var(--space-3); }
+  tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(103px, 1fr));
+    gap: var(--space-2) var(--space-3); }
   td { display: block; padding: 0; text-align: left; }
   td.n { text-align: left; white-space: normal; }
   td::before { content: attr(data-head); display: block; color: var(--dim); font-size: 12px; }

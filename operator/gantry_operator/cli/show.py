@@ -10,6 +10,7 @@ from rich.table import Table
 
 from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json, size
+from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
 from gantry_operator.cluster.live import plain
 
@@ -25,7 +26,10 @@ def show_status(target: Target, as_json: bool) -> None:
     show_resource(resource, next_steps(resource, target.where))
 
 
-def show_done(done: str, as_json: bool) -> None:
+def switch_over(target: Target, group: str, to: str | None, as_json: bool) -> None:
+    """Hand a group over and print the result. Raises CliError."""
+    with Progress(f"handing over group {group}"):
+        done = run_async(target.switchover(group, to))
     if as_json:
         print_json({"done": done})
     else:
