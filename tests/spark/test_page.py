@@ -286,7 +286,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_page_fits_every_width_without_gaps(layouts: dict[str, dict[str, float]], width: int) -> None:
+def test_the_page_fits_each_width_without_gaps(layouts: dict[str, dict[str, float]], width: int) -> None:
     layout = layouts[str(width)]
     assert layout["cells"] > 20
     assert layout["width"] <= width, "nothing is scrolled to"
