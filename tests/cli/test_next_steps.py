@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
-from gantry_operator.cli.next_steps import CONDITIONS, MAX_STEPS, MEMBERS, Where, next_steps
+from gantry_operator.cli.next_steps import CONDITIONS, MAX_STEPS, MEMBERS, Step, Where, next_steps
+from gantry_operator.cli.show import show_resource
 from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
 from gantry_operator.cluster.timestamps import utc
 
@@ -136,3 +137,14 @@ def test_a_status_as_the_operator_writes_it() -> None:
     status = status_of(cluster, BrokerClusterStatus(), state, utc(), 1)
     said = next_steps(cluster.model_dump(mode="json") | {"status": status.to_object()}, KUBERNETES)
     assert [step.about for step in said] == ["group a", "demo-a-0", "Available"]
+
+
+def test_a_status_ends_with_the_next_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    resource: dict[str, Any] = {"metadata": {"name": "demo"}, "spec": {}, "status": {}}
+    show_resource(resource, [Step("demo-a-1", f"less /{'long/' * 60}log (why [it] ended)")])
+    lines = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert lines[-2] == "NEXT"
+    assert lines[-1].startswith("  demo-a-1: less /long/")
+    assert lines[-1].endswith("log (why [it] ended)"), "one line, to be copied"
+    show_resource(resource)
+    assert "NEXT" not in capsys.readouterr().out
