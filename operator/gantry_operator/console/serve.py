@@ -101,6 +101,7 @@ async def serve(sources: Sequence[LocalSource], bound: socket.socket, started: C
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(3):
                 await asyncio.gather(*(collector.first() for collector in collectors.values()))
+        bound.listen()  # A browser that is faster than the server waits.
         started(link())
         loop = asyncio.get_running_loop()
 
