@@ -72,7 +72,7 @@ def rocketmq(
             [*prefix, *java.command(server, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(namesrv),
                                     flags=[f"-Duser.home={folder}"])],
             folder / "namesrv.log", env))  # fmt: skip
-        until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 30, [ns])
+        until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 60, [ns])
         br = stack.enter_context(Started(
             [*prefix, *java.command(server, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker),
                                     heap=heap, flags=flags)],

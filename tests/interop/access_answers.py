@@ -8,6 +8,7 @@ again, and writes the recording and the table of docs/security.md. It needs what
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from gantry_broker.protocol.headers import CreateTopicHeader, Long, PullHeader, 
 
 from benchmarks.rig import gantry, rocketmq
 from benchmarks.rig.driver import Driver
+from benchmarks.rig.golang import GoCommand
 from benchmarks.rig.processes import until
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
@@ -36,6 +38,7 @@ PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 BEGIN, END = "<!-- access answers: begin -->\n", "<!-- access answers: end -->\n"
 SYSTEMS: Final = {"4.9.7": "RocketMQ 4.9.7", "5.5.0": "RocketMQ 5.5.0", "gantry": "Gantry"}
 TOPIC, GROUP = "Orders", "billing"
+GO: Final = "Go 2.1.2"
 OTHER_KEY: Final = "another-secret"
 
 
@@ -154,6 +157,44 @@ def play(target: Target, drivers: dict[str, Driver]) -> dict[str, str]:
     return answers
 
 
+def play_go(target: Target, folder: Path) -> dict[str, str]:
+    """Returns what the Go client shows to its program in the cases of the Java clients; `folder` is for its files."""
+    numbers = itertools.count()
+
+    def run(command: str, who: dict[str, str], **options: object) -> GoCommand:
+        return GoCommand(target, folder / str(next(numbers)), command, topic=TOPIC, count=1, **options, **who)
+
+    answers = {}
+    for case, who in _clients(WRITER, READER):
+        answers[f"{GO}, send: {case}"] = _shown(run("produce", who), "sent", "SEND_OK")
+    pulls = dict(_clients(READER, WRITER))
+    for case, who in pulls.items():
+        pulled = run("pull", who, group=GROUP, queues=1, broker=target.broker_name)
+        answers[f"{GO}, pull: {case}"] = _shown(pulled, "message", "FOUND")
+    # One more message, as the pull has committed its offset. The right one is last: what it gets was there for others.
+    run("produce", _right(WRITER)).finish()
+    waiting = {
+        case: run("consume", who, group=GROUP, timeout="6s") for case, who in pulls.items() if who != _right(READER)
+    }
+    for case, consumer in waiting.items():
+        answers[f"{GO}, consume: {case}"] = _shown(consumer, "message", "FOUND")
+    answers[f"{GO}, consume: right key"] = _shown(run("consume", _right(READER), group=GROUP), "message", "FOUND")
+    return answers
+
+
+def _shown(command: GoCommand, event: str, success: str) -> str:
+    """`code 16`, or without a code the beginning of the text."""
+    with contextlib.suppress(AssertionError):  # it ends with 1 after an error, which it prints
+        command.finish()
+    if command.of(event):
+        return success
+    texts = [line["text"] for line in (*command.of("failed"), *command.of("error"))]
+    if not texts:
+        return "nothing"
+    found = re.search(r"code: (\d+)", texts[0], re.IGNORECASE)
+    return f"code {found[1]}" if found else repr(re.sub(rf"the topic={TOPIC} |, it may.*", "", texts[0]))
+
+
 def _signatures(request: Request) -> Iterator[tuple[str, dict[str, str]]]:
     may, ext, body = request.may, request.ext, request.body
     yield "right key", signed(ext, body, may)
@@ -170,8 +211,12 @@ def _clients(may: Who, may_not: Who) -> Iterator[tuple[str, dict[str, str]]]:
         ("right key", may), ("wrong key", Who(may.name, OTHER_KEY)), ("unknown user", NOBODY),
         ("without the right", may_not),
     ):  # fmt: skip
-        yield case, {"access_key": who.name, "secret_key": who.key}
+        yield case, _right(who)
     yield "no key", {}
+
+
+def _right(who: Who) -> dict[str, str]:
+    return {"access_key": who.name, "secret_key": who.key}
 
 
 def _sent(driver: Driver, who: dict[str, str]) -> str:
@@ -289,9 +334,9 @@ def _gantry(folder: Path) -> Iterator[Target]:
         yield target
 
 
-def record(name: str, folder: Path) -> dict[str, str]:
-    """Returns the answers of a system of its own."""
-    with system(name, folder) as target, contextlib.ExitStack() as stack:
+def play_java(target: Target, folder: Path) -> dict[str, str]:
+    """`play` with a session of each version of the client, whose logs go to `folder`."""
+    with contextlib.ExitStack() as stack:
         drivers = {}
         for version in ("49", "55"):
             drivers[version] = Driver(target, version, "JSON", folder / f"driver-{version}.log")
@@ -299,10 +344,17 @@ def record(name: str, folder: Path) -> dict[str, str]:
         return play(target, drivers)
 
 
+def record(name: str, folder: Path) -> dict[str, str]:
+    """Returns all answers of a system of its own."""
+    with system(name, folder) as target:
+        return play_java(target, folder) | play_go(target, folder)
+
+
 # ---- the page
 
 ROUTE: Final = "MQClientException 10005, 'No route info of this topic'"
 QUEUES: Final = "MQClientException 16, 'Can not find Message Queue for this topic'"
+NO_ROUTE: Final = "'route info not found'"
 REASONS: Final = {
     ("1", "16", "16"): "4.9.7 answers with the text of an exception, which tells whether the user exists. Gantry has "
     "one answer for clients of all versions.",
@@ -313,6 +365,11 @@ REASONS: Final = {
     "answer (16) and shows the program that it has no route. Apache's NameServers give routes to everybody.",
     ("MQBrokerException 1", "MQBrokerException 16", QUEUES): "The NameServer refuses the route. The "
     "exception's cause has the answer's code and text.",
+    ("code 1", "code 16", NO_ROUTE): "The NameServer refuses the route; the client logs why.",
+    ("nothing", "nothing", NO_ROUTE): "The NameServer refuses the route, so the consumer does not start.",
+    ("code 1", "code 16", "code 16"): "The client shows the answer's code.",
+    ("FOUND", "FOUND", NO_ROUTE): "This client's pull consumer signs what it asks brokers, but not what it asks "
+    "NameServers. Its push consumer and its producer sign both.",
     ("0", "16", "0"): "5.5.0 asks for `Get`. Clients of consumers ask it, so `Sub` suffices here.",
 }
 """Why answers are not the same in all three systems, by the answers in the order of SYSTEMS."""
