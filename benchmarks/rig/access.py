@@ -17,6 +17,8 @@ from .wire import Wire
 
 Key = tuple[str, str]
 """Name and secret key."""
+Administration = tuple[int, dict[str, str], object]
+"""A request about users: code, fields, and what its body says."""
 _ACCEPTED = (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST)
 _PAUSE_S = 0.01
 
@@ -29,6 +31,29 @@ class Change(NamedTuple):
     @property
     def everywhere_s(self) -> float:
         return max(self.held_s.values())
+
+
+def creation(user: str, secret: str, topics: str) -> list[Administration]:
+    """Returns createUser and createAcl of mqadmin, for a user that may publish to topics and read them."""
+    rule = {"resource": f"Topic:{topics}", "actions": ["Pub", "Sub"], "decision": "Allow"}
+    return [
+        (RequestCode.AUTH_CREATE_USER, {"username": user}, _user_info(user, secret)),
+        (RequestCode.AUTH_CREATE_ACL, {"subject": f"User:{user}"}, {"policies": [{"entries": [rule]}]}),
+    ]
+
+
+def another_key(user: str, secret: str) -> Administration:
+    """Returns updateUser of mqadmin."""
+    return RequestCode.AUTH_UPDATE_USER, {"username": user}, _user_info(user, secret)
+
+
+def deletion(user: str) -> Administration:
+    """Returns deleteUser of mqadmin."""
+    return RequestCode.AUTH_DELETE_USER, {"username": user}, None
+
+
+def _user_info(user: str, secret: str) -> dict[str, str]:
+    return {"username": user, "password": secret, "userType": "Normal"}
 
 
 class Watched:
@@ -45,18 +70,23 @@ class Watched:
     def key(self, cluster: str, user: str) -> Key | None:
         """Returns the newest key of a user, as clients get it; None: there is none yet."""
         try:
-            content = json.loads((self._keys / f"{cluster}-user-{user}.json").read_text())
+            content = json.loads((self._keys / self._file(cluster, user)).read_text())
         except (OSError, ValueError):
             return None
         return content["accessKey"], content["secretKey"]
 
+    @staticmethod
+    def _file(cluster: str, user: str) -> str:
+        return f"{cluster}-admin-user.json" if user == "admin" else f"{cluster}-user-{user}.json"
+
     def change(
-        self, act: Callable[[], object], key: Callable[[], Key | None], accepted: bool,
+        self, act: Callable[[], float | None], key: Callable[[], Key | None], accepted: bool,
         within_s: float = 20.0, quiet_s: float = 0.3,
     ) -> Change:  # fmt: skip
         """Acts, and asks all processes until each accepts (or refuses) the key for `quiet_s` without an exception.
 
-        `key` is asked for until it returns one. Raises AssertionError with the processes that lag after `within_s`.
+        `act` returns the Unix time of the change; None: the file of the cluster's users has it. `key` is asked for
+        until it returns one. Raises AssertionError with the processes that lag after `within_s`.
         """
         right: dict[str, float | None] = dict.fromkeys(self.addresses)
         stop = threading.Event()
@@ -89,7 +119,7 @@ class Watched:
         for thread in threads:
             thread.start()
         try:
-            act()
+            changed = act()
             deadline = time.time() + within_s
             while True:
                 since = list(right.values())
@@ -102,10 +132,19 @@ class Watched:
             stop.set()
             for thread in threads:
                 thread.join(10)
-        written = self._written()
-        if written == before:
-            raise AssertionError("nothing was changed")
-        return Change({name: max((at or 0.0) - written, 0.0) for name, at in right.items()})
+        if changed is None:
+            changed = self._written()
+            if changed == before:
+                raise AssertionError("nothing was changed")
+        return Change({name: max((at or 0.0) - changed, 0.0) for name, at in right.items()})
+
+    def administer(self, admin: Key, member: str, *requests: Administration) -> float:
+        """Sends requests about users to a member, as mqadmin does, and returns the Unix time of the last answer."""
+        with Wire(self.addresses[member]) as wire:
+            for code, ext, content in requests:
+                body, named = json.dumps(content).encode(), ext | {ACCESS_KEY: admin[0]}
+                wire.call(code, named | {SIGNATURE: sign(named, body, admin[1])}, body)
+        return time.time()
 
     def _ask(self, wire: Wire, name: str, key: Key) -> int:
         code = RequestCode.GET_ROUTEINFO_BY_TOPIC if "-namesrv-" in name else RequestCode.GET_MAX_OFFSET

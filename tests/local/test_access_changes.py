@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from benchmarks.rig.access import Change, Key, Watched
+from benchmarks.rig.access import Administration, Change, Key, Watched, another_key, creation, deletion
 from tests.local.cluster import Cluster, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)
@@ -47,7 +47,10 @@ def rotate(cluster: Cluster, watched: Watched, user: str) -> Change:
     def new() -> Key | None:
         return None if (made := watched.key("t", user)) == before else made
 
-    return watched.change(lambda: cluster.gantry("user", "rotate", user), new, accepted=True, within_s=WITHIN_S)
+    def ask() -> None:
+        cluster.gantry("user", "rotate", user)
+
+    return watched.change(ask, new, accepted=True, within_s=WITHIN_S)
 
 
 def delete(cluster: Cluster, watched: Watched, user: str, act: Callable[[], object] = lambda: None) -> Change:
@@ -70,6 +73,26 @@ def test_each_change_holds_at_every_process(
     removed = delete(cluster, watched, "one")
     record_property("held_s", json.dumps([made.held_s, rotated.held_s, removed.held_s]))
     assert set(cluster.pids()) == pids, "no process restarts for it"
+
+
+def test_what_mqadmin_changes_at_one_member_holds_at_every_process(cluster: Cluster, watched: Watched) -> None:
+    """Its user is known there at once, and elsewhere once the control plane has the user in a table."""
+    admin, master = watched.key("t", "admin"), cluster.master()["name"]
+    assert admin is not None
+
+    def change(accepted: bool, key: Key, *requests: Administration) -> Change:
+        return watched.change(lambda: watched.administer(admin, master, *requests), lambda: key, accepted, WITHIN_S)
+
+    first, second = ("made", "secret-of-made"), ("made", "other-secret-of-made")
+    change(True, first, *creation(*first, "o-*"))
+    change(True, second, another_key(*second))
+    change(False, first, *creation("next", "secret-of-next", "o-*"))
+    change(False, second, deletion("made"))
+
+
+def test_a_change_that_does_not_hold_is_noticed(watched: Watched) -> None:
+    with pytest.raises(AssertionError, match=r"not within 1 s: .*t-a-2"):
+        watched.change(lambda: 0.0, lambda: ("nobody", "secret-of-nobody"), accepted=True, within_s=1)
 
 
 def test_a_change_holds_through_a_failover(
