@@ -24,13 +24,20 @@ _PAUSE_S = 0.01
 
 
 class Change(NamedTuple):
-    """`held_s`: by process, seconds from the change until the process did not behave otherwise any more."""
+    """By process, seconds after the change: `held_s` until it answers as it should, `wrong_s` until its last answer by
+    the former users. A process that is down for a while holds late, and need not have answered wrongly.
+    """
 
     held_s: dict[str, float]
+    wrong_s: dict[str, float]
 
     @property
     def everywhere_s(self) -> float:
         return max(self.held_s.values())
+
+    @property
+    def last_wrong_s(self) -> float:
+        return max(self.wrong_s.values())
 
 
 def creation(user: str, secret: str, topics: str) -> list[Administration]:
@@ -89,6 +96,7 @@ class Watched:
         until it returns one. Raises AssertionError with the processes that lag after `within_s`.
         """
         right: dict[str, float | None] = dict.fromkeys(self.addresses)
+        wrong: dict[str, float] = dict.fromkeys(self.addresses, 0.0)
         stop = threading.Event()
 
         def watch(name: str) -> None:
@@ -105,11 +113,12 @@ class Watched:
                     if wire is not None:
                         wire.socket.close()
                     wire = None
-                wanted = code in _ACCEPTED if accepted else code == ResponseCode.NO_PERMISSION
-                if wanted:
+                said = True if code in _ACCEPTED else False if code == ResponseCode.NO_PERMISSION else None
+                if said is accepted:
                     right[name] = right[name] or now
                 else:
                     right[name] = None
+                    wrong[name] = wrong[name] if said is None else now
                 time.sleep(_PAUSE_S)
             if wire is not None:
                 wire.socket.close()
@@ -136,7 +145,8 @@ class Watched:
             changed = self._written()
             if changed == before:
                 raise AssertionError("nothing was changed")
-        return Change({name: max((at or 0.0) - changed, 0.0) for name, at in right.items()})
+        held = {name: max((at or 0.0) - changed, 0.0) for name, at in right.items()}
+        return Change(held, {name: max(at - changed, 0.0) for name, at in wrong.items()})
 
     def administer(self, admin: Key, member: str, *requests: Administration) -> float:
         """Sends requests about users to a member, as mqadmin does, and returns the Unix time of the last answer."""
