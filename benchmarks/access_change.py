@@ -110,12 +110,12 @@ def main() -> int:
         }
         for what, each in found
     ]  # fmt: skip
-    wrong = max(each.last_wrong_s for _, each in found)
+    wrong = max(each.longest_wrong_s for _, each in found)
     times = sorted(each.everywhere_s for _, each in found)
     answer: dict[str, Any] = {
         "changes": len(times), "by": options.by, "kill": options.kill, "least_s": round(times[0], 3),
         "median_s": round(statistics.median(times), 3), "most_s": round(times[-1], 3),
-        "last_wrong_s": round(wrong, 3), "goal_s": GOAL_S,
+        "longest_wrong_s": round(wrong, 3), "goal_s": GOAL_S,
         "within_goal": sum(t <= GOAL_S for t in times), "rows": rows,
     }  # fmt: skip
     if options.output == "json":
@@ -125,7 +125,7 @@ def main() -> int:
         last = max(each.held_s, key=lambda name: each.held_s[name])
         print(f"{what:7} {each.everywhere_s:6.3f} s, last at {last}")
     print(f"{len(times)} changes: {times[0]:.3f} to {times[-1]:.3f} s, median {answer['median_s']:.3f} s; "
-          f"{answer['within_goal']} within {GOAL_S:g} s; the last wrong answer after {wrong:.3f} s")  # fmt: skip
+          f"{answer['within_goal']} within {GOAL_S:g} s; wrong answers for {wrong:.3f} s at most")  # fmt: skip
     return 0
 
 

@@ -24,8 +24,8 @@ _PAUSE_S = 0.01
 
 
 class Change(NamedTuple):
-    """By process, seconds after the change: `held_s` until it answers as it should, `wrong_s` until its last answer by
-    the former users. A process that is down for a while holds late, and need not have answered wrongly.
+    """By process, seconds: `held_s` from the change until it answers as it should; `wrong_s` from the change, or from
+    its return if it was down, until its last answer by the former users.
     """
 
     held_s: dict[str, float]
@@ -36,7 +36,7 @@ class Change(NamedTuple):
         return max(self.held_s.values())
 
     @property
-    def last_wrong_s(self) -> float:
+    def longest_wrong_s(self) -> float:
         return max(self.wrong_s.values())
 
 
@@ -97,6 +97,7 @@ class Watched:
         """
         right: dict[str, float | None] = dict.fromkeys(self.addresses)
         wrong: dict[str, float] = dict.fromkeys(self.addresses, 0.0)
+        back: dict[str, float] = dict.fromkeys(self.addresses, 0.0)
         stop = threading.Event()
 
         def watch(name: str) -> None:
@@ -106,7 +107,7 @@ class Watched:
                 found = key()
                 try:
                     if wire is None:
-                        wire = Wire(self.addresses[name], 2.0)
+                        wire, back[name] = Wire(self.addresses[name], 2.0), now
                     code = None if found is None else self._ask(wire, name, found)
                 except OSError:
                     code = None
@@ -146,7 +147,7 @@ class Watched:
             if changed == before:
                 raise AssertionError("nothing was changed")
         held = {name: max((at or 0.0) - changed, 0.0) for name, at in right.items()}
-        return Change(held, {name: max(at - changed, 0.0) for name, at in wrong.items()})
+        return Change(held, {name: max(at - max(changed, back[name]), 0.0) for name, at in wrong.items()})
 
     def administer(self, admin: Key, member: str, *requests: Administration) -> float:
         """Sends requests about users to a member, as mqadmin does, and returns the Unix time of the last answer."""
