@@ -207,7 +207,10 @@ def test_the_last_of_an_odd_number_of_cards_fills_its_row() -> None:
 def browser_arguments(folder: Path) -> list[str]:
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        pytest.skip("no headless browser here: install chromium to have the page drawn")
+        pytest.skip(
+            "there is no browser here that draws the page: install Chromium "
+            "(`python .ci/checks.py --tools`, as root, on Debian)"
+        )
     return [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
             "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]  # fmt: skip
