@@ -253,7 +253,7 @@ class KubernetesSource:
         self._resource: Object | None = None
 
     def pause_command(self, wanted: bool) -> str:
-        change = f"{PAUSED}=true" if wanted else f"{PAUSED}-"
+        change = PAUSED + ("=true" if wanted else "-")
         return shlex.join(["kubectl", "annotate", "bc", self.key.name, "-n", self.key.space, "--overwrite", change])
 
     async def pause(self, wanted: bool) -> None:
