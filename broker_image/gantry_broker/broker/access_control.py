@@ -56,7 +56,7 @@ class StoredTopics:
 
     def topic_at(self, offset: int) -> str:
         try:
-            return self._store.record(offset).topic
+            return self._store.named_record(offset).topic
         except (StoreError, OSError, ValueError):
             return ""
 
@@ -73,7 +73,7 @@ class StoredTopics:
         store = self._store
         try:
             if not store.confirmed <= offset < store.end:
-                return store.record(offset)
+                return store.named_record(offset)
             record = decode_record(store.read_raw(offset, 1))
         except (StoreError, RecordError, OSError, ValueError):
             return None
