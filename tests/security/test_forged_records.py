@@ -17,7 +17,7 @@ from gantry_broker.protocol.codes import (
     ResponseCode,
     SysFlag,
 )
-from gantry_broker.protocol.message import encode_record, format_properties, pack_host
+from gantry_broker.protocol.message import BatchItem, encode_batch, encode_record, format_properties, pack_host
 
 from tests.broker.conftest import Bench
 
@@ -112,3 +112,18 @@ async def test_a_reply_goes_to_no_topic_of_the_broker(bench: Bench, code: int, t
     answer = await bench.ask(code, ext, orjson.dumps({"kind": "meta", "dropTopics": ["T"]}))
     assert bench.store.max_offset(topic, 0) == before
     assert answer.code in (ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST)
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2]
+)
+async def test_a_send_with_short_names_has_one_topic(bench: Bench, code: int) -> None:
+    """Access and quotas are checked for the field b, so no other field may name the topic."""
+    for topic in ("mine", "secret"):
+        assert (await bench.send(b"", topic)).code == ResponseCode.SUCCESS
+    before = bench.store.max_offset("secret", 0)
+    ext = bench.send_ext("mine", properties="WAIT\x01false") | {"topic": "secret"}
+    body = encode_batch([BatchItem(b"x")]) if code == RequestCode.SEND_BATCH_MESSAGE else b"x"
+    await bench.ask(code, ext, body)
+    assert bench.store.max_offset("secret", 0) == before
+    assert bench.store.max_offset("mine", 0) == 2
