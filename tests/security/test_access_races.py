@@ -43,6 +43,19 @@ async def done(bench: Bench, frame: Frame) -> Frame:
     return await bench.answer(frame.opaque)
 
 
+async def test_a_change_at_a_member_that_lost_its_volume_is_not_taken_for_an_old_one(bench: Bench) -> None:
+    """The table has four changes of this member, which the member does not know."""
+    access, name = bench.broker.access, bench.config.name
+    table = {"version": 2, "mode": "Enabled", "merged": {name: 4}}
+    users = [{"name": "admin", "keys": [KEY], "super": True}, {"name": "reader", "keys": [KEY]}]
+    await access.put(json.dumps({**table, "users": users}).encode())
+    gone = await done(bench, signed(bench, "admin", RequestCode.AUTH_DELETE_USER, {"username": "reader"}))
+    assert gone.code == ResponseCode.SUCCESS
+    assert [change.number for change in access.waiting().changes] == [5]
+    await access.put(json.dumps({**table, "version": 3, "users": users}).encode())
+    assert list(access.users) == ["admin"], "no table has the change yet"
+
+
 async def test_the_place_of_the_next_record_is_nobodys(bench: Bench) -> None:
     for topic in ("mine", "secret"):
         sent = await done(bench, signed(bench, "admin", RequestCode.SEND_MESSAGE_V2, bench.send_ext(topic), b"first"))

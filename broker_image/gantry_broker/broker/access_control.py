@@ -170,7 +170,9 @@ class AccessControl:
         async with self._lock:
             if len(self.changes) >= MAX_CHANGES:
                 raise TooManyChanges(f"{MAX_CHANGES} changes of users wait for the control plane, which is the limit")
-            self._number += 1
+            # A member whose volume was lost knows its former changes by the table alone.
+            merged = 0 if self.table is None else self.table.merged.get(self._name, 0)
+            self._number = max(self._number, merged) + 1
             made = Change(number=self._number, op=op, name=name, user=user, by=by, at_ms=time.time_ns() // 1_000_000)
             self.changes = [*self.changes, made]
             if self.table is not None:
