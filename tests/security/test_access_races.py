@@ -61,7 +61,7 @@ async def test_the_place_of_the_next_record_is_nobodys(bench: Bench) -> None:
         sent = await done(bench, signed(bench, "admin", RequestCode.SEND_MESSAGE_V2, bench.send_ext(topic), b"first"))
         assert sent.code == ResponseCode.SUCCESS
     at = bench.store.end
-    slow = [signed(bench, "reader", RequestCode.GET_TOPIC_STATS_INFO, {"topic": "mine"}) for _ in range(2_000)]
+    slow = [signed(bench, "reader", RequestCode.GET_TOPIC_CONFIG, {"topic": "mine"}) for _ in range(2_000)]
     view = signed(bench, "reader", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": at})
     other = Wire(40_001)
     bench.give(*slow, view)

@@ -24,6 +24,17 @@ from gantry_broker.protocol.message import parse_message_id
 
 MAX_NAMES: Final = 1_000
 """Topics or groups that the body of one request may create."""
+PLACES: Final = frozenset(
+    int(code)
+    for code in (
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    )
+)
+"""Requests that show the record at a place of the log."""
+MAX_NAME: Final = 255
+"""Characters of the longest topic or group."""
 
 
 class Need(NamedTuple):
@@ -255,18 +266,6 @@ ROWS: Final[dict[int, Row]] = {
     RequestCode.GET_NAMESRV_CONFIG: _cluster(GET),
 }
 """What a request needs, by its code. Users themselves are for super users alone, so their codes are not here."""
-
-PLACES: Final = frozenset(
-    int(code)
-    for code in (
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        RequestCode.CONSUME_MESSAGE_DIRECTLY,
-    )
-)
-"""Requests that show the record at a place of the log."""
-MAX_NAME: Final = 255
-"""Characters of the longest topic or group."""
 
 USER_CODES: Final = frozenset(
     int(code)
