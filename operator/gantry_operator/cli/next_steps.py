@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from gantry_operator.api.cluster import PAUSED
+
 MAX_STEPS: Final = 6
 
 
@@ -41,7 +43,7 @@ CONDITIONS: Final[Mapping[tuple[str, str, str], Hint]] = {
     ),
     ("Progressing", "False", "Paused"): Hint(
         "",
-        "{kubectl} annotate bc {name} gantry.dev/paused- (let changes go on)",
+        "{kubectl} annotate bc {name} " + PAUSED + "- (let changes go on)",
     ),
     ("Degraded", "True", "ReconcileFailed"): Hint(
         "less {logs}/supervisor.log (which step failed)",
