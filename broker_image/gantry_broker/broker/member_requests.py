@@ -54,10 +54,16 @@ class MemberRequests:
             elif code == GantryCode.RAFT:
                 replication.on_raft_request(conn, frame)
             elif code in OF_FOLLOWERS and not replication.is_followed_by(conn.identity):
-                replication.refusals.add(OF_FOLLOWERS[code], "unknown-member", f"{conn!r}: request {code}")
-                if not frame.is_oneway:
-                    conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, NO_FOLLOWER))
+                self._refuse(conn, frame)
             elif code == GantryCode.FORWARD:
                 take_forwarded(self._role, replication.refusals, conn, frame, self._process, FORWARDED)
             elif not frame.is_oneway:
                 conn.send(self._log_repair.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))
+
+    def _refuse(self, conn: Connection, frame: Frame) -> None:
+        """Counts those of members that are not even in sync. A former leader is, and may ask before its first fetch."""
+        in_sync = {member.member for member in self._replication.core.leadership.in_sync}
+        if conn.identity is None or conn.identity.member not in in_sync:
+            self._replication.refusals.add(OF_FOLLOWERS[frame.code], "unknown-member", f"{conn!r}: {frame.code}")
+        if not frame.is_oneway:
+            conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, NO_FOLLOWER))
