@@ -237,16 +237,19 @@ class PullService:
 
     def _try_each(self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float) -> None:
         """Tries pulls until a time, and the rest in a later pass."""
+        self._waking.discard(key)
         self._held.try_each(waiting, lambda made: self._attempt(made, pieces), lambda: perf_counter() < ends)
         if waiting:
             self._waking.add(key)
             self._slices.charge(SLICE_S)
             self._slices.run(lambda: self._try_rest(key, waiting))
-        else:
-            self._waking.discard(key)
 
     def _try_rest(self, key: tuple[str, int], waiting: deque[Pull]) -> None:
-        self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S)
+        try:
+            self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S)
+        except BaseException:
+            self._held.passed_over.add(key)  # The disk failed: `expire` tries them again.
+            raise
 
     def settle_soon(self) -> None:
         """Answers every held pull as `settle_all`, in slices of later passes of the event loop."""
