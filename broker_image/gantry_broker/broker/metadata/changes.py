@@ -120,11 +120,8 @@ class MetadataChanges:
         yield from self._meta.working.all_changes(now)
         queues = [queue.key for queue in self._store.queues]
         for start in range(0, len(queues), ENDS):
-            ends: dict[str, dict[str, int]] = {}
-            for topic, number in queues[start : start + ENDS]:
-                queue = self._store.queues.find(topic, number)
-                if queue is not None and queue.next > 0:
-                    ends.setdefault(topic, {})[str(number)] = queue.next
+            found = self._store.next_offsets(queues[start : start + ENDS])
+            ends = {topic: {str(number): end for number, end in known.items()} for topic, known in found.items()}
             if ends:
                 yield {"at": now, "ends": ends}
 
