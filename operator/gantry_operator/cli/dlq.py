@@ -17,7 +17,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.messages import as_json_line
 from gantry_operator.cli.output import console, note, print_json
-from gantry_operator.cli.progress import optional_bar
+from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
 
 
@@ -109,7 +109,7 @@ async def _resend(target: Target, choice: Choice, to: str | None, patience: floa
     ):
         known = await _known(dead, choice.group)
         total = choice.count or (known.waiting if choice.waiting_only else known.letters)
-        with optional_bar(total, f"sending dead letters of {choice.group}", wanted=not choice.ids) as advance:
+        with Progress(f"sending dead letters of {choice.group}", total, wanted=not choice.ids) as progress:
             async with aclosing(_chosen(dead, choice)) as pages:
                 async for page in pages:
                     result["found"] += len(page.letters)
@@ -121,7 +121,7 @@ async def _resend(target: Target, choice: Choice, to: str | None, patience: floa
                             break
                         if marking:
                             await dead.mark(page)
-                    advance(len(page.letters))
+                    progress.advance(len(page.letters))
     return result
 
 
