@@ -23,3 +23,5 @@ class Target:
     """Where our NameServer takes registrations; empty: at its one port."""
     replication: str = ""
     """Our broker's port for other members of its group; empty: it has none."""
+    http: str = ""
+    """Our broker's HTTP interface; empty: it has none."""

@@ -16,6 +16,7 @@ ENTRANCES: Final = (
     "poll-answer",
     "assignment",
     "forward",
+    "read-log",
     "registration",
 )
 """Entrances: requests and answers between members, HTTP, and registrations at a NameServer."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata import changes, snapshots
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
@@ -128,8 +128,12 @@ async def test_a_producer_that_does_not_wait_is_answered_once_its_message_is_sto
     await made.close()
 
 
-async def test_a_full_copy_replaces_the_tables(make_bench: MakeBench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slice_s", [changes.SLICE_S, 0.0], ids=["at once", "in parts"])
+async def test_a_full_copy_replaces_the_tables(
+    make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_s: float
+) -> None:
     """What was deleted in the part of the log that a member never gets would come back once it leads."""
+    monkeypatch.setattr(changes, "SLICE_S", slice_s)
     master = make_bench(tmp_path / "a")
     away = make_bench(tmp_path / "b", member=1, name="demo-a-1")
     await master.lead()
@@ -151,9 +155,12 @@ async def test_a_full_copy_replaces_the_tables(make_bench: MakeBench, tmp_path: 
     master.broker.changes.append({"dropTopics": ["Gone"]})
     master.broker.changes.append({"dropGroups": ["GoneGroup"], "dropOffsets": ["Gone@GoneGroup"]})
     master.broker.changes.append({"dropSettings": ["brokerPermission"]})
-    for _ in range(25):
+    parts = 0
+    for number in range(25):
         await master.send(b"x" * 100_000, "Stays")
-        master.broker.changes.write_tables()
+        master.broker.changes.append({"offsets": {"Stays@Group": {"1": number}}})
+        parts += master.broker.changes.write_tables()
+    assert (parts > 10) == (slice_s == 0.0)
     master.store.remove_before(1 << 20)
     copy.reset(source.start, source.leader_epochs, source.reset_state())
     catch_up()

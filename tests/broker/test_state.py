@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -192,6 +194,31 @@ def topic(name: str) -> dict[str, Any]:
     return TopicConfig(name, 4, 4).to_json()
 
 
+CHANGES = st.one_of(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 3)).map(
+        lambda t: {"at": 1, "topics": [TopicConfig(t[0], t[1], t[1]).to_json()]}
+    ),
+    st.tuples(st.sampled_from("abc"), st.integers(0, 99)).map(
+        lambda t: {"at": 1, "dropTopics": [t[0]], "dropData": t[1]}
+    ),
+    st.sampled_from("xyz").map(lambda n: {"at": 1, "groups": [SubscriptionGroup(n).to_json()]}),
+    st.sampled_from("xyz").map(lambda n: {"at": 1, "dropGroups": [n]}),
+    st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 99)).map(
+        lambda t: {"at": 1, "offsets": {f"{t[0]}@x": {str(t[1]): t[2]}}}
+    ),
+    st.sampled_from("ab").map(lambda n: {"at": 1, "dropOffsets": [f"{n}@x"]}),
+    st.tuples(st.integers(1, 3), st.integers(0, 9)).map(lambda t: {"at": 1, "delay": {str(t[0]): t[1]}}),
+    st.tuples(st.integers(1, 2), st.integers(0, 9), st.sets(st.integers(0, 9))).map(
+        lambda t: {
+            "at": 1,
+            "timer": {str(t[0]): t[1]},
+            "timerDone": {str(t[0]): sorted(o for o in t[2] if o >= t[1])},
+        }
+    ),
+)
+"""One control record each."""
+
+
 class TestMetadata:
     def test_the_working_view_is_ahead_and_undone_by_a_demotion(self) -> None:
         meta = Metadata(Tables())
@@ -233,32 +260,7 @@ class TestMetadata:
             assert not meta.confirm(1, body)
         assert meta.confirmed == Tables()
 
-    @given(
-        st.lists(
-            st.one_of(
-                st.sampled_from("abc").map(lambda n: {"at": 1, "topics": [topic(n)]}),
-                st.tuples(st.sampled_from("abc"), st.integers(0, 99)).map(
-                    lambda t: {"at": 1, "dropTopics": [t[0]], "dropData": t[1]}
-                ),
-                st.sampled_from("xyz").map(lambda n: {"at": 1, "groups": [SubscriptionGroup(n).to_json()]}),
-                st.sampled_from("xyz").map(lambda n: {"at": 1, "dropGroups": [n]}),
-                st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 99)).map(
-                    lambda t: {"at": 1, "offsets": {f"{t[0]}@x": {str(t[1]): t[2]}}}
-                ),
-                st.sampled_from("ab").map(lambda n: {"at": 1, "dropOffsets": [f"{n}@x"]}),
-                st.tuples(st.integers(1, 3), st.integers(0, 9)).map(lambda t: {"at": 1, "delay": {str(t[0]): t[1]}}),
-                st.tuples(st.integers(1, 2), st.integers(0, 9), st.sets(st.integers(0, 9))).map(
-                    lambda t: {
-                        "at": 1,
-                        "timer": {str(t[0]): t[1]},
-                        "timerDone": {str(t[0]): sorted(o for o in t[2] if o >= t[1])},
-                    }
-                ),
-            ),
-            max_size=30,
-        ),
-        st.integers(0, 30),
-    )
+    @given(st.lists(CHANGES, max_size=30), st.integers(0, 30))
     def test_applying_a_stretch_again_gives_the_same(self, changes: list[dict[str, Any]], again: int) -> None:
         once, twice = Tables(), Tables()
         for change in changes:
@@ -273,6 +275,30 @@ class TestMetadata:
         for name in ("topics", "groups", "delay", "timer", "timer_done"):
             assert getattr(copied, name) == getattr(once, name)
         assert copied.offsets == {key: value for key, value in once.offsets.items() if value}
+
+    @given(st.lists(CHANGES, max_size=30), st.integers(0, 30))
+    def test_tables_that_change_while_they_are_written_are_written_whole(
+        self, changes: list[dict[str, Any]], first: int
+    ) -> None:
+        """A follower whose log begins with the first part reads the parts and the changes between them."""
+        leader, follower = Tables(), Tables()
+        for change in changes[:first]:
+            leader.apply(change)
+        later = iter(changes[first:])
+        with patch("gantry_broker.broker.metadata.tables.CHUNK", 1):
+            for part in leader.all_changes(2):
+                follower.apply(part)
+                for change in islice(later, 2):
+                    leader.apply(change)
+                    follower.apply(change)
+        for change in later:
+            leader.apply(change)
+            follower.apply(change)
+        for name in ("topics", "groups", "delay", "timer", "timer_done"):
+            assert getattr(follower, name) == getattr(leader, name)
+        for tables in (leader, follower):
+            tables.offsets = {key: value for key, value in tables.offsets.items() if value}
+        assert follower.offsets == leader.offsets
 
     def test_offsets_of_all_queues_are_saved_as_plain_json(self, tmp_path: Path) -> None:
         """RocketMQ's own kind takes many times as long, while no request is answered."""

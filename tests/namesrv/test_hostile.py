@@ -50,7 +50,7 @@ async def test_any_request_gets_an_answer(seed: int) -> None:
         if rng.randrange(3) == 0:
             frame.ext.pop("bodyCrc32", None)
             frame.ext |= {"brokerName": rng.choice("ab"), "brokerAddr": "h:1", "clusterName": "c", "brokerId": "0"}
-        answer = service.answer(rng.choice((client, broker)), frame)
+        answer = await service.answer_in_slices(rng.choice((client, broker)), frame)
         assert answer.opaque == frame.opaque
         assert FrameDecoder().feed(encode_frame(answer)) == [answer]
         service.expire()

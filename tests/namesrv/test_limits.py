@@ -56,11 +56,11 @@ def test_groups_brokers_and_topics_of_all_groups_are_bounded(monkeypatch: pytest
         table.register(told("a", 2), None, 0)
 
 
-def test_keys_and_values_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_and_values_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv, "MAX_CHARACTERS", 100)
     table = kv.KvConfig(tmp_path / "kv.json")
-    table.put("n", "k", "x" * 90)
-    table.put("n", "k", "y" * 99)
+    await table.put("n", "k", "x" * 90)
+    await table.put("n", "k", "y" * 99)
     with pytest.raises(kv.KvFull, match="would have 102 characters, the limit is 100"):
-        table.put("n", "l", "z")
+        await table.put("n", "l", "z")
     assert table.get("n", "l") is None

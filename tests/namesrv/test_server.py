@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.config import InternalTlsConfig, Listener, NameServerConfig, TlsConfig
+from gantry_broker.namesrv import kv
 from gantry_broker.namesrv.early import PATIENCE_MS, YOUNG_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, encode_compressed
@@ -258,16 +260,40 @@ async def test_key_value_configuration_is_kept(ask: Asker, tmp_path: Path) -> No
     assert (await ask(100, namespace="n", key="k")).code == 1
 
 
-def test_the_key_value_configuration_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_of_keys_waits_for_the_disk_and_other_clients_do_not(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, disk, real = threading.Event(), threading.Event(), kv._write
+
+    def slow(path: Path, tables: dict[str, dict[str, str]]) -> None:
+        began.set()
+        assert disk.wait(30)
+        real(path, tables)
+
+    monkeypatch.setattr(kv, "_write", slow)
+    change = asyncio.create_task(ask(100, namespace="n", key="k", value="v"))
+    assert await asyncio.to_thread(began.wait, 30)
+    behind = asyncio.create_task(ask(101, namespace="n", key="k"))
+    async with RemotingClient() as other:
+        answer = await other.request(ask.address, Frame(101, ext={"namespace": "n", "key": "k"}), 5)
+    assert answer.code == ResponseCode.QUERY_NOT_FOUND, "not on disk yet"
+    assert not change.done()
+    assert not behind.done()
+    disk.set()
+    assert (await change).code == ResponseCode.SUCCESS
+    assert (await behind).ext == {"value": "v"}, "requests of one connection keep their order"
+
+
+async def test_the_key_value_configuration_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantry_broker.namesrv.kv.MAX_ENTRIES", 2)
     table = KvConfig(tmp_path / "kvConfig.json")
-    table.put("a", "k", "1")
-    table.put("b", "k", "1")
-    table.put("b", "k", "2")
+    await table.put("a", "k", "1")
+    await table.put("b", "k", "1")
+    await table.put("b", "k", "2")
     with pytest.raises(KvFull, match="2 entries"):
-        table.put("b", "l", "1")
+        await table.put("b", "l", "1")
     with pytest.raises(KvFull, match="1024 characters"):
-        table.put("b", "k" * 2000, "1")
+        await table.put("b", "k" * 2000, "1")
 
 
 def test_a_damaged_key_value_file_is_not_overwritten(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Node:
         self.service.on_damaged_answer = self.log_repair.given_damaged
         self.service.on_unreadable = self.log_repair.suspect
         self.store.on_damage = self.log_repair.suspect
-        self.client.register(GantryCode.READ_LOG, answering(self.log_repair))
+        self.client.register(GantryCode.READ_LOG, answering(self.log_repair, self.service.follows_member))
         await self.service.start()
         self.up = True
         return self

@@ -174,12 +174,16 @@ def forward_frame(*frames: Frame, hosts: Any = None, cut: int = 0) -> Frame:
 
 
 async def test_a_forward_wraps_writes_only_and_is_taken_whole_or_not_at_all(make_group: MakeGroup) -> None:
-    group = await make_group(1)
+    group = await make_group(2)
     await group.lead(0)
     master = group.members[0]
     me = (await group.ids())[0]
     good = forward_frame(send_frame(b"a"), send_frame(b"b"))
-    assert (await tell_member(master, good, 1)).code == ResponseCode.SUCCESS
+
+    async def taken() -> bool:
+        return (await tell_member(master, good, 1)).code == ResponseCode.SUCCESS
+
+    await until(taken, "the slave fetches, so its bundle is taken")
 
     ip = pack_host("10.0.0.1", 1)
     bad = {
@@ -210,6 +214,29 @@ async def test_a_forward_wraps_writes_only_and_is_taken_whole_or_not_at_all(make
     assert found["forward/not-forwarded"] == 6
     assert found["forward/malformed"] + found["forward/range"] == len(bad) - 6
     assert "AttributeError" not in master.log()
+
+
+async def test_only_a_follower_forwards_and_reads_the_log(make_group: MakeGroup) -> None:
+    """A member that knows the token but does not follow this leader gets neither records nor writes through."""
+    group = await make_group(2)
+    await group.lead(0)
+    master, slave = group.members
+    read, write = Frame(GantryCode.READ_LOG, ext={"at": "0"}), forward_frame(send_frame(b"forged"))
+
+    async def answered() -> bool:
+        return (await tell_member(master, read, 1)).code == ResponseCode.SUCCESS
+
+    await until(answered, "the slave fetches, so it may read the log")
+    assert (await tell_member(master, read, 1)).body
+    for member, sender in ((master, 7), (slave, 0), (slave, 7)):
+        for frame in (read, write):
+            answer = await tell_member(member, frame, sender)
+            assert (answer.code, answer.body) == (ResponseCode.SERVICE_NOT_AVAILABLE, b""), (member, sender, frame)
+            assert answer.remark == "this member does not lead, or the peer does not fetch from it"
+    stored = await tell(master.address, send_frame(b"first"))
+    assert stored.ext["queueOffset"] == "0", "nothing that was forwarded is stored"
+    found = await refusals(master)
+    assert (found["forward/unknown-member"], found["read-log/unknown-member"] >= 1) == (1, True)
 
 
 # ---- assignments and files

@@ -196,7 +196,8 @@ class Pair:
 
     def _tell_ends(self, store: MessageStore) -> None:
         """Write the queue offsets, as a master does in each segment, for members without records of a queue."""
-        ends = {t: {str(q): n for q, n in queues.items()} for t, queues in store.next_offsets().items() if t in "AB"}
+        found = store.next_offsets(queue.key for queue in store.queues)
+        ends = {t: {str(q): n for q, n in queues.items()} for t, queues in found.items() if t in "AB"}
         self._change(store, {"ends": ends})
 
     def _change(self, store: MessageStore, change: dict[str, Any]) -> None:

@@ -6,13 +6,13 @@ what was decided for them. A new policy is another object, so everything remembe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Final, NamedTuple
 
 from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
 from gantry_broker.access.quota import Meter
-from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, PLACES, ROWS, USER_CODES, Need, Records
+from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMES, PLACES, ROWS, USER_CODES, Need, Records
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, is_valid
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -55,11 +55,13 @@ class Refused(NamedTuple):
 class _Known:
     """A user that signed a request on a connection."""
 
-    __slots__ = ("decisions", "user")
+    __slots__ = ("decisions", "granted", "user")
 
     def __init__(self, user: User) -> None:
         self.user = user
         self.decisions: dict[Need, bool] = {}
+        self.granted: set[tuple[int, Hashable]] = set()
+        """Codes with the names that `NAMES` reads: such requests have been allowed before."""
 
 
 class Caller:
@@ -145,17 +147,14 @@ class Gate:
         mode = self._default_mode if policy is None else policy.mode
         if mode == DISABLED:
             return self._over_quota(None, frame, now)
-        if ACCESS_KEY not in ext and SIGNATURE not in ext:
-            if mode != PERMISSIVE or frame.code in USER_CODES:
-                if policy is None:
-                    return _NO_TABLE
-                return Refused(_NO_PERMISSION, "the request is not signed", "anonymous")
-            self.anonymous += 1
-            return self._over_quota(None, frame, now)
+        name = ext.get(ACCESS_KEY)
+        if name is None:
+            if SIGNATURE not in ext:
+                return self._anonymous(mode, frame, now)
+            name = ""
         if policy is None:
             return _NO_TABLE
         all_known = caller.known(policy)
-        name = ext.get(ACCESS_KEY, "")
         known = all_known.get(name)
         user = policy.users.get(name) if known is None else known.user
         if not is_valid(ext, frame.body, user.keys if user is not None and user.enabled else ()) or user is None:
@@ -174,9 +173,29 @@ class Gate:
             refused = self._without_right(caller, known, frame)
             if refused is not None:
                 return refused
+        if user.quota is None and not policy.topic_quotas:
+            return None
         return self._over_quota(user, frame, now)
 
+    def _anonymous(self, mode: str, frame: Frame, now: float) -> Refused | None:
+        if mode == PERMISSIVE and frame.code not in USER_CODES:
+            self.anonymous += 1
+            return self._over_quota(None, frame, now)
+        if self.policy is None:
+            return _NO_TABLE
+        return Refused(_NO_PERMISSION, "the request is not signed", "anonymous")
+
     def _without_right(self, caller: Caller, known: _Known, frame: Frame) -> Refused | None:
+        names = NAMES.get(frame.code)
+        grant = None
+        if names is not None:
+            try:
+                grant = frame.code, names(frame.ext)
+            except KeyError:
+                pass  # an absent name counts as an empty one
+            else:
+                if grant in known.granted:
+                    return None
         row = ROWS.get(frame.code)
         if row is None:
             return Refused(
@@ -198,6 +217,10 @@ class Gate:
                 allowed = decisions[need] = known.user.may(need.kind, name, need.actions, caller.address)
             if not allowed:
                 return self._no_right(known.user, need, frame)
+        if grant is not None:
+            if len(known.granted) >= MAX_DECISIONS:
+                known.granted.clear()
+            known.granted.add(grant)
         return None
 
     def _no_right(self, user: User, need: Need, frame: Frame) -> Refused:

@@ -10,7 +10,8 @@ come while the request waits for its turn, and nobody learns what exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from gantry_broker.access.decide import CLUSTER, CREATE, DELETE, GET, GROUP, LIST, PUB, SUB, TOPIC, UPDATE
@@ -62,12 +63,36 @@ READ: Final = (SUB, GET)
 MOVE: Final = (SUB, UPDATE)
 
 
+class _Named:
+    """A line about the resource that a field of the header names."""
+
+    def __init__(self, kind: str, field: str, actions: tuple[str, ...]) -> None:
+        self.kind = kind
+        self.fields = (field,)
+        self.actions = actions
+
+    def __call__(self, frame: Frame, _: Records) -> list[Need]:
+        return [Need(self.kind, frame.ext.get(self.fields[0], ""), self.actions)]
+
+
+class _All:
+    """Every line of these."""
+
+    def __init__(self, *rows: Row) -> None:
+        self.rows = rows
+        named = [row for row in rows if isinstance(row, _Named)]
+        self.fields = tuple(field for row in named for field in row.fields) if len(named) == len(rows) else ()
+
+    def __call__(self, frame: Frame, records: Records) -> list[Need]:
+        return [need for row in self.rows for need in row(frame, records)]
+
+
 def _topic(field: str, *actions: str) -> Row:
-    return lambda frame, _: [Need(TOPIC, frame.ext.get(field, ""), actions)]
+    return _Named(TOPIC, field, actions)
 
 
 def _group(field: str, *actions: str) -> Row:
-    return lambda frame, _: [Need(GROUP, frame.ext.get(field, ""), actions)]
+    return _Named(GROUP, field, actions)
 
 
 def _given(row: Callable[..., Row], field: str, *actions: str) -> Row:
@@ -79,10 +104,6 @@ def _given(row: Callable[..., Row], field: str, *actions: str) -> Row:
 def _cluster(*actions: str) -> Row:
     needs = [Need(CLUSTER, "", actions)]
     return lambda _frame, _records: needs
-
-
-def _all(*rows: Row) -> Row:
-    return lambda frame, records: [need for row in rows for need in row(frame, records)]
 
 
 def _route(frame: Frame, _: Records) -> list[Need]:
@@ -186,10 +207,10 @@ ROWS: Final[dict[int, Row]] = {
     RequestCode.END_TRANSACTION: _ended,
     RequestCode.RESUME_CHECK_HALF_MESSAGE: _resumed,
     # consumers
-    RequestCode.PULL_MESSAGE: _all(_topic("topic", SUB), _group("consumerGroup", SUB)),
-    RequestCode.LITE_PULL_MESSAGE: _all(_topic("topic", SUB), _group("consumerGroup", SUB)),
-    RequestCode.QUERY_CONSUMER_OFFSET: _all(_topic("topic", *READ), _group("consumerGroup", *READ)),
-    RequestCode.UPDATE_CONSUMER_OFFSET: _all(_topic("topic", *MOVE), _group("consumerGroup", *MOVE)),
+    RequestCode.PULL_MESSAGE: _All(_topic("topic", SUB), _group("consumerGroup", SUB)),
+    RequestCode.LITE_PULL_MESSAGE: _All(_topic("topic", SUB), _group("consumerGroup", SUB)),
+    RequestCode.QUERY_CONSUMER_OFFSET: _All(_topic("topic", *READ), _group("consumerGroup", *READ)),
+    RequestCode.UPDATE_CONSUMER_OFFSET: _All(_topic("topic", *MOVE), _group("consumerGroup", *MOVE)),
     RequestCode.CONSUMER_SEND_MSG_BACK: _sent_back,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group("consumerGroup", *READ),
     RequestCode.LOCK_BATCH_MQ: _lock,
@@ -200,7 +221,7 @@ ROWS: Final[dict[int, Row]] = {
     # messages and offsets
     RequestCode.QUERY_MESSAGE: _topic("topic", *READ),
     RequestCode.VIEW_MESSAGE_BY_ID: _viewed,
-    RequestCode.QUERY_CONSUME_QUEUE: _all(_topic("topic", GET), _given(_group, "consumerGroup", GET)),
+    RequestCode.QUERY_CONSUME_QUEUE: _All(_topic("topic", GET), _given(_group, "consumerGroup", GET)),
     RequestCode.GET_MAX_OFFSET: _topic("topic", *READ),
     RequestCode.GET_MIN_OFFSET: _topic("topic", *READ),
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _topic("topic", *READ),
@@ -234,17 +255,17 @@ ROWS: Final[dict[int, Row]] = {
     RequestCode.GET_ALL_PRODUCER_INFO: _LISTS,
     RequestCode.GET_CONSUMER_RUNNING_INFO: _group("consumerGroup", GET),
     RequestCode.CONSUME_MESSAGE_DIRECTLY: _consumed_directly,
-    RequestCode.GET_CONSUME_STATS: _all(_group("consumerGroup", GET), _given(_topic, "topic", GET)),
+    RequestCode.GET_CONSUME_STATS: _All(_group("consumerGroup", GET), _given(_topic, "topic", GET)),
     RequestCode.GET_BROKER_CONSUME_STATS: _cluster(GET),
     RequestCode.QUERY_TOPICS_BY_CONSUMER: _group("group", GET),
-    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: _all(_group("group", GET), _topic("topic", GET)),
-    RequestCode.QUERY_CONSUME_TIME_SPAN: _all(_group("group", GET), _topic("topic", GET)),
-    RequestCode.QUERY_CORRECTION_OFFSET: _all(_topic("topic", GET), _given(_group, "compareGroup", GET)),
-    RequestCode.CLONE_GROUP_OFFSET: _all(
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: _All(_group("group", GET), _topic("topic", GET)),
+    RequestCode.QUERY_CONSUME_TIME_SPAN: _All(_group("group", GET), _topic("topic", GET)),
+    RequestCode.QUERY_CORRECTION_OFFSET: _All(_topic("topic", GET), _given(_group, "compareGroup", GET)),
+    RequestCode.CLONE_GROUP_OFFSET: _All(
         _group("srcGroup", GET), _group("destGroup", UPDATE), _given(_topic, "topic", GET)
     ),
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _all(_group("group", UPDATE), _topic("topic", UPDATE, GET)),
-    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _all(_group("group", GET), _topic("topic", GET)),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _All(_group("group", UPDATE), _topic("topic", UPDATE, GET)),
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _All(_group("group", GET), _topic("topic", GET)),
     RequestCode.GET_ALL_CONSUMER_OFFSET: _cluster(GET),
     RequestCode.GET_ALL_DELAY_OFFSET: _cluster(GET),
     # the broker and the NameServer
@@ -266,6 +287,12 @@ ROWS: Final[dict[int, Row]] = {
     RequestCode.GET_NAMESRV_CONFIG: _cluster(GET),
 }
 """What a request needs, by its code. Users themselves are for super users alone, so their codes are not here."""
+
+NAMES: Final[dict[int, Callable[[Mapping[str, str]], Hashable]]] = {
+    int(code): itemgetter(*row.fields) for code, row in ROWS.items() if isinstance(row, (_Named, _All)) and row.fields
+}
+"""For codes whose resources stand in the header and nowhere else: reads their names. Requests of one code with the
+same names need the same rights. Raises KeyError when a name is absent."""
 
 USER_CODES: Final = frozenset(
     int(code)

@@ -12,12 +12,16 @@ forms are valid. A query with the field and one without it need the same right.
 
 from __future__ import annotations
 
-import hmac
 from binascii import b2a_base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha1
 from hmac import compare_digest
-from typing import Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
@@ -28,40 +32,80 @@ UNSIGNED_BY_OLD: Final = "_UNIQUE_KEY_QUERY"
 _NOBODY: Final = b"\0" * 32
 """The key that the signature of an unknown user is compared by: it costs the same time."""
 
+_MAX_SHAPES: Final = 256
+_MAX_SHAPE: Final = 1_024
+"""Characters of the names of a header whose order is remembered."""
+_shapes: dict[tuple[str, ...], Callable[[Mapping[str, str]], tuple[str, ...]]] = {}
+"""By the names of a header, as they stand there: what reads the signed values in their order. Clients send the same
+few headers again and again. Only headers of valid requests get here."""
+
 
 def content(ext: Mapping[str, str], body: bytes, *, without: str = SIGNATURE) -> bytes:
     """Return what is signed. `without`: one more field that does not count."""
-    text = "".join([ext[name] for name in sorted(ext) if name != SIGNATURE and name != without])
-    return text.encode("utf-8", "replace") + body
+    return "".join([ext[name] for name in _order(ext, without)]).encode("utf-8", "replace") + body
+
+
+def _order(names: Iterable[str], without: str = SIGNATURE) -> list[str]:
+    return [name for name in sorted(names) if name != SIGNATURE and name != without]
+
+
+def _remember(names: tuple[str, ...]) -> None:
+    order = _order(names)
+    if len(order) < 2 or sum(map(len, names)) > _MAX_SHAPE:
+        return
+    if len(_shapes) >= _MAX_SHAPES:
+        _shapes.clear()
+    _shapes[names] = itemgetter(*order)
 
 
 @lru_cache(maxsize=4_096)
-def _keyed(key: bytes) -> hmac.HMAC:
-    """The part of the computation that depends on the key alone."""
-    return hmac.new(key, digestmod="sha1")
+def _keyed(key: bytes) -> tuple[_Hash, _Hash]:
+    """The inner and the outer hash of HMAC (RFC 2104) after the key. To copy them takes half the time of `hmac`."""
+    block = (key if len(key) <= _BLOCK else sha1(key).digest()).ljust(_BLOCK, b"\0")
+    return sha1(block.translate(_INNER)), sha1(block.translate(_OUTER))
 
 
-def digest(signed: bytes, key: bytes) -> bytes:
-    """Return the signature of `content` as it stands in the header."""
-    mac = _keyed(key).copy()
-    mac.update(signed)
-    return b2a_base64(mac.digest(), newline=False)
+_BLOCK: Final = 64
+"""Bytes that SHA-1 takes in one step."""
+_SHORT: Final = 1_024
+"""Bytes of a body that is hashed together with the header."""
+_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
+
+
+def _digest(key: bytes, text: bytes, body: bytes) -> bytes:
+    """Return the signature as it stands in the header."""
+    start, end = _keyed(key)
+    inner, outer = start.copy(), end.copy()
+    if len(body) <= _SHORT:
+        inner.update(text + body)  # one call costs more than the copy
+    else:
+        inner.update(text)
+        inner.update(body)
+    outer.update(inner.digest())
+    return b2a_base64(outer.digest(), newline=False)
 
 
 def sign(ext: Mapping[str, str], body: bytes, secret: str) -> str:
     """Return the value of the field `Signature` for a request with these fields, `AccessKey` among them."""
-    return digest(content(ext, body), secret.encode()).decode()
+    return _digest(secret.encode(), content(ext, b""), body).decode()
 
 
 def is_valid(ext: Mapping[str, str], body: bytes, keys: Sequence[bytes]) -> bool:
     """Whether the request is signed with one of these keys, newest first. The comparison takes constant time."""
     given = ext.get(SIGNATURE, "").encode("utf-8", "replace")
-    signed = content(ext, body)
+    names = tuple(ext)
+    values = _shapes.get(names)
+    text = content(ext, b"") if values is None else "".join(values(ext)).encode("utf-8", "replace")
     valid = False
     for key in keys or (_NOBODY,):
-        valid |= compare_digest(digest(signed, key), given)
-    if not valid and UNSIGNED_BY_OLD in ext:
-        signed = content(ext, body, without=UNSIGNED_BY_OLD)
+        valid |= compare_digest(_digest(key, text, body), given)
+    if valid and keys:
+        if values is None:
+            _remember(names)
+        return True
+    if UNSIGNED_BY_OLD in ext:
+        text = content(ext, b"", without=UNSIGNED_BY_OLD)
         for key in keys:
-            valid |= compare_digest(digest(signed, key), given)
+            valid |= compare_digest(_digest(key, text, body), given)
     return valid and bool(keys)

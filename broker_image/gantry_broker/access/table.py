@@ -7,9 +7,10 @@ the same table in the form in which requests are decided. Secret keys never appe
 from __future__ import annotations
 
 from ipaddress import ip_network
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 MAX_VERSION: Final = 2**53
 MAX_USERS: Final = 2_000
@@ -110,6 +111,45 @@ class AccessTable(_Model):
         if len(set(topics)) != len(topics):
             raise ValueError("a topic has two quotas in topicQuotas")
         return self
+
+
+def read_table(body: bytes) -> AccessTable:
+    """Read a table (JSON). Raises ValueError (ValidationError is one); its text has no values but names and networks.
+
+    It reads one user after another: a thread that calls it lets other threads work in between, which one call for a
+    table of 4 MiB would not.
+    """
+    try:
+        value: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"the table is not JSON: {error}") from None
+    if not isinstance(value, dict) or not isinstance(value.get("users"), list):
+        return AccessTable.model_validate(value)
+    if len(value["users"]) > MAX_USERS:
+        raise ValueError(f"users has {len(value['users'])} entries, the limit is {MAX_USERS}")
+    return AccessTable.model_validate({**value, "users": [_user(at, user) for at, user in enumerate(value["users"])]})
+
+
+def _user(at: int, value: Any) -> User:
+    try:
+        return User.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(faults(error, f"users.{at}")) from None
+
+
+def faults(error: ValidationError, at: str = "") -> str:
+    """Return the first faults with their fields, never with their values. `at`: the field that was read."""
+    found = []
+    for fault in error.errors()[:5]:
+        place = ".".join([*([at] if at else []), *map(str, fault["loc"])]) or "table"
+        found.append(f"{place}: {fault['msg']}")
+    return "; ".join(found)
+
+
+def table_json(table: AccessTable) -> bytes:
+    """Return the table as JSON, made from one user after another, as `read_table` reads it."""
+    value = table.model_dump(mode="json", exclude={"users"})
+    return orjson.dumps({**value, "users": [orjson.Fragment(user.model_dump_json()) for user in table.users]})
 
 
 Operation = Literal["CreateUser", "UpdateUser", "DeleteUser", "CreateAcl", "UpdateAcl", "DeleteAcl"]

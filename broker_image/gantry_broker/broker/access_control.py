@@ -14,11 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import orjson
-
+from gantry_broker.access.building import beside_loop
 from gantry_broker.access.decide import DISABLED, PUB, TOPIC, Policy
 from gantry_broker.access.gate import Gate
-from gantry_broker.access.table import MAX_CHANGES, AccessTable, Change, Changes, Operation, User
+from gantry_broker.access.table import (
+    MAX_CHANGES,
+    AccessTable,
+    Change,
+    Changes,
+    Operation,
+    User,
+    read_table,
+    table_json,
+)
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.protocol.codes import (
     SCHEDULE_TOPIC,
@@ -130,7 +138,7 @@ class AccessControl:
             self.gate.set_policy(_policy(self.table, self.users))
 
     def _take_table(self, data: bytes) -> None:
-        self.table = AccessTable.model_validate_json(data)
+        self.table = read_table(data)
         self.table_json = data
 
     def _take_changes(self, data: bytes) -> None:
@@ -142,9 +150,9 @@ class AccessControl:
     async def put(self, body: bytes) -> int:
         """Takes a table (JSON) in force and keeps it. Returns the version that this member holds then.
 
-        A version that is not higher is ignored. Raises pydantic.ValidationError and OSError: in force, but not kept.
+        A version that is not higher is ignored. Raises ValueError, and OSError: in force, but not kept.
         """
-        table = await asyncio.to_thread(AccessTable.model_validate_json, body)
+        table = await beside_loop(lambda: read_table(body))
         async with self._lock:
             if self.table is not None and table.version <= self.version:
                 return self.version
@@ -153,11 +161,12 @@ class AccessControl:
             before = self.table, self.changes
             self.table, self.changes = table, left
             try:
-                policy = await asyncio.to_thread(_policy, table, self.users)
+                users = self.users
+                policy = await beside_loop(lambda: _policy(table, users))
             except ValueError:
                 self.table, self.changes = before
                 raise
-            self.table_json = await asyncio.to_thread(_table_json, table)
+            self.table_json = await beside_loop(lambda: table_json(table))
             self._in_force(policy)
             log.info("access table %d: %s, %d users", table.version, table.mode, len(table.users))
             await self._keep(TABLE_FILE, self.table_json)
@@ -175,8 +184,9 @@ class AccessControl:
             self._number = max(self._number, merged) + 1
             made = Change(number=self._number, op=op, name=name, user=user, by=by, at_ms=time.time_ns() // 1_000_000)
             self.changes = [*self.changes, made]
-            if self.table is not None:
-                self._in_force(await asyncio.to_thread(_policy, self.table, self.users))
+            if (table := self.table) is not None:
+                users = self.users
+                self._in_force(await beside_loop(lambda: _policy(table, users)))
             await self._keep_changes()
 
     def waiting(self) -> Changes:
@@ -210,7 +220,3 @@ def _policy(table: AccessTable, users: dict[str, User]) -> Policy:
     value = table.model_dump(mode="python", exclude={"users", "merged"})
     value["users"] = [user.model_dump(mode="python") for user in users.values()]
     return Policy.of(value)
-
-
-def _table_json(table: AccessTable) -> bytes:
-    return orjson.dumps(table.model_dump(mode="json"))

@@ -1,16 +1,19 @@
 """Requests between the members of a group: the Handler of the replication port.
 
-Each connection has proved which member is at its other end (`remoting/handshake.py`).
+Each connection has proved which member is at its other end (`remoting/handshake.py`). That alone opens neither the log
+nor the way of writes: only a member that fetches from this leader may read parts of the log, to repair its own, and
+forward writes, which a former leader does. A former leader that does not fetch yet tries again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.dispatch import FORWARDED
 from gantry_broker.broker.forward import Process, take_forwarded
 from gantry_broker.broker.processing import not_supported
-from gantry_broker.protocol.codes import GantryCode
+from gantry_broker.protocol.codes import GantryCode, ResponseCode
+from gantry_broker.protocol.headers import error_answer
 
 if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.replication.log_repair import LogRepair
     from gantry_broker.replication.service import ReplicationService
+
+OF_FOLLOWERS: Final = {int(GantryCode.FORWARD): "forward", int(GantryCode.READ_LOG): "read-log"}
+"""Codes that this leader takes from its followers only, with their names in metrics."""
+NO_FOLLOWER: Final = "this member does not lead, or the peer does not fetch from it"
 
 
 class MemberRequests:
@@ -46,7 +53,17 @@ class MemberRequests:
                 replication.on_fetch(conn, frame)
             elif code == GantryCode.RAFT:
                 replication.on_raft_request(conn, frame)
+            elif code in OF_FOLLOWERS and not replication.is_followed_by(conn.identity):
+                self._refuse(conn, frame)
             elif code == GantryCode.FORWARD:
                 take_forwarded(self._role, replication.refusals, conn, frame, self._process, FORWARDED)
             elif not frame.is_oneway:
                 conn.send(self._log_repair.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))
+
+    def _refuse(self, conn: Connection, frame: Frame) -> None:
+        """Counts those of members that are not even in sync. A former leader is, and may ask before its first fetch."""
+        in_sync = {member.member for member in self._replication.core.leadership.in_sync}
+        if conn.identity is None or conn.identity.member not in in_sync:
+            self._replication.refusals.add(OF_FOLLOWERS[frame.code], "unknown-member", f"{conn!r}: {frame.code}")
+        if not frame.is_oneway:
+            conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, NO_FOLLOWER))

@@ -143,7 +143,7 @@ def wire(
     replication.on_unreadable = log_repair.suspect
     replication.on_flushed = latencies.flush.observe
     store.on_damage = log_repair.suspect
-    client.register(GantryCode.READ_LOG, answering(log_repair))
+    client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
     role = RoleState(config, replication, replay, locks, events)
     health = MemberHealth(config, store, replication, role, events)
     registrar = Registrar(

@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 
 from gantry_broker import descriptors
-from gantry_broker.access.table import AccessAnswer, Changes
+from gantry_broker.access.table import AccessAnswer, Changes, faults
 from gantry_broker.broker.status import member_status
 from gantry_broker.exposition import Family
 from gantry_broker.http.connection import LimitedConnection
@@ -295,10 +295,9 @@ def make_app(
         try:
             return AccessAnswer(version=await broker.access.put(await request.body()))
         except ValidationError as error:
-            faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'table'}: {e['msg']}" for e in error.errors()[:5])
-            raise HTTPException(422, faults[: plausible.MAX_TEXT]) from None
+            raise HTTPException(422, faults(error)[: plausible.MAX_TEXT]) from None
         except ValueError as error:
-            raise HTTPException(422, str(error)) from None
+            raise HTTPException(422, str(error)[: plausible.MAX_TEXT]) from None
         except OSError as error:
             raise HTTPException(500, f"the table is in force, but cannot be written: {error}") from None
 

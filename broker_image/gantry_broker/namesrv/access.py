@@ -12,6 +12,7 @@ from typing import Final
 
 import orjson
 
+from gantry_broker.access.building import beside_loop
 from gantry_broker.access.decide import Policy
 from gantry_broker.access.gate import Gate
 from gantry_broker.store.files import atomic_write
@@ -60,7 +61,7 @@ class NameServerAccess:
 
         Raises ValueError for what is no table, OSError when it is in force but cannot be kept.
         """
-        policy = await asyncio.to_thread(read_policy, body)
+        policy = await beside_loop(lambda: read_policy(body))
         async with self._lock:
             if self.gate.policy is not None and policy.version <= self.version:
                 return self.version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ class KvFull(Exception):
 
 
 class KvConfig:
-    """The table; every change is on disk before the call returns. Raises OSError when the write fails."""
+    """The table. A change is on disk before the call returns, and readers see it then. Changes happen one at a time; a
+    thread writes, so that no reader waits for the disk. Raises OSError when the write fails.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """`path` None: in memory only. Raises ValueError when the file holds no such table."""
         self._path = path
+        self._lock = asyncio.Lock()
         self._tables: dict[str, dict[str, str]] = {}
         if path is None:
             return
@@ -44,8 +48,19 @@ class KvConfig:
     def table(self, namespace: str) -> dict[str, str] | None:
         return self._tables.get(namespace)
 
-    def put(self, namespace: str, key: str, value: str) -> None:
+    async def put(self, namespace: str, key: str, value: str) -> None:
         """Raises KvFull for a new entry beyond the limits, and OSError."""
+        async with self._lock:
+            await self._save(self._with(namespace, key, value))
+
+    async def delete(self, namespace: str, key: str) -> None:
+        async with self._lock:
+            if self.get(namespace, key) is None:
+                return
+            table = {name: value for name, value in self._tables[namespace].items() if name != key}
+            await self._save({**self._tables, namespace: table})
+
+    def _with(self, namespace: str, key: str, value: str) -> dict[str, dict[str, str]]:
         if len(namespace) > MAX_NAME or len(key) > MAX_NAME:
             raise KvFull(f"namespace and key have at most {MAX_NAME} characters, not {max(len(namespace), len(key))}")
         if self.get(namespace, key) is None and sum(map(len, self._tables.values())) >= MAX_ENTRIES:
@@ -57,19 +72,16 @@ class KvConfig:
             raise KvFull(
                 f"keys and values would have {size} characters, the limit is {MAX_CHARACTERS}; delete some first"
             )
-        changed = {**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}}
-        self._save(changed)
+        return {**self._tables, namespace: {**table, key: value}}
 
-    def delete(self, namespace: str, key: str) -> None:
-        if self.get(namespace, key) is None:
-            return
-        table = {name: value for name, value in self._tables[namespace].items() if name != key}
-        self._save({**self._tables, namespace: table})
-
-    def _save(self, tables: dict[str, dict[str, str]]) -> None:
+    async def _save(self, tables: dict[str, dict[str, str]]) -> None:
         if self._path is not None:
-            atomic_write(self._path, orjson.dumps({"configTable": tables}, option=orjson.OPT_INDENT_2))
+            await asyncio.to_thread(_write, self._path, tables)
         self._tables = tables
+
+
+def _write(path: Path, tables: dict[str, dict[str, str]]) -> None:
+    atomic_write(path, orjson.dumps({"configTable": tables}, option=orjson.OPT_INDENT_2))
 
 
 def _read(path: Path, raw: bytes) -> dict[str, dict[str, str]]:

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import orjson
 
@@ -150,7 +151,7 @@ class NameService:
             self._answer_early()
 
     def _in_turn(self, conn: Connection, frames: list[Frame]) -> None:
-        """Queue requests behind a large registration: a task answers them in their order.
+        """Queue requests behind one that takes long: a task answers them in their order.
 
         The connection is not read meanwhile, and the bytes that wait on all connections are bounded.
         """
@@ -158,7 +159,7 @@ class NameService:
         for frame in frames:
             if self._waiting_bytes + len(frame.body) > self._most_waiting:
                 if not frame.is_oneway:
-                    conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_BUSY, "too many registrations wait"))
+                    conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
                 continue
             self._waiting_bytes += len(frame.body)
             waiting.append(frame)
@@ -171,7 +172,7 @@ class NameService:
             while waiting:
                 frame = waiting.popleft()
                 try:
-                    answer = await self._answer_in_slices(conn, frame)
+                    answer = await self.answer_in_slices(conn, frame)
                 finally:
                     self._waiting_bytes -= len(frame.body)
                 if not frame.is_oneway and not conn.closed:
@@ -182,14 +183,17 @@ class NameService:
             conn.attrs.pop("busy", None)
             conn.throttle(False)
 
-    async def _answer_in_slices(self, conn: Connection, frame: Frame) -> Frame:
-        code = frame.code if frame.code in _ANSWERS else UNSUPPORTED
+    async def answer_in_slices(self, conn: Connection, frame: Frame) -> Frame:
+        """Answer any request, one that takes long in slices of the event loop or beside it."""
+        code = frame.code if frame.code in SERVED else UNSUPPORTED
         self.requests[code] = self.requests.get(code, 0) + 1
         if not _is_long(conn, frame):
             await self.slices.grant()
             return self.answer(conn, frame)
         if frame.code == GantryCode.UPDATE_ACCESS:
             return await self._update_access(frame)
+        if frame.code in _CHANGES_OF_KV:
+            return await self._change_kv(frame)
         try:
             header = _registration_header(frame)
             _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
@@ -262,11 +266,8 @@ class NameService:
             return Frame.response_to(frame, ResponseCode.NO_PERMISSION, str(error))
         except BadField as error:
             return Frame.response_to(frame, error.code, str(error))
-        except (BodyError, KvFull) as error:
+        except BodyError as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
-        except OSError as error:
-            log.error("request %d: %s", frame.code, error)
-            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"cannot be stored: {error}")
 
     # Brokers
 
@@ -387,11 +388,23 @@ class NameService:
 
     # Key-value configuration
 
-    def _put_kv(self, conn: Connection, frame: Frame) -> Frame:
-        header = KvHeader.parse(frame)
-        if header.value is None or len(header.value) > MAX_VALUE:
-            raise BadField("value", header.value, f"a text of at most {MAX_VALUE} characters")
-        self.kv.put(header.namespace, header.key, header.value)
+    async def _change_kv(self, frame: Frame) -> Frame:
+        """The answer follows the write to the disk."""
+        try:
+            header = KvHeader.parse(frame)
+            if frame.code == RequestCode.DELETE_KV_CONFIG:
+                await self.kv.delete(header.namespace, header.key)
+            elif header.value is None or len(header.value) > MAX_VALUE:
+                raise BadField("value", header.value, f"a text of at most {MAX_VALUE} characters")
+            else:
+                await self.kv.put(header.namespace, header.key, header.value)
+        except BadField as error:
+            return Frame.response_to(frame, error.code, str(error))
+        except KvFull as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        except OSError as error:
+            log.error("request %d: %s", frame.code, error)
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"cannot be stored: {error}")
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
     def _get_kv(self, conn: Connection, frame: Frame) -> Frame:
@@ -404,11 +417,6 @@ class NameService:
                 f"No config item, Namespace: {header.namespace[:100]} Key: {header.key[:200]}",
             )
         return Frame.response_to(frame, ResponseCode.SUCCESS, ext={"value": value})
-
-    def _delete_kv(self, conn: Connection, frame: Frame) -> Frame:
-        header = KvHeader.parse(frame)
-        self.kv.delete(header.namespace, header.key)
-        return Frame.response_to(frame, ResponseCode.SUCCESS)
 
     def _kv_list(self, conn: Connection, frame: Frame) -> Frame:
         namespace = NamespaceHeader.parse(frame).namespace
@@ -444,13 +452,15 @@ class NameService:
 
 
 def _is_long(conn: Connection, frame: Frame) -> bool:
-    """Whether the registration is read in slices. Ports for clients refuse it before they read its body.
-
-    True for every compressed one: its size shows only after decompression.
+    """Whether a task answers the request: a change that waits for the disk, an access table, or a registration that is
+    read in slices. Ports for clients refuse a registration before they read its body. True for every compressed one:
+    its size shows only after decompression.
     """
-    if conn.identity is not None and frame.code == GantryCode.UPDATE_ACCESS:
+    if conn.identity is None:
+        return frame.code in _CHANGES_OF_KV
+    if frame.code == GantryCode.UPDATE_ACCESS:
         return True
-    if frame.code != RequestCode.REGISTER_BROKER or conn.identity is None:
+    if frame.code != RequestCode.REGISTER_BROKER:
         return False
     return len(frame.body) > AT_ONCE_BYTES or (bool(frame.body) and frame.ext.get("compressed", "").lower() == "true")
 
@@ -536,9 +546,7 @@ def health(service: NameService) -> bytes:
 
 
 _ANSWERS: dict[int, Answer] = {
-    RequestCode.PUT_KV_CONFIG: NameService._put_kv,
     RequestCode.GET_KV_CONFIG: NameService._get_kv,
-    RequestCode.DELETE_KV_CONFIG: NameService._delete_kv,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
     RequestCode.GET_BROKER_CLUSTER_INFO: NameService._cluster_info,
     RequestCode.WIPE_WRITE_PERM_OF_BROKER: NameService._wipe_write_perm,
@@ -559,5 +567,6 @@ _ANSWERS_TO_BROKERS: dict[int, Answer] = {
     RequestCode.UNREGISTER_BROKER: NameService._unregister,
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
 }
-SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS))
+_CHANGES_OF_KV: Final = frozenset({int(RequestCode.PUT_KV_CONFIG), int(RequestCode.DELETE_KV_CONFIG)})
+SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS, *_CHANGES_OF_KV))
 """Return the request codes that a NameServer answers."""

@@ -24,6 +24,7 @@ from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.remoting.handshake import Identity
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -229,12 +230,17 @@ class LogRepair:
         return at
 
 
-def answering(log_repair: LogRepair) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
-    """Answers requests on a connection that this member made: a leader sends requests to its followers over it."""
+def answering(
+    log_repair: LogRepair, follows: Callable[[Identity | None], bool]
+) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
+    """Answers requests on a connection that this member made: a leader sends requests to its followers over it.
+
+    `follows`: whether this member follows the one at the other end.
+    """
 
     async def answer(conn: Connection, request: Frame) -> Frame:
-        if conn.identity is None or conn.identity.is_name_server:
-            return error_answer(request, ResponseCode.NO_PERMISSION, "READ_LOG: only members of the group may ask")
+        if not follows(conn.identity):
+            return error_answer(request, ResponseCode.NO_PERMISSION, "READ_LOG: only the leader may ask its followers")
         return log_repair.answer(request)
 
     return answer

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.client import RemotingClient
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.remoting.handshake import Identity
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Confirmed
 
@@ -513,6 +514,20 @@ class ReplicationService:
             for member, conn in sorted(self._fetchers.items())
             if not conn.closed
         ]
+
+    def is_followed_by(self, peer: Identity | None) -> bool:
+        """Whether this member leads, and the one at the other end fetches from it now."""
+        if self._core is None or self._core.leader is None or peer is None:
+            return False
+        conn = self._fetchers.get(peer.member)
+        return conn is not None and not conn.closed
+
+    def follows_member(self, peer: Identity | None) -> bool:
+        """Whether this member follows the one at the other end."""
+        if self._core is None or self._core.follower is None or peer is None:
+            return False
+        master = self._core.leadership.master
+        return master is not None and not peer.is_name_server and master.member == peer.member
 
     def _answer_to(self, fetch: Fetch, news: bool, empty: bool) -> FetchAnswer | None:
         return self.core.answer_fetch(fetch, self._now(), news=news, empty=empty)

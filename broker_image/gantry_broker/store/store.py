@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Self
 
 from gantry_broker.protocol.message import Record, pack_host
@@ -479,11 +479,15 @@ class MessageStore:
                 found.setdefault(queue.key[0], []).append(queue.key[1])
         return {topic: sorted(numbers) for topic, numbers in found.items()}
 
-    def next_offsets(self) -> dict[str, dict[int, int]]:
-        """The queue offset of the next record by topic and queue, of all queues that have or had a record."""
+    def next_offsets(self, keys: Iterable[tuple[str, int]]) -> dict[str, dict[int, int]]:
+        """The queue offset of the next record by topic and queue, of those queues that have or had a record.
+
+        Raises OSError.
+        """
         found: dict[str, dict[int, int]] = {}
-        for queue in self.queues.loaded():
-            if queue.next > 0:
+        for key in keys:
+            queue = self.queues.find(*key)
+            if queue is not None and queue.next > 0:
                 found.setdefault(queue.key[0], {})[queue.key[1]] = queue.next
         return found
 

@@ -42,6 +42,17 @@ class Metadata(BaseModel):
     deletionTimestamp: str | None = None
 
 
+def name_rule(most: int, pattern: str, allowed: str) -> Rule:
+    """The rule for a resource's name. `allowed`: what may stand in it beside lower-case letters."""
+    return Rule(
+        f"self.metadata.name.size() <= {most} && self.metadata.name.matches('^{pattern}$')",
+        f"metadata.name is not usable: write at most {most} lower-case letters, {allowed}",
+        lambda resource: (
+            len(resource.metadata.name) <= most and re.fullmatch(pattern, resource.metadata.name) is not None
+        ),
+    )
+
+
 class BrokerCluster(Model):
     """A RocketMQ-protocol broker cluster: NameServers and replicated broker groups."""
 
@@ -55,12 +66,7 @@ class BrokerCluster(Model):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            f"self.metadata.name.size() <= {MAX_NAME} && self.metadata.name.matches('^{_NAME}$')",
-            f"metadata.name is not usable: write at most {MAX_NAME} lower-case letters, digits and '-', "
-            "a letter first, no '-' at the end",
-            lambda c: len(c.metadata.name) <= MAX_NAME and re.fullmatch(_NAME, c.metadata.name) is not None,
-        ),
+        name_rule(MAX_NAME, _NAME, "digits and '-', a letter first, no '-' at the end"),
     )
 
     @property

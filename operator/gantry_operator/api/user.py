@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api.base import ACCESS_KEY, SOURCE, Duration, Model, Rule, Strict, parse_duration
-from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
+from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata, name_rule
 from gantry_operator.api.security import MAX_RATE
 
 KIND = "BrokerUser"
@@ -196,12 +195,7 @@ class BrokerUser(Model):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            f"self.metadata.name.size() <= {MAX_USER_NAME} && self.metadata.name.matches('^{_NAME}$')",
-            f"metadata.name is not usable: write at most {MAX_USER_NAME} lower-case letters, digits, '-' and '.', "
-            "a letter or digit first and last",
-            lambda u: len(u.metadata.name) <= MAX_USER_NAME and re.fullmatch(_NAME, u.metadata.name) is not None,
-        ),
+        name_rule(MAX_USER_NAME, _NAME, "digits, '-' and '.', a letter or digit first and last"),
     )
 
     @property

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotStored, NotWritable
-from gantry_broker.broker.metadata.tables import Change, Metadata, encode_change
+from gantry_broker.broker.metadata.tables import Change, Metadata, Tables, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SendStatus
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.types import Put
+from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from gantry_broker.broker.registrar import Registrar
     from gantry_broker.broker.role import RoleState
     from gantry_broker.store.store import MessageStore
+
+ENDS: Final = 2_000
+"""Queues in one control record of queue ends."""
 
 
 class MetadataChanges:
@@ -48,6 +53,10 @@ class MetadataChanges:
         self._tables_changed = events.tables_changed
         self._clock = clock
         self._tables_in_segment = -1
+        self._rest: Iterator[Change] | None = None
+        """What `write_tables` has not written yet of the tables `_written`; None: it writes none now."""
+        self._rest_segment = -1
+        self._written: Tables | None = None
         events.role_changed.subscribe(self._role_changed)
 
     def append(
@@ -105,32 +114,55 @@ class MetadataChanges:
         self._writer.appended(None)
         return self._meta.has_dirty
 
-    def all_tables(self) -> list[Change]:
-        """Returns all tables and the end of each queue, for a follower whose log does not begin at 0."""
+    def _all_tables(self) -> Iterator[Change]:
+        """Yields all tables and the end of each queue, for a follower whose log does not begin at 0."""
         now = self._clock.unix_ms()
-        ends: list[Change] = [
-            {"at": now, "ends": {topic: {str(q): number for q, number in queues.items()}}}
-            for topic, queues in self._store.next_offsets().items()
-        ]
-        return [*self._meta.working.all_changes(now), *ends]
+        yield from self._meta.working.all_changes(now)
+        queues = [queue.key for queue in self._store.queues]
+        for start in range(0, len(queues), ENDS):
+            found = self._store.next_offsets(queues[start : start + ENDS])
+            ends = {topic: {str(number): end for number, end in known.items()} for topic, known in found.items()}
+            if ends:
+                yield {"at": now, "ends": ends}
 
-    def write_tables(self) -> None:
+    def write_tables(self) -> bool:
         """Writes all tables into the log, once in each segment and each leadership: control records expire with their
-        segment.
+        segment. It writes for `SLICE_S`, and returns True while more of them wait.
+
+        Raises OSError when a queue cannot be read; the next call begins again.
+
+        A change between two parts comes after the first part in the log, and is in those that follow. So the log gives
+        the same tables from any point before the first part.
         """
         if not self._role.may_append:
-            return
-        segment = self._store.end // self._store.log.segment_size
-        if segment == self._tables_in_segment:
-            return
-        try:
-            self._writer.append([self._record(c) for c in self.all_tables()])
-        except (NotWritable, StoreError) as error:
-            if isinstance(error, StoreError):
-                self._health.store_failed(error)
-            return
-        self._tables_in_segment = segment
-        self._writer.appended(None)
+            self._rest = None
+            return False
+        if self._rest is None or self._written is not self._meta.working:
+            segment = self._store.end // self._store.log.segment_size
+            if segment == self._tables_in_segment:
+                return False
+            self._rest, self._written, self._rest_segment = self._all_tables(), self._meta.working, segment
+        ends = time.perf_counter() + SLICE_S
+        while True:
+            try:
+                change = next(self._rest, None)
+            except OSError:
+                self._rest = None
+                raise
+            if change is None:
+                self._rest, self._tables_in_segment = None, self._rest_segment
+                return False
+            try:
+                self._writer.append([self._record(change)])
+            except (NotWritable, StoreError) as error:
+                self._rest = None
+                if isinstance(error, StoreError):
+                    self._health.store_failed(error)
+                return False
+            self._writer.appended(None)
+            if time.perf_counter() > ends:
+                return True
 
     def _role_changed(self, leads: bool) -> None:
+        self._rest = self._written = None
         self._tables_in_segment = -1

@@ -22,7 +22,7 @@ import orjson
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
 
 KIND: Final = "meta"
-CHUNK: Final = 500
+CHUNK: Final = 200
 """Entries of a table in one control record of `all_changes`."""
 
 Change = dict[str, Any]
@@ -136,22 +136,26 @@ class Tables:
             del self.timer_done[bucket]
 
     def all_changes(self, now_ms: int) -> Iterator[Change]:
-        """Yields changes that give these tables when they are applied to empty ones.
+        """Yields changes that give these tables when they are applied to empty ones, one after the other.
+
+        The tables may change between two of them: each has the values of the moment in which it is taken, so that a
+        change that the log has before it is in it, too.
 
         It leaves out `ends` and `deletion_watermarks`: the queues themselves have the current ends, and the log has
         each deletion that still matters.
         """
-        for part in _chunks(list(self.topics.values())):
-            yield {"at": now_ms, "topics": [t.to_json() for t in part]}
-        for groups in _chunks(list(self.groups.values())):
-            yield {"at": now_ms, "groups": [g.to_json() for g in groups]}
+        for names in _chunks(list(self.topics)):
+            yield {"at": now_ms, "topics": [self.topics[name].to_json() for name in names if name in self.topics]}
+        for names in _chunks(list(self.groups)):
+            yield {"at": now_ms, "groups": [self.groups[name].to_json() for name in names if name in self.groups]}
         for keys in _chunks(list(self.offsets)):
-            yield {"at": now_ms, "offsets": {k: _text_keys(self.offsets[k]) for k in keys}}
+            yield {"at": now_ms, "offsets": {k: _text_keys(self.offsets[k]) for k in keys if k in self.offsets}}
         if self.delay or self.timer:
             yield {"at": now_ms, "delay": _text_keys(self.delay), "timer": _text_keys(self.timer)}
-        for bucket, done in self.timer_done.items():
-            for offsets in _chunks(sorted(done)):
-                yield {"at": now_ms, "timerDone": {str(bucket): offsets}}
+        for bucket in list(self.timer_done):
+            for offsets in _chunks(sorted(self.timer_done.get(bucket, ()))):
+                done = self.timer_done.get(bucket, ())
+                yield {"at": now_ms, "timerDone": {str(bucket): [offset for offset in offsets if offset in done]}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
 
