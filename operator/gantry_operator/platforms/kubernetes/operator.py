@@ -205,8 +205,8 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
     service = names.host_forms(names.service_host(settings.service, settings.namespace)) if settings.service else []
     server = HealthServer(http_port, names=service)
     # Lease renewals use their own connections: they must not wait behind the requests for many clusters.
-    async with KubeApi(configuration) as api, KubeApi(configuration) as own, server as health:
-        metrics.API_CALLS.set_function(lambda: float(api.calls + own.calls))
+    count = metrics.api_request
+    async with KubeApi(configuration, count) as api, KubeApi(configuration, count) as own, server as health:
         address = f"{host}:{http_port}" if host else ""
         election = Election(own, settings.namespace, LEASE_NAME, identity, address)
         stopping = asyncio.create_task(stop.wait())
