@@ -157,7 +157,7 @@ class KubeApi:
         """Return the log of a pod's only container."""
         limits = aiohttp.ClientTimeout(total=60, sock_connect=5)
         path = POD.path(namespace, pod, "log")
-        response = await self._raw("GET", "pods/log", "GET", path, None, None, None, limits)
+        response = await self._raw("GET", path, None, None, None, limits, ("GET", "pods/log"))
         try:
             return await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -193,7 +193,7 @@ class KubeApi:
         if labels:
             query["labelSelector"] = labels
         timeout = aiohttp.ClientTimeout(total=seconds + 15, sock_connect=5, sock_read=silence_s)
-        response = await self._raw("WATCH", kind.plural, "GET", kind.path(namespace), query, None, None, timeout)
+        response = await self._raw("GET", kind.path(namespace), query, None, None, timeout, ("WATCH", kind.plural))
         try:
             _probe(response)
             async for line in response.content:
@@ -281,20 +281,19 @@ class KubeApi:
             timeout = URGENT_S if kind in URGENT else REQUEST_S
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         async with contextlib.nullcontext() if kind in URGENT else self._gate:
-            return await self._answer(verb or method, kind, method, path, query, body, content_type, limits)
+            return await self._answer(method, path, query, body, content_type, limits, (verb or method, kind.plural))
 
     async def _answer(
         self,
-        verb: str,
-        kind: Kind,
         method: str,
         path: str,
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
         content_type: str,
         limits: aiohttp.ClientTimeout,
+        what: tuple[str, str],
     ) -> Object:
-        response = await self._raw(verb, kind.plural, method, path, query, body, content_type, limits)
+        response = await self._raw(method, path, query, body, content_type, limits, what)
         try:
             found: Object = json.loads(await response.read())
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
@@ -305,15 +304,15 @@ class KubeApi:
 
     async def _raw(
         self,
-        verb: str,
-        resource: str,
         method: str,
         path: str,
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
         content_type: str | None,
         timeout: aiohttp.ClientTimeout,
+        what: tuple[str, str],
     ) -> aiohttp.ClientResponse:
+        """`what`: verb and resource, for `on_answer`."""
         self.calls += 1
         headers: dict[str, str] = {"Accept": "application/json, */*"}
         if content_type is not None:
@@ -334,7 +333,7 @@ class KubeApi:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiUnavailable(f"{method} {path}: {error!r}") from error
         finally:
-            self._on_answer(verb, resource, status)
+            self._on_answer(*what, status)
         return response
 
 
