@@ -14,16 +14,15 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gantry_broker.client.errors import ClientError
-from gantry_broker.client.message import Message, ReceivedMessage
+from gantry_broker.client.message import Message, ReceivedMessage, SendResult
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.codes import KEY_SEPARATOR, RETRY_PREFIX, TRACE_TOPIC, Prop
 from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
-    from gantry_broker.client.producer import Producer
     from gantry_broker.client.transaction_state import TransactionState
 
 log = logging.getLogger(__name__)
@@ -137,10 +136,20 @@ def batches(records: deque[TraceRecord]) -> Iterator[tuple[str, set[str]]]:
         yield "".join(texts), keys
 
 
+class RecordSender(Protocol):
+    """Sends the records: a producer."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def send(self, message: Message, /) -> SendResult: ...
+
+
 class MessageTrace:
     """Sends the records of one producer or consumer, in the background. A record that is lost costs nothing else."""
 
-    def __init__(self, producer: Producer, topic: str = TRACE_TOPIC) -> None:
+    def __init__(self, producer: RecordSender, topic: str = TRACE_TOPIC) -> None:
         """`producer`: its own, on the session of the client."""
         self.topic = topic
         self.dropped = 0
