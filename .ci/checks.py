@@ -16,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-JAVA = 17
+JAVA_VERSIONS = (17, 21)
+"""Those that Spark and RocketMQ run with. A distribution has one of them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/spark/test_page.py."""
 REAL_PROCESSES = ("chaos", "client", "delivery", "integration", "interop", "local", "security", "spark")
@@ -59,13 +60,14 @@ def apt_install(*packages: str) -> str:
 
 def bring_java() -> str:
     """Spark and the official RocketMQ client need Java. Empty: it is there; else why not."""
-    if java_version() >= JAVA and shutil.which("mvn"):
+    if java_version() >= JAVA_VERSIONS[0] and shutil.which("mvn"):
         return ""
-    print(f"installing Java {JAVA} and Maven for Spark and for RocketMQ's own client", flush=True)
-    why = apt_install(f"openjdk-{JAVA}-jdk-headless", "maven")
-    if why or java_version() >= JAVA:
-        return why
-    return "it is not on the path after its installation"
+    print("installing Java and Maven for Spark and for RocketMQ's own client", flush=True)
+    for version in JAVA_VERSIONS:
+        why = apt_install(f"openjdk-{version}-jdk-headless", "maven")
+        if not why:
+            return "" if java_version() >= JAVA_VERSIONS[0] else "it is not on the path after its installation"
+    return why
 
 
 def bring_browser() -> str:

@@ -25,11 +25,9 @@ from pathlib import Path
 import orjson
 import uvloop
 from gantry_broker.broker.process import BrokerProcess
-from gantry_broker.config import BrokerConfig
 from gantry_broker.protocol.codes import PullFlag, RequestCode
 from gantry_broker.remoting.connection import Connection
-from gantry_broker.replication.types import Assignment, LeadershipRecord
-from rig.processes import free_port
+from rig.alone import broker_alone
 from send_path import CountingTransport, reads
 
 TOPIC = "BenchmarkTest"
@@ -192,20 +190,8 @@ class Bench:
 
 
 async def run(options: argparse.Namespace, folder: Path) -> None:
-    port, http_port, group_port = (free_port() for _ in range(3))
-    config = BrokerConfig.model_validate(
-        {
-            "cluster": "demo", "group": "demo-a", "member": 0, "name": "demo-a-0", "data_dir": str(folder),
-            "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port,
-            "member_address": f"127.0.0.1:{port}", "group_address": f"127.0.0.1:{group_port}", "name_servers": [],
-            "settings": {"enablePropertyFilter": True},
-        }
-    )  # fmt: skip
     profiler = cProfile.Profile() if options.profile else None
-    async with BrokerProcess(config) as process:
-        replication = process.broker.replication
-        leadership = LeadershipRecord(1, 1, replication.me, frozenset({replication.me}))
-        await replication.assign(Assignment(leadership, config.member_address, False))
+    async with broker_alone(folder) as process:
         bench = Bench(process, options)
         await bench.sent_only(2_000, 16)
         print(f"{'groups':>7}{'frames a read':>15}{'sent us':>9}{'pulled us':>11}{'messages an answer':>20}")

@@ -21,13 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.client.credentials import Credentials
-from gantry_broker.config import BrokerConfig
 from gantry_broker.protocol.frame import FrameDecoder, encode_frame
 from gantry_broker.remoting.connection import Connection
-from gantry_broker.replication.types import Assignment, LeadershipRecord
-from rig.processes import free_port
+from rig.alone import broker_alone
 
 _HEADER = (
     '{"code":310,"extFields":{"a":"please_rename_unique_group_name","b":"BenchmarkTest","c":"TBW102","d":"4","e":"%d",'
@@ -98,19 +95,7 @@ def reads(messages: int, together: int, queues: int, body: int, credentials: Cre
 
 
 async def run(options: argparse.Namespace, folder: Path) -> None:
-    port, http_port, group_port = (free_port() for _ in range(3))
-    config = BrokerConfig.model_validate(
-        {
-            "cluster": "demo", "group": "demo-a", "member": 0, "name": "demo-a-0", "data_dir": str(folder),
-            "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port,
-            "member_address": f"127.0.0.1:{port}", "group_address": f"127.0.0.1:{group_port}", "name_servers": [],
-            "settings": {"enablePropertyFilter": True},
-        }
-    )  # fmt: skip
-    async with BrokerProcess(config) as process:
-        replication = process.broker.replication
-        leadership = LeadershipRecord(1, 1, replication.me, frozenset({replication.me}))
-        await replication.assign(Assignment(leadership, config.member_address, False))
+    async with broker_alone(folder) as process:
         signer = None
         if options.signed:
             signer = Credentials("orders", "orders-secret")

@@ -67,7 +67,7 @@ def main() -> None:
         files = Authority().issue(folder / "certificates", "127.0.0.1", rsa_key=options.rsa)
         context = client_context(TlsOptions(ca_file=files.ca))
         tls = {"mode": "Permissive", "cert_file": str(files.cert), "key_file": str(files.key)}
-        frames = reads(options.messages, 1, 64, options.body)
+        frames = reads(options.messages, 1, 64, options.body, None)
         with gantry.single(folder / "system", tls=tls) as system:
             (pid,) = system.broker_pids
             sends(system.broker_address, None, frames[:5_000], options.senders)

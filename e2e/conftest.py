@@ -61,8 +61,8 @@ def host(any_host: Host) -> Host:
     """The nodes, for faults that Kubernetes cannot cause: kill or freeze one process, cut off a pod or a node."""
     if not any_host.available:
         pytest.skip(
-            "kills, freezes or cuts off processes and nodes behind Kubernetes' back: e2e/run does so to a cluster "
-            "that it made itself (with kind: install it, and Docker), never to one that KUBECONFIG names"
+            "processes and nodes are killed, frozen or cut off behind Kubernetes' back only in a cluster that e2e/run "
+            "made: install kind and Docker, and run it without KUBECONFIG"
         )
     return any_host
 

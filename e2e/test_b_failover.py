@@ -77,7 +77,7 @@ def test_a_node_is_drained(demo: Cluster, figure: Figure) -> None:
     node = master["spec"]["nodeName"]
     nodes = [n for n in kubectl("get", "nodes", "-o", "name").split() if "control-plane" not in n]
     if len(nodes) < 2:
-        pytest.skip("a drained node's broker needs another node to go to: the cluster has one that takes pods")
+        pytest.skip("the broker of a drained node needs another node to go to: set E2E_NODES to 2 or more")
     other = next(n.removeprefix("node/") for n in nodes if n != f"node/{node}")
     load = Load(demo, "drain", node=other)
     kubectl(

@@ -49,7 +49,10 @@ def address(outside: Cluster, any_host: Host) -> str:
     except OSError as error:
         if any_host.available:
             raise
-        pytest.skip(f"no connection from here to {found}, which is a node of this cluster: {error}")
+        pytest.skip(
+            f"this machine cannot connect to {found}, a node of the cluster that KUBECONFIG names ({error}): "
+            "run it where the nodes can be reached, or without KUBECONFIG"
+        )
     return found
 
 
@@ -119,7 +122,7 @@ def in_a_pod(cluster: Cluster, name: str, version: str, words: list[str]) -> dic
 @pytest.mark.parametrize("version", ["49", "55"])
 def test_the_java_client_in_a_pod(outside: Cluster, version: str) -> None:
     if not JAVA_IMAGE:
-        pytest.skip("e2e/run made no image of RocketMQ's Java client: install Java 17 and Maven")
+        pytest.skip(f"e2e/run made no image of RocketMQ's Java client: {java.INSTALL}")
     servers, topic = outside.name_servers, f"JavaInside{version}"
     sent = in_a_pod(outside, f"java-sends-{version}", version, sends(servers, topic))
     read = in_a_pod(outside, f"java-reads-{version}", version, reads(servers, topic))
@@ -131,7 +134,7 @@ def test_the_java_client_outside(address: str, version: str, tmp_path: Path) -> 
     try:
         java.build()
     except java.JavaMissing as missing:
-        pytest.skip(str(missing))
+        pytest.skip(f"the Java client outside of the cluster is not tested here: {missing}")
 
     def on_the_host(words: list[str]) -> dict[str, Any]:
         flags = [f"-Drocketmq.client.logRoot={tmp_path}", f"-Duser.home={tmp_path}"]

@@ -31,7 +31,9 @@ def test_the_masters_node_is_lost(demo: Cluster, host: Host, figure: Figure, how
         n["metadata"]["name"] for n in get("default", "nodes") if "control-plane" not in str(n["metadata"]["labels"])
     ]
     if len(nodes) < 2:
-        pytest.skip("the slave that takes over needs another node than the one that is lost: E2E_NODES is below 2")
+        pytest.skip(
+            "the slave that takes over needs another node than the one that is lost: set E2E_NODES to 2 or more"
+        )
     spread_operators()
     master = demo.master()
     old, node = master["metadata"]["name"], master["spec"]["nodeName"]

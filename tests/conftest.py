@@ -31,7 +31,10 @@ def small_disk() -> Iterator[Callable[[Path, int], Path]]:
             subprocess.run(words, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             why = getattr(error, "stderr", None) or str(error)
-            pytest.skip(f"a full disk needs a small one, and only root may mount that: {why.strip()}")
+            pytest.skip(
+                "a disk that gets full is a small tmpfs: run it as root, in a container with --privileged; "
+                f"`mount` says: {why.strip()}"
+            )
         mounted.append(folder)
         return folder
 

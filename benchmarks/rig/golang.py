@@ -22,6 +22,9 @@ OUT = ROOT / "build" / "interop"
 Line = dict[str, Any]
 
 
+INSTALL = "install Go 1.18 or later (`python .ci/checks.py --tools`, as root, on Debian)"
+
+
 class GoMissing(Exception):
     """This machine cannot run the Go part; the text has the reason and the package to install."""
 
@@ -41,12 +44,14 @@ def build() -> Path:
             return program
         go = shutil.which("go")
         if go is None:
-            raise GoMissing("there is no Go here: install Go 1.18 or later")
+            raise GoMissing(f"there is no Go here: {INSTALL}")
         made = subprocess.run(
             [go, "build", "-o", str(program), "."], cwd=SOURCES, capture_output=True, text=True, check=False
         )
         if made.returncode != 0:
-            if any(word in made.stderr for word in ("dial tcp", "lookup", "proxy", "missing go.sum", "requires go")):
+            if "requires go" in made.stderr:
+                raise GoMissing(f"this Go is too old: {INSTALL}; {made.stderr.strip()[-200:]}")
+            if any(word in made.stderr for word in ("dial tcp", "lookup", "proxy", "missing go.sum")):
                 raise GoMissing(f"Go could not get the client's modules: {made.stderr.strip()[-400:]}")
             raise RuntimeError(f"tests/interop/go does not build:\n{made.stderr[-4000:]}")
     return program

@@ -24,6 +24,11 @@ JVM_OPENS = [
 ]
 
 
+INSTALL = (
+    "install a JDK of version 17 or later and Maven 3.8 or later (`python .ci/checks.py --tools`, as root, on Debian)"
+)
+
+
 class JavaMissing(Exception):
     """This machine cannot run the Java part; the text has the reason and the package to install."""
 
@@ -32,11 +37,11 @@ def java_version() -> int:
     """Returns the major version of `java` on the path. Raises JavaMissing."""
     java = shutil.which("java")
     if java is None:
-        raise JavaMissing("there is no Java here: install a JDK of version 17 or later and Maven 3.8 or later")
+        raise JavaMissing(f"there is no Java here: {INSTALL}")
     text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(\d+)', text)
     if found is None:
-        raise JavaMissing(f"`java -version` says {text.strip()[:100]!r}: install a JDK of version 17 or later")
+        raise JavaMissing(f"`java -version` says {text.strip()[:100]!r}: {INSTALL}")
     return int(found.group(1))
 
 
@@ -55,7 +60,7 @@ def build() -> Path:
     """
     version = java_version()
     if version < 17:
-        raise JavaMissing(f"Java {version} is too old: install a JDK of version 17 or later")
+        raise JavaMissing(f"Java {version} is too old: {INSTALL}")
     OUT.mkdir(parents=True, exist_ok=True)
     mark = OUT / "stamp"
     with (OUT / "lock").open("w") as lock:
@@ -65,7 +70,7 @@ def build() -> Path:
             return OUT / "classpath"
         maven = shutil.which("mvn")
         if maven is None:
-            raise JavaMissing("Maven is not installed: install Maven 3.8 or later (the first build needs it)")
+            raise JavaMissing(f"there is no Maven here, which the first build needs: {INSTALL}")
         shutil.rmtree(OUT / "classpath", ignore_errors=True)
         done = subprocess.run(
             [maven, "-q", "-B", "-ntp", f"-Dgantry.out={OUT}", "package"],

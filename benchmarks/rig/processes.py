@@ -99,12 +99,17 @@ def namespace(label: str) -> Iterator[list[str]]:
     Apache RocketMQ's servers listen on all addresses, so they run only in namespaces. Processes that are still in the
     namespace at the end of the `with` block are killed. Raises NamespaceUnavailable.
     """
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        raise NamespaceUnavailable("a network namespace needs root and the `ip` command (package iproute2)")
+    if shutil.which("ip") is None:
+        raise NamespaceUnavailable("a network namespace needs the command `ip`: install the package iproute2")
+    if os.geteuid() != 0:
+        raise NamespaceUnavailable("only root may make a network namespace: run it as root")
     name = f"gantry-{label}-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        raise NamespaceUnavailable(f"`ip netns add` says: {made.stderr.strip()}")
+        raise NamespaceUnavailable(
+            "a network namespace cannot be made here; a container needs `--privileged` for it. "
+            f"`ip netns add` says: {made.stderr.strip()}"
+        )
     prefix = ["ip", "netns", "exec", name]
     try:
         subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], check=True)

@@ -41,9 +41,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def rocketmq(
-    folder: Path, settings: dict[str, str] | None = None, *, heap: str = "1g", direct: str = "2g"
+    folder: Path,
+    settings: dict[str, str] | None = None,
+    *,
+    heap: str = "1g",
+    direct: str = "2g",
+    server: str = "server49",
 ) -> Iterator[Target]:
-    """Starts Apache RocketMQ 4.9.7; settings are lines of its broker.conf.
+    """Starts Apache RocketMQ; settings are lines of its broker.conf.
+
+    `server`: the module of tests/interop/java with the version: 4.9.7 is server49, 5.5.0 is server55.
 
     Raises JavaMissing or NamespaceUnavailable.
     """
@@ -62,12 +69,12 @@ def rocketmq(
     flags = [f"-XX:MaxDirectMemorySize={direct}", f"-Duser.home={folder}"]
     with namespace("rmq") as prefix, contextlib.ExitStack() as stack:
         ns = stack.enter_context(Started(
-            [*prefix, *java.command("server49", "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(namesrv),
+            [*prefix, *java.command(server, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(namesrv),
                                     flags=[f"-Duser.home={folder}"])],
             folder / "namesrv.log", env))  # fmt: skip
-        until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 30, [ns])
+        until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 60, [ns])
         br = stack.enter_context(Started(
-            [*prefix, *java.command("server49", "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker),
+            [*prefix, *java.command(server, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker),
                                     heap=heap, flags=flags)],
             folder / "broker.log", env))  # fmt: skip
         until("RocketMQ's broker", lambda: listening(prefix, _BROKER_PORT), 60, [ns, br])

@@ -9,6 +9,7 @@ of segments.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,8 @@ from gantry_spark.summary import newest_by_key, summarize, summarize_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
 
 RANGE_BYTES: Final = 256 * 1024 * 1024
 _PHYS_AT: Final = RECORD_HEADER.fields["phys"][1] if RECORD_HEADER.fields else 28
@@ -70,6 +73,7 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         incremental = IncrementalScan(spark, open_output_store(spark, folder), options, logs, "compact")
         rows = incremental.rows(None).filter(f"kind = 'damage' or topic = {_quoted(topic)}")
         at = f"{folder}/keys"
+        logger.info("looking for the newest record of each key")
         found = summarize(rows)
         newest_by_key(rows, found.keys_span_blocks).write.parquet(f"file://{at}")
         keys = spark.read.parquet(escape_glob(f"file://{at}"))
@@ -102,6 +106,7 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             for log in logs:
                 root = out if len(logs) == 1 else out / log.name
                 kept = _kept_offsets(keys, log.name, tombstone_cutoff)
+                logger.info("writing %s", root)
                 within = incremental.ranges(log.name)
                 result["stores"].append(_write(log, topic, kept, within, root, environment, incremental.options))
             written = sum(s["bytes"] for s in result["stores"])

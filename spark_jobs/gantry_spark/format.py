@@ -22,6 +22,11 @@ def format_hours(hours: float) -> str:
     return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
 
 
+def format_time(iso: str) -> str:
+    """Format a time in UTC of a report, for example `2026-01-31 12:00 UTC`."""
+    return f"{iso[:10]} {iso[11:16]} UTC"
+
+
 def format_share(part: float, whole: float) -> str:
     """Format `part` as a percentage of `whole`: `0%` only for nothing, and `100%` only for all of it."""
     share = part / whole if whole else 0.0

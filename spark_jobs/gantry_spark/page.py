@@ -6,72 +6,94 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
+from gantry_broker.theme import THEME
 from plotly.offline import get_plotlyjs
 
 from gantry_spark import plots
-from gantry_spark.format import format_bytes, format_count, format_hours, format_share
+from gantry_spark.format import format_bytes, format_count, format_hours, format_share, format_time
 from gantry_spark.recommendations import COMPACT, LENGTHEN, SHORTEN
 
 _BADGES: Final = {COMPACT: "good", SHORTEN: "warn", LENGTHEN: "bad"}
 _STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1c2733; --dim: #5d6b7a; --line: #e3e8ee; --paper: #ffffff;
-  --ground: #f5f7fa; --good: #14804a; --warn: #a15c00; --bad: #c0352b;
-  --good-ground: #e3f5ea; --warn-ground: #fdf1dd; --bad-ground: #fde8e6; --badge-ground: #eef1f5; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --dim: #9aa7b4; --line: #2c3540; --paper: #161b22; --ground: #0d1117; --good: #56d18a;
-    --warn: #e3b052; --bad: #ff8d85; --good-ground: #12301f; --warn-ground: #36290f; --bad-ground: #3d1815;
-    --badge-ground: #262d36; }
-}
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 28px 24px 60px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h2 { font-size: 17px; margin: 0 0 2px; }
-.sub { color: var(--dim); margin: 0 0 20px; }
-.hint { color: var(--dim); margin: 0 0 10px; font-size: 13.5px; }
-/* The last row of tiles fills its width, whatever their number. */
-.tiles { display: flex; flex-wrap: wrap; gap: 14px; margin-bottom: 18px; }
-.tile, section { background: var(--paper); border: 1px solid var(--line); border-radius: 10px; }
-.tile { flex: 1 1 150px; padding: 14px 16px; }
-.tile b { display: block; font-size: 23px; letter-spacing: -0.01em; }
-.tile span { color: var(--dim); font-size: 13px; }
-section { padding: 18px 20px; margin-bottom: 18px; min-width: 0; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: var(--ground); color: var(--ink); font: var(--text-m)/var(--leading) var(--font); }
+main { max-width: var(--width); margin: 0 auto; padding: var(--space-5) var(--space-5) var(--space-6); }
+header { margin-bottom: var(--space-5); }
+h1 { font-size: var(--text-xl); line-height: 1.25; margin: 0 0 var(--space-1); letter-spacing: -0.01em;
+  overflow-wrap: anywhere; }
+h2 { font-size: var(--text-l); line-height: 1.3; margin: 0 0 var(--space-1); }
+.sub, .hint, footer, .legend, .tile span { color: var(--dim); font-size: var(--text-s); }
+.sub { margin: 0; }
+.hint { margin: 0 0 var(--space-3); overflow-wrap: anywhere; }
+.tile, section { background: var(--paper); border: 1px solid var(--line); border-radius: var(--radius); }
+/* Five tiles: a row of five, of three and two, or of one and two pairs. Each row is full. */
+.tiles { display: grid; grid-template-columns: repeat(10, minmax(0, 1fr)); gap: var(--space-4); }
+.tile { grid-column: span 2; padding: var(--space-3) var(--space-4); }
+.tile b { display: block; font-size: var(--text-xl); line-height: 1.3; letter-spacing: -0.01em;
+  font-variant-numeric: tabular-nums; }
+.tile.good b { color: var(--good); }
+.tile.bad b { color: var(--bad); }
+section { padding: var(--space-4) var(--space-5); margin-top: var(--space-4); min-width: 0; }
 /* Fixed columns: a plot takes its width as soon as it is parsed, before the one beside it is there. */
-.cards { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 0 18px; }
+.cards { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 0 var(--space-4); }
 .cards .wide { grid-column: 1 / -1; }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; color: var(--dim); font-size: 13px; margin-bottom: 6px; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px var(--space-4); margin-bottom: var(--space-1); }
 .legend span { overflow-wrap: anywhere; }
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th { text-align: left; color: var(--dim); font-weight: 600; border-bottom: 1px solid var(--line); padding: 6px 10px; }
-td { border-bottom: 1px solid var(--line); padding: 7px 10px; vertical-align: top; }
-tr:last-child td { border-bottom: 0; }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.name { font-weight: 600; overflow-wrap: anywhere; display: inline-block; min-width: 90px; }
+th { text-align: left; color: var(--dim); font-size: var(--text-s); font-weight: 600; vertical-align: bottom;
+  border-bottom: 1px solid var(--line); padding: var(--space-1) var(--space-3) var(--space-2) 0; }
+td { padding: var(--space-2) var(--space-3) var(--space-2) 0; vertical-align: top; overflow-wrap: anywhere; }
+th:last-child, td:last-child { padding-right: 0; }
+tbody + tbody > tr:first-child > td { border-top: 1px solid var(--line); }
+.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n { white-space: nowrap; }
+td.text { color: var(--dim); padding-top: 0; padding-bottom: var(--space-3); }
+.name { font-weight: 600; }
 .badge { display: inline-block; border-radius: 999px; padding: 1px 9px; font-size: 12.5px; font-weight: 600;
   background: var(--badge-ground); color: var(--dim); white-space: nowrap; }
 .badge.good { background: var(--good-ground); color: var(--good); }
 .badge.warn { background: var(--warn-ground); color: var(--warn); }
 .badge.bad { background: var(--bad-ground); color: var(--bad); }
-.scroll { overflow-x: auto; }
-footer { color: var(--dim); font-size: 13px; }
-.xtick text, .ytick text, .xtitle, .ytitle { fill: var(--ink) !important; }
+ul { margin: 0; padding-left: 20px; }
+footer { margin-top: var(--space-4); overflow-wrap: anywhere; }
+.xtick text, .ytick text, .xtitle, .ytitle { fill: var(--dim) !important; }
 .annotation-text { fill: var(--ink) !important; }
 .gridlayer path { stroke: var(--line) !important; }
-@media (max-width: 900px) { .cards { grid-template-columns: minmax(0, 1fr); } }
-/* On a phone a row of a table is a list of its cells, each with its heading. */
-@media (max-width: 640px) {
-  main { padding: 18px 12px 40px; }
-  section { padding: 14px 14px; }
-  table, tbody, tr, td { display: block; }
+@media (max-width: 1000px) {
+  .cards { grid-template-columns: minmax(0, 1fr); }
+  .tiles { grid-template-columns: repeat(6, minmax(0, 1fr)); }
+  .tile { grid-column: span 2; }
+  .tile:nth-child(n + 4) { grid-column: span 3; }
+}
+/* In a narrow window a row of a table is a block: each cell has its heading above it, in as many columns as fit. */
+@media (max-width: 820px) {
   thead { display: none; }
-  tr { padding: 10px 0; border-bottom: 1px solid var(--line); }
-  tr:last-child { border-bottom: 0; }
-  td { border: 0; padding: 2px 0; display: flex; justify-content: space-between; gap: 14px; white-space: normal; }
-  td::before { content: attr(data-head); color: var(--dim); flex: none; }
-  td.text, td:first-child { display: block; }
+  table, tbody { display: block; }
+  tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(103px, 1fr));
+    gap: var(--space-2) var(--space-3); }
+  td { display: block; padding: 0; text-align: left; }
+  td.n { text-align: left; white-space: normal; }
+  td::before { content: attr(data-head); display: block; color: var(--dim); font-size: 12px; }
+  td.text, td:first-child { grid-column: 1 / -1; padding: 0; }
   td.text::before, td:first-child::before { display: none; }
+  tbody { padding: var(--space-3) 0; border-top: 1px solid var(--line); }
+  tbody:last-child { padding-bottom: 0; }
+  tbody + tbody > tr:first-child > td { border-top: 0; }
+  tr + tr { margin-top: var(--space-2); }
+}
+@media (max-width: 560px) {
+  main { padding: var(--space-4) var(--space-3) var(--space-5); }
+  section { padding: var(--space-4); }
+  tr { grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); }
+  .tiles { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: var(--space-3); }
+  .tile, .tile:nth-child(n + 4) { grid-column: span 1; }
+  .tile:first-child { grid-column: 1 / -1; }
+}
+@media print {
+  body { background: var(--paper); }
+  section, .tile { break-inside: avoid; }
 }
 """
 DAMAGE_SHOWN: Final = 30
@@ -83,8 +105,7 @@ def render(report: Mapping[str, Any]) -> str:
     """Return the page of a report (see `report_model.build`)."""
     title = f"Compaction report of {report['source']}"
     body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="sub">{escape(_subtitle(report))}</p>',
+        f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(report))}</p></header>',
         _tiles(report),
         _section("Recommendations", "Topics by the bytes that compaction would save.", _topics(report["topics"])),
         _section(
@@ -104,15 +125,17 @@ def render(report: Mapping[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+        f"<title>{escape(title)}</title><style>{THEME}{_STYLE}</style>"
         f'<script type="text/javascript">{get_plotlyjs()}</script></head>'
         f"<body><main>{''.join(body)}</main></body></html>"
     )
 
 
 def _subtitle(report: Mapping[str, Any]) -> str:
-    since = f", records since {report['since']}" if report["since"] else ""
-    return f"As of {report['asOf']}{since}. Compaction keeps tombstones for {report['tombstoneHours']:g} h."
+    since = f", records since {format_time(report['since'])}" if report["since"] else ""
+    return (
+        f"As of {format_time(report['asOf'])}{since}. Compaction keeps tombstones for {report['tombstoneHours']:g} h."
+    )
 
 
 def _tiles(report: Mapping[str, Any]) -> str:
@@ -120,28 +143,35 @@ def _tiles(report: Mapping[str, Any]) -> str:
     saved = totals["savedBytes"]
     share = f"{format_share(saved, totals['bytes'])} of the log" if totals["bytes"] else "of the log"
     topics = format_count(totals["topics"], "topic")
+    worth = any(t["recommendation"] == COMPACT for t in report["topics"])
     tiles = [
-        (format_bytes(totals["bytes"]), f"in {format_count(totals['records'], 'record')} of {topics}"),
-        (format_bytes(saved), f"saved by compaction, {share}"),
+        (format_bytes(saved), f"saved by compaction, {share}", "good" if worth else ""),
+        (format_bytes(totals["bytes"]), f"in {format_count(totals['records'], 'record')} of {topics}", ""),
         (
             f"{totals['distinctKeys']:,}",
             f"distinct keys, {format_count(totals['supersededRecords'], 'superseded version')}",
+            "",
         ),
-        (f"{format_bytes(growth['bytesPerHour'])}/h", "growth"),
+        (f"{format_bytes(growth['bytesPerHour'])}/h", "growth", ""),
         _disk_tile(growth),
     ]
-    made = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
+    made = "".join(
+        f'<div class="tile{" " * bool(kind)}{kind}"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
+        for big, small, kind in tiles
+    )
     return f'<div class="tiles">{made}</div>'
 
 
-def _disk_tile(growth: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the time until the disk is full, or the size of the log under retention if that fits the disk."""
+def _disk_tile(growth: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the time until the disk is full, or the size of the log under retention if that fits the disk; and the
+    state of the tile.
+    """
     if not growth["disks"]:
-        return "unknown", "time until the disk is full: no disk was measured"
+        return "unknown", "time until the disk is full: no disk was measured", ""
     if growth["diskFullBeforeRetention"]:
-        return format_hours(growth["hoursToFull"]), "until the disk is full"
+        return format_hours(growth["hoursToFull"]), "until the disk is full", "bad"
     hours = growth["reservedHours"]
-    return format_bytes(growth["steadyStateBytes"]), f"with {hours} h of retention at this growth: fits on the disk"
+    return format_bytes(growth["steadyStateBytes"]), f"with {hours} h of retention at this growth: fits on the disk", ""
 
 
 def _section(title: str, hint: str, content: str, kind: str = "") -> str:
@@ -176,18 +206,19 @@ def _versions_hint(topics: Sequence[Mapping[str, Any]]) -> str:
     return hint if equal is None else f"{hint} No key is hot: the most frequent keys have {equal:,} versions each."
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int], text: int = -1) -> str:
-    """Return a table. The cells are HTML. `numeric`: columns of numbers. `text`: a column of sentences."""
-    kinds = ["n" if i in numeric else "text" if i == text else "" for i in range(len(heads))]
-    classes = [f' class="{kind}"' if kind else "" for kind in kinds]
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int], text: bool = False) -> str:
+    """Return a table. The cells are HTML. `numeric`: columns of numbers. `text`: each row has one cell more, a sentence
+    that gets a line of its own.
+    """
+    classes = [' class="n"' if i in numeric else "" for i in range(len(heads))]
     head = "".join(f"<th{c}>{h}</th>" for c, h in zip(classes, heads, strict=True))
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td{c} data-head="{escape(h)}">{cell}</td>' for c, h, cell in zip(classes, heads, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = ""
+    for row in rows:
+        cells = zip(classes, heads, row[: len(heads)], strict=True)
+        body += "<tbody><tr>" + "".join(f'<td{c} data-head="{escape(h)}">{cell}</td>' for c, h, cell in cells) + "</tr>"
+        body += f'<tr><td class="text" colspan="{len(heads)}">{row[-1]}</td></tr>' if text else ""
+        body += "</tbody>"
+    return f"<table><thead><tr>{head}</tr></thead>{body}</table>"
 
 
 def _topics(topics: Sequence[Mapping[str, Any]]) -> str:
@@ -200,19 +231,19 @@ def _topics(topics: Sequence[Mapping[str, Any]]) -> str:
         rows.append(
             (
                 f'<span class="name">{escape(t["topic"])}</span>',
-                f"{t['records']:,}",
+                f'<span class="badge {kind}">{escape(t["recommendation"])}</span>',
+                escape(saved) if t["savedBytes"] else "-",
                 format_bytes(t["bytes"]),
+                f"{t['records']:,}",
                 f"{t['distinctKeys']:,}",
                 f"{t['supersededRecords']:,}",
-                escape(saved) if t["savedBytes"] else "-",
-                f'<span class="badge {kind}">{escape(t["recommendation"])}</span>',
                 escape(t["reason"]),
             )
         )
     if not rows:
         return "<p>This log has no topics of users.</p>"
-    heads = ("Topic", "Records", "Bytes", "Keys", "Superseded", "Saves", "Recommendation", "Reason")
-    return _table(heads, rows, (1, 2, 3, 4, 5), text=7)
+    heads = ("Topic", "Recommendation", "Saves", "Bytes", "Records", "Keys", "Superseded")
+    return _table(heads, rows, (2, 3, 4, 5, 6), text=True)
 
 
 def _growth_hint(growth: Mapping[str, Any]) -> str:
@@ -221,7 +252,7 @@ def _growth_hint(growth: Mapping[str, Any]) -> str:
         f"hold {format_bytes(growth['steadyStateBytes'])} at this rate."
     )
     if growth["diskFullBeforeRetention"] and growth["fullAt"]:
-        text += f" The disk is full at {growth['fullAt']}."
+        text += f" The disk is full at {format_time(growth['fullAt'])}."
     return text
 
 

@@ -8,18 +8,19 @@ from html import escape
 from typing import Any, Final
 
 import plotly.graph_objects as go
+from gantry_broker.theme import ALARM, FONT, QUIET, SERIES
 
 from gantry_spark.format import format_bytes, format_share
 
 MAX_TOPICS: Final = 15
 MAX_KEYS: Final = 12
-HEIGHT: Final = 360
+NAMES: Final = {"showgrid": False, "ticklabelstandoff": 6}
+"""Of an axis with names."""
+HEIGHT: Final = 320
 """Pixels of every plot that shares a row with another one."""
-KEEP: Final = "#9db7d5"
-SAVE: Final = "#1f6feb"
-ALARM: Final = "#c0352b"
-COLORS: Final = ("#1f6feb", "#14804a", "#d97706", "#8b5cf6", "#0891b2", "#be185d", "#65a30d", "#64748b")
-FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+KEEP: Final = QUIET
+SAVE: Final = SERIES[0]
+AREA: Final = "rgba(31,111,235,0.14)"
 
 Topic = Mapping[str, Any]
 
@@ -37,15 +38,17 @@ def _html(figure: Any, height: int, legend: Sequence[tuple[str, str]] = ()) -> s
     figure.update_layout(
         template="plotly_white",
         height=height,
-        margin={"l": 10, "r": 16, "t": 8, "b": 10},
-        font={"family": FONT, "size": 13, "color": "#1c2733"},
+        margin={"l": 8, "r": 12, "t": 8, "b": 8},
+        font={"family": FONT, "size": 12},
         showlegend=False,
+        barcornerradius=2,
         hoverlabel={"font": {"family": FONT}},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
     )
-    figure.update_xaxes(automargin=True, gridcolor="#e3e8ee", zeroline=False)
-    figure.update_yaxes(automargin=True, gridcolor="#e3e8ee", zeroline=False)
+    figure.update_xaxes(automargin=True, zeroline=False, title_font_size=12)
+    figure.update_yaxes(automargin=True, zeroline=False, title_font_size=12)
+    figure.update_traces(marker_line_width=0, selector={"type": "bar"})
     plot = figure.to_html(
         full_html=False,
         include_plotlyjs=False,
@@ -59,8 +62,18 @@ def _user(topics: Sequence[Topic]) -> list[Topic]:
     return [t for t in topics if t["kind"] == "user"]
 
 
-def _short(text: str, most: int = 34) -> str:
+def _short(text: str, most: int = 24) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _text(name: str, most: int = 24) -> str:
+    """A name as text of a plot, where `<b>` would be markup."""
+    return escape(_short(name, most), quote=False)
+
+
+def _gap(categories: int) -> float:
+    """The share of a category beside its bar: few bars are not broader than many."""
+    return 0.3 if categories > 4 else 0.6
 
 
 def savings(topics: Sequence[Topic]) -> str:
@@ -79,7 +92,7 @@ def savings(topics: Sequence[Topic]) -> str:
     for label, color, values in parts:
         figure.add_bar(
             y=rows, x=[v / factor for v in values], name=label, orientation="h", marker={"color": color},
-            customdata=[(t["topic"], format_bytes(v)) for t, v in zip(shown, values, strict=True)],
+            customdata=[(escape(t["topic"]), format_bytes(v)) for t, v in zip(shown, values, strict=True)],
             hovertemplate="%{customdata[0]}: %{customdata[1]}<extra>" + label + "</extra>",
         )  # fmt: skip
     for row, t in zip(rows, shown, strict=True):
@@ -90,7 +103,7 @@ def savings(topics: Sequence[Topic]) -> str:
             )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
     figure.update_xaxes(title=unit, range=[0, 1.2 * max(t["bytes"] for t in shown) / factor])
-    figure.update_yaxes(tickmode="array", tickvals=rows, ticktext=[_short(t["topic"], 24) for t in shown])
+    figure.update_yaxes(tickmode="array", tickvals=rows, ticktext=[_text(t["topic"]) for t in shown], **NAMES)
     return _html(figure, 90 + 34 * len(shown), [(label, color) for label, color, _ in parts])
 
 
@@ -119,7 +132,7 @@ def growth(growth: Mapping[str, Any]) -> str:
     hover = "%{x|%b %d %H:%M}: %{customdata}<extra></extra>"
     figure.add_scatter(
         x=[times[0], *ends], y=[0, *(v / factor for v in sums)], name="log", mode="lines",
-        line={"color": SAVE, "width": 2}, fill="tozeroy", fillcolor="rgba(31,111,235,0.12)",
+        line={"color": SAVE, "width": 2}, fill="tozeroy", fillcolor=AREA,
         customdata=[format_bytes(v) for v in (0, *sums)], hovertemplate=hover,
     )  # fmt: skip
     figure.add_scatter(
@@ -132,6 +145,7 @@ def growth(growth: Mapping[str, Any]) -> str:
             y=full / factor, line={"color": ALARM, "dash": "dash"},
             annotation={"text": "disk full", "font": {"color": ALARM}},
         )  # fmt: skip
+    figure.update_xaxes(showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero")
     return _html(figure, HEIGHT, [("log", SAVE), ("forecast with retention", KEEP)])
 
@@ -141,7 +155,7 @@ def windows(topics: Sequence[Topic]) -> str:
 
     A topic with a single window has no line.
     """
-    shown = [t for t in _user(topics) if t["savedBytes"] and len(t["savingsByWindow"]) > 1][: len(COLORS)]
+    shown = [t for t in _user(topics) if t["savedBytes"] and len(t["savingsByWindow"]) > 1][: len(SERIES)]
     if not shown:
         return ""
     figure = go.Figure()
@@ -152,17 +166,17 @@ def windows(topics: Sequence[Topic]) -> str:
             if label not in order:
                 order.append(label)
     order.sort(key=_window_order)
-    for color, t in zip(COLORS, shown, strict=False):
+    for color, t in zip(SERIES, shown, strict=False):
         points = t["savingsByWindow"]
         figure.add_scatter(
             x=[_window_text(w["hours"]) for w in points], y=[w["savedBytes"] / max(1, w["bytes"]) for w in points],
-            name=_short(t["topic"], 24), mode="lines+markers", line={"color": color, "width": 2},
+            name=_text(t["topic"]), mode="lines+markers", line={"color": color, "width": 2},
             customdata=[format_bytes(w["savedBytes"]) for w in points],
-            hovertemplate="%{x}: %{y:.0%}, %{customdata}<extra>" + _short(t["topic"], 24) + "</extra>",
+            hovertemplate="%{x}: %{y:.0%}, %{customdata}<extra>" + _text(t["topic"]) + "</extra>",
         )  # fmt: skip
-    figure.update_xaxes(categoryorder="array", categoryarray=order, type="category")
+    figure.update_xaxes(categoryorder="array", categoryarray=order, type="category", showgrid=False)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="share of the window")
-    return _html(figure, HEIGHT, [(_short(t["topic"], 24), color) for color, t in zip(COLORS, shown, strict=False)])
+    return _html(figure, HEIGHT, [(_short(t["topic"]), color) for color, t in zip(SERIES, shown, strict=False)])
 
 
 def _window_text(hours: int | None) -> str:
@@ -197,22 +211,22 @@ def hot_keys(topics: Sequence[Topic]) -> str:
         return ""
     found.reverse()
     names = list(dict.fromkeys(topic for _, topic in reversed(found)))
-    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
-    labels = [_short(k["key"], 20) for k, _ in found]
+    colors = {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
+    labels = [_text(k["key"], 20) for k, _ in found]
     figure = go.Figure()
     for name in names:
         rows = [(i, k) for i, (k, topic) in enumerate(found) if topic == name]
         figure.add_bar(
-            y=[i for i, _ in rows], x=[k["records"] for _, k in rows], name=_short(name, 24), orientation="h",
+            y=[i for i, _ in rows], x=[k["records"] for _, k in rows], name=_text(name), orientation="h",
             marker={"color": colors[name]}, width=0.7,
-            customdata=[(k["key"], format_bytes(k["bytes"]), f"{k['share']:.1%}") for _, k in rows],
+            customdata=[(escape(k["key"]), format_bytes(k["bytes"]), f"{k['share']:.1%}") for _, k in rows],
             hovertemplate="%{customdata[0]}: %{x:,} versions, %{customdata[1]}, %{customdata[2]} of the topic"
-            "<extra>" + _short(name, 24) + "</extra>",
+            "<extra>" + _text(name) + "</extra>",
         )  # fmt: skip
-    figure.update_yaxes(tickmode="array", tickvals=list(range(len(found))), ticktext=labels)
+    figure.update_yaxes(tickmode="array", tickvals=list(range(len(found))), ticktext=labels, **NAMES)
     figure.update_xaxes(title="versions")
     figure.update_layout(barmode="overlay")
-    return _html(figure, HEIGHT, [(_short(name, 24), colors[name]) for name in names])
+    return _html(figure, HEIGHT, [(_short(name), colors[name]) for name in names])
 
 
 def versions(topics: Sequence[Topic]) -> str:
@@ -232,7 +246,8 @@ def versions(topics: Sequence[Topic]) -> str:
         marker={"color": SAVE},
         hovertemplate="%{x} versions: %{y:,} keys<extra></extra>",
     )
-    figure.update_xaxes(title="versions of a key", type="category")
+    figure.update_layout(bargap=_gap(len(order)))
+    figure.update_xaxes(title="versions of a key", type="category", showgrid=False)
     figure.update_yaxes(title="keys")
     return _html(figure, HEIGHT)
 
@@ -268,7 +283,7 @@ def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: 
     shown = sorted(topics, key=lambda t: -t["bytes"])
     if not shown:
         return ""
-    few, rest = shown[: len(COLORS) - 1], shown[len(COLORS) - 1 :]
+    few, rest = shown[: len(SERIES) - 1], shown[len(SERIES) - 1 :]
     labels: dict[str, float] = {}
     for t in shown:
         for row in t[field]:
@@ -278,17 +293,17 @@ def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: 
     unit, factor = _unit(most / 2) if value == "bytes" else ("records", 1.0)
     figure = go.Figure()
     groups = [(t["topic"], [t]) for t in few] + ([(f"{len(rest)} more", rest)] if rest else [])
-    for color, (name, members) in zip(COLORS, groups, strict=False):
+    for color, (name, members) in zip(SERIES, groups, strict=False):
         sums: dict[str, int] = {}
         for t in members:
             for row in t[field]:
                 sums[text(row)] = sums.get(text(row), 0) + row[value]
         figure.add_bar(
-            x=list(sums), y=[v / factor for v in sums.values()], name=_short(name, 24), marker={"color": color},
+            x=list(sums), y=[v / factor for v in sums.values()], name=_text(name), marker={"color": color},
             customdata=[format_bytes(v) if value == "bytes" else f"{v:,}" for v in sums.values()],
-            hovertemplate="%{x}: %{customdata}<extra>" + _short(name, 24) + "</extra>",
+            hovertemplate="%{x}: %{customdata}<extra>" + _text(name) + "</extra>",
         )  # fmt: skip
-    figure.update_layout(barmode="stack", bargap=0.3)
-    figure.update_xaxes(title=title, type="category", categoryorder="array", categoryarray=categories)
+    figure.update_layout(barmode="stack", bargap=_gap(len(categories)))
+    figure.update_xaxes(title=title, type="category", categoryorder="array", categoryarray=categories, showgrid=False)
     figure.update_yaxes(title=unit)
-    return _html(figure, HEIGHT, [(_short(name, 24), color) for color, (name, _) in zip(COLORS, groups, strict=False)])
+    return _html(figure, HEIGHT, [(_short(name), color) for color, (name, _) in zip(SERIES, groups, strict=False)])

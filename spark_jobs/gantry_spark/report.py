@@ -31,6 +31,7 @@ from gantry_spark.aggregates import SCHEMA, SUMS
 from gantry_spark.directory import MUTABLE_TAIL_BYTES
 from gantry_spark.environment import read_environment
 from gantry_spark.errors import Expired, NoSuchTopic, SourceError
+from gantry_spark.format import format_bytes, format_count
 from gantry_spark.layout import FILLER_HEADER_BYTES, MAGIC_V1, MAGIC_V2
 from gantry_spark.output_store import (
     LocalOutputStore,
@@ -130,7 +131,7 @@ def preflight(job: Job, whole: bool = False) -> int:
     logs = Options(job.options(1)).logs()
     if whole:
         require_complete_logs(logs)
-    logger.info("%d logs of %s", len(logs), job.source)
+    logger.info("%s of %s", format_count(len(logs), "log"), job.source)
     require_records(logs, job.source)
     if job.out is not None and is_local(job.out):
         LocalOutputStore(job.out)
@@ -152,7 +153,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
         require_records(logs, job.source)
         incremental = IncrementalScan(spark, store, options, logs, name)
         rows = incremental.rows(since_ms)
-        logger.info("counted %s bytes of log", f"{incremental.scanned:,}")
+        logger.info("counted %s of log, looking for the newest record of each key", format_bytes(incremental.scanned))
         # Without a filter, the rows already hold the counts of the whole log.
         part = bool(job.topics) or since_ms is not None
         counts = incremental.counts() if part else rows.filter("kind = 'count'")
@@ -181,13 +182,14 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
             complete=not missing,
             hours=_bytes_by_hour(counts) if part else None,
         )
-        logger.info("found the newest record of each key")
+        logger.info("found the newest record of each key, counting by topic")
         summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets, counts)
         report = build(found, context)
         if not report["totals"]["records"] and not report["damage"]["ranges"]:
             report["notes"].append("The report covers no record: the log has none, or none in the window.")
         report["run"] = name
         report["durationSeconds"] = round(time.monotonic() - started, 1)
+        logger.info("drawing the page")
         page = render(report)
         data = orjson.dumps(report, option=orjson.OPT_INDENT_2)
         for folder in (f"reports/{name}/", ""):
@@ -282,7 +284,7 @@ class IncrementalScan:
         damaged: dict[tuple[str, int], int] = {}
         task_ends: list[scan_state.CountedSegment] = []
         if pending.ranges:
-            logger.info("reading %s bytes of %d logs", f"{pending.bytes:,}", len(pending.ranges))
+            logger.info("reading %s of %s", format_bytes(pending.bytes), format_count(len(pending.ranges), "log"))
             self._count(pending.ranges, None, f"{ROWS_DIR}/run={self.run}")
             for r in counted_segments(self._read([self.run])):
                 key = (r["log"], r["segment"])

@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
-from gantry_broker.access.decide import ACTIONS, Policy, User
+from gantry_broker.access.decide import ACTIONS, Policy, Rule, User
 from gantry_broker.access.table import AccessTable
 from gantry_broker.protocol.codes import CONTROL_TOPIC, TRACE_TOPIC, TRANS_HALF_TOPIC
 
@@ -127,3 +127,12 @@ def test_deny_counts_for_each_action_alone() -> None:
 def test_a_malformed_table_is_a_value_error(value: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="access table"):
         Policy.of(value)
+
+
+def test_a_decision_looks_at_few_of_many_rules() -> None:
+    """One heartbeat may name 2,000 topics, and a user may have 500 rules."""
+    sub, every = frozenset({"Sub"}), Rule("Any", "", "Any", frozenset({"Any"}))
+    rules = [Rule("Topic", f"team-{i}-", pattern, sub) for i in range(250) for pattern in ("Prefix", "Literal")]
+    index = User("u", rules=(*rules, every)).index
+    assert index.near("Topic", "orders") == [every]
+    assert len(index.near("Topic", "team-7-")) == 3

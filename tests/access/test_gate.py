@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -131,6 +132,32 @@ def test_a_place_of_the_log_counts_as_its_topic() -> None:
     assert "secret" not in refused.remark
     assert refused.remark == absent.remark, "nobody learns at which offsets records are"
     assert reason(made, signed(RequestCode.VIEW_MESSAGE_BY_ID, offset="x")) == "malformed"
+
+
+def test_every_topic_is_no_right_to_a_record_that_may_come() -> None:
+    every = {"type": "Any", "pattern": "Any", "actions": ["Any"]}
+    made = gate({"name": "orders", "rules": [every]})
+    back = {"group": "billing", "delayLevel": "0"}
+    for offset, wanted in (("100", ""), ("300", "permission")):
+        assert reason(made, signed(RequestCode.VIEW_MESSAGE_BY_ID, offset=offset)) == wanted
+        assert reason(made, signed(RequestCode.CONSUMER_SEND_MSG_BACK, offset=offset, **back)) == wanted
+    message_id = f"{0:024X}{300:08X}"
+    direct = {"consumerGroup": "billing", "msgId": message_id}
+    assert reason(made, signed(RequestCode.CONSUME_MESSAGE_DIRECTLY, **direct)) == "permission"
+
+
+def test_long_names_take_no_memory() -> None:
+    every = {"type": "Any", "pattern": "Any", "actions": ["Any"]}
+    for rules in ([], [every]):
+        made, caller = gate({"name": "orders", "rules": rules}), Caller("10.0.0.1")
+        tracemalloc.start()
+        try:
+            for number in range(200):
+                frame = signed(SEND, b=f"{number}{'x' * 50_000}")
+                assert reason(made, frame, caller) == "permission"
+            assert tracemalloc.get_traced_memory()[0] < 2_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_pull_of_another_groups_retries_needs_that_group() -> None:

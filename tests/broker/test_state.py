@@ -100,6 +100,21 @@ class TestClients:
         assert table.expire(EXPIRE_MS + 1) == (["G"], [old])
         assert list(table.consumers["G"].clients) == [new]
 
+    def test_members_with_other_topics_or_expressions_are_inconsistent(self) -> None:
+        table, one, two = ClientTable(), Link(), Link()
+        beat(table, one, {"T": "a", "U": "*"})
+        beat(table, two, {"U": "*", "T": "a"})
+        group = table.consumers["G"]
+        assert not group.inconsistent
+        beat(table, two, {"T": "b", "U": "*"})
+        assert group.inconsistent
+        beat(table, one, {"T": "b", "U": "*"})
+        assert not group.inconsistent
+        beat(table, two, {"T": "b"})
+        assert group.inconsistent
+        table.closed(two)
+        assert not group.inconsistent
+
 
 class TestLocks:
     def test_one_holder_until_it_lets_go_or_is_silent(self) -> None:

@@ -13,6 +13,8 @@ import sys
 from functools import cache
 
 _OWN = "GANTRY_CHAOS_OWN_NETWORK"
+_TOOLS = {"unshare": "util-linux", "ip": "iproute2", "iptables": "iptables"}
+"""Commands that it needs, and the packages that have them."""
 _UP = 'ip link set lo up && exec "$@"'
 
 
@@ -22,10 +24,22 @@ def is_own() -> bool:
 
 
 @cache
-def can_enter() -> bool:
-    if os.geteuid() != 0 or sys.platform != "linux" or not all(map(shutil.which, ("unshare", "ip", "iptables"))):
-        return False
-    return subprocess.run(_inside(_rule("-A", 0.5)), capture_output=True, check=False).returncode == 0
+def why_not() -> str:
+    """Why this program cannot have a network of its own in which packets are lost; empty: it can."""
+    if sys.platform != "linux":
+        return "packets are lost by Linux' firewall: run it on Linux"
+    if os.geteuid() != 0:
+        return "only root may make a network in which packets are lost: run it as root"
+    missing = [package for command, package in _TOOLS.items() if shutil.which(command) is None]
+    if missing:
+        return f"packets are lost by iptables in a network of one's own: install {' and '.join(missing)}"
+    tried = subprocess.run(_inside(_rule("-A", 0.5)), capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        return (
+            "iptables cannot lose packets here: it needs a container with --privileged and the kernel's module "
+            f"xt_statistic; it says: {tried.stderr.strip()[-200:]}"
+        )
+    return ""
 
 
 def enter() -> None:

@@ -25,7 +25,7 @@ if not __package__:  # As a module, so that it finds the package `tests`.
 
 from tests.chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play
 from tests.chaos.faults import EVERY_FAULT, MORE_FROM, NEEDS_OWN_NETWORK
-from tests.chaos.packets import can_enter, enter, is_own
+from tests.chaos.packets import enter, is_own, why_not
 
 SEEDS = 1_000_000
 """--fresh begins at a random seed of this many, from `MORE_FROM` on."""
@@ -75,13 +75,12 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--keep", type=Path, help="folder for the clusters of runs that failed")
     options = parser.parse_args()
-    if not is_own() and can_enter():
+    if not is_own() and not why_not():
         enter()
     if not is_own():
-        lossless = "packets are lost only with root, `unshare`, `ip`, and an iptables that matches at random"
         if NEEDS_OWN_NETWORK & set(options.fault or ()):
-            parser.error(f"--fault packets-lost: {lossless}")
-        print(f"{lossless}: the fault packets-lost is not drawn, so seeds from {MORE_FROM} on mean other plans")
+            parser.error(f"--fault packets-lost: {why_not()}")
+        print(f"{why_not()}. The fault packets-lost is not drawn, so seeds from {MORE_FROM} on mean other plans")
     # As Ctrl-C, which a shell's background jobs ignore: the run's processes, disks and links end with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))

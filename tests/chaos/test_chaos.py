@@ -14,7 +14,7 @@ import pytest
 
 from tests.chaos.episode import make_plan, not_here, play
 from tests.chaos.faults import EVERY_FAULT
-from tests.chaos.packets import can_enter
+from tests.chaos.packets import why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,7 +78,7 @@ def test_async_replication_loses_the_newest_tail_by_a_failover_and_nothing_else(
 LOSSY = {"MasterSlave": ("packets-lost", "kill", "packets-lost"), "Raft": ("packets-lost", "freeze", "hand-over")}
 
 
-@pytest.mark.skipif(not can_enter(), reason="no root, or no `unshare`, `ip` and iptables that loses packets at random")
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize("mode", LOSSY)
 def test_packets_are_lost(mode: str) -> None:
     """By the kernel, in a network of the run's own."""

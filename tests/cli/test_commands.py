@@ -41,7 +41,7 @@ def manifest(path: Path, **spec: object) -> Path:
 
 def test_help_teaches(tmp_path: Path) -> None:
     said = gantry(tmp_path, "--help").stdout
-    for command in ("up", "status", "switchover", "down", "topic", "user", "dlq", "produce", "consume"):
+    for command in ("up", "status", "top", "switchover", "down", "topic", "user", "dlq", "produce", "consume"):
         assert command in said
     assert "gantry up --detach" in said
     assert "Exit codes" in said

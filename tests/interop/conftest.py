@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rig import gantry, java, rocketmq
+from benchmarks.rig import gantry, golang, java, rocketmq
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
@@ -36,6 +36,14 @@ def java_side() -> Path:
         return java.build()
     except java.JavaMissing as e:
         pytest.skip(f"interoperability with the official client is not tested here: {e}")
+
+
+@pytest.fixture(scope="session")
+def go_side() -> Path:
+    try:
+        return golang.build()
+    except golang.GoMissing as e:
+        pytest.skip(f"interoperability with the Go client is not tested here: {e}")
 
 
 @pytest.fixture(scope="session")

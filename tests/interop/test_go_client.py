@@ -16,7 +16,6 @@ import pytest
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.headers import CreateTopicHeader
 
-from benchmarks.rig import golang
 from benchmarks.rig.golang import GoCommand, Line
 from benchmarks.rig.processes import until
 from benchmarks.rig.target import Target
@@ -30,16 +29,8 @@ LONG = pytest.mark.parametrize("either", BOTH if os.environ.get("INTEROP") == "f
 Go = Callable[..., GoCommand]
 
 
-@pytest.fixture(scope="session")
-def _go() -> Path:
-    try:
-        return golang.build()
-    except golang.GoMissing as e:
-        pytest.skip(f"interoperability with the Go client is not tested here: {e}")
-
-
 @pytest.fixture(scope="session", params=BOTH)
-def either(request: pytest.FixtureRequest, _go: Path, _targets: Callable[[str], Target]) -> Target:
+def either(request: pytest.FixtureRequest, go_side: Path, _targets: Callable[[str], Target]) -> Target:
     """Gantry's broker, which needs no Java, then Apache RocketMQ's, which does."""
     name: str = request.param
     if name != "gantry":

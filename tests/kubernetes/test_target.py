@@ -192,3 +192,34 @@ async def test_a_refusal_of_the_api_server_is_one_line(
         monkeypatch.setattr(module, "KubeTarget", Opened)
     with pytest.raises(CliError, match="the Kubernetes API server refuses or does not answer: it is down"):
         await command()
+
+
+async def test_a_live_view_has_the_members_ports_and_the_status(fake: FakeApi, api: KubeApi) -> None:
+    last = {"group": "a", "from": "demo-a-0", "to": "demo-a-1", "reason": "gone", "time": "t", "durationMs": 51}
+    target = opened(fake, api, {"phase": "Degraded", "lastFailover": last})
+    fake.put({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "mq"}, "type": "Warning",
+        "reason": "FailoverCompleted", "message": "m", "lastTimestamp": "2026-01-01T00:00:00Z",
+        "involvedObject": {"kind": "BrokerCluster", "name": "demo"},
+    })  # fmt: skip
+    facts = await target.live_facts()
+    assert (facts.name, facts.namespace, facts.phase, facts.mode) == ("demo", "mq", "Degraded", "MasterSlave")
+    assert [(m.name, m.group, m.number) for m in facts.members] == [(f"demo-a-{n}", "a", n) for n in range(3)]
+    assert [e["reason"] for e in facts.events] == ["FailoverCompleted"]
+    assert facts.last_failover == last
+    first = target._forwarded
+    assert first is not None
+    assert tuple(m.url for m in (await target.live_facts()).members) == first.members_http, "the ports stay"
+
+    grown = fake.objects["BrokerCluster", "mq", "demo"]
+    grown["spec"]["brokerGroups"] = [{"name": "a", "members": 4}]
+    fake.put(grown)
+    assert len((await target.live_facts()).members) == 4
+    assert target._forwarded is not None
+    assert target._forwarded is not first, "a new member has a port of its own"
+    await target._forwarded.close()
+    bad = fake.objects["BrokerCluster", "mq", "demo"]
+    bad["spec"]["mode"] = 7
+    fake.put(bad)
+    with pytest.raises(TargetError, match="names no running groups"):
+        await target.live_facts()

@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_deleted_is_named(folder: ClusterFolder, monkeyp
         down.down(folder.root, None, delete_data=True)
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are read from /proc: only on Linux")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are found by /proc: run it on Linux")
 def test_a_process_without_a_record_is_ended_as_well(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,9 @@ from gantry_operator.platforms.local.process import ProcessRecord, listens, star
 from gantry_operator.platforms.local.process_plan import process_plans
 from gantry_operator.platforms.local.supervisor import Supervisor
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="the system does not tell who listens")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/net/tcp").exists(), reason="who listens at a port is found by /proc: run it on Linux"
+)
 
 
 @pytest.fixture

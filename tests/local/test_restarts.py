@@ -78,7 +78,7 @@ async def _started_by_one_that_was_killed(plan: ProcessPlan, folder: ClusterFold
 
 
 reads_proc = pytest.mark.skipif(
-    not Path("/proc/self/cmdline").exists(), reason="processes are read from /proc: only on Linux"
+    not Path("/proc/self/cmdline").exists(), reason="processes are found by /proc: run it on Linux"
 )
 
 

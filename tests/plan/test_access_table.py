@@ -220,3 +220,15 @@ def test_interrupted_at_any_step_it_ends_the_same(seed: int) -> None:
     for entry in done.table["users"][1:]:
         owner = next(u for u in users if u.access_key == entry["name"] and done.results[u.name].accepted)
         assert secrets[f"demo-user-{owner.name}"] == {"accessKey": entry["name"], "secretKey": entry["keys"][0]}
+
+
+def test_users_of_mqadmin_never_make_a_table_that_members_refuse() -> None:
+    """Otherwise no later change reaches them: a disabled user stays valid."""
+    plain = {"keys": ["made-secret"], "super": False, "enabled": True, "connections": None}
+    plain |= {"bytesPerSecond": None, "messagesPerSecond": None}
+    rule = RULE | {"decision": "Allow", "sources": []}
+    made = [{**plain, "name": f"made{number:02}", "rules": [rule] * 500} for number in range(41)]
+    made.append({**plain, "name": "small", "rules": []})
+    decision = decided(AccessState(version=3, made=made), seen())
+    assert names(decision) == ["admin", *(f"made{number:02}" for number in range(40)), "small"]
+    assert [(reason, "made40" in text) for _, reason, text, _ in decision.notes] == [("ChangeNotMerged", True)]

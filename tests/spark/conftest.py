@@ -29,6 +29,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             },
         )
     except NoJava as missing:
-        pytest.skip(f"no Spark here: {missing}")
+        pytest.skip(f"there is no Java for Spark here: {missing}")
     yield made
     made.stop()

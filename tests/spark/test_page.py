@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +124,13 @@ def test_the_page_is_whole_and_escapes_names() -> None:
         assert f"<h2>{title}</h2>" in page
 
 
+def test_names_are_no_markup_of_plots() -> None:
+    """Plotly reads `<b>` in labels as markup, so the topic `Clicks <b>` would be `Clicks`."""
+    page = render(report())
+    assert '"ticktext":["Clicks &lt;b&gt;","Prices"]' in page
+    assert "-0%" not in page
+
+
 def test_topics_with_equal_prefixes_have_separate_bars() -> None:
     names = [f"{'a' * 40}{end}" for end in "xyz"]
     topics = [{"topic": name, "kind": "user", "bytes": 9, "savedBytes": 3} for name in names]
@@ -138,7 +144,7 @@ def test_an_empty_report_has_a_page() -> None:
 
 
 def tiles(page: str) -> list[tuple[str, str]]:
-    return re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page)
+    return re.findall(r'<div class="tile[ a-z]*"><b>(.*?)</b><span>(.*?)</span>', page)
 
 
 def test_the_disk_tile_is_a_number_and_its_meaning() -> None:
@@ -160,7 +166,7 @@ def test_a_small_saving_has_no_label_and_is_not_zero_percent() -> None:
     made["totals"] |= {"savedBytes": 4, "bytes": 1000}
     page = render(made)
     assert "4 B (&lt;1%)" in page
-    assert tiles(page)[1][1] == "saved by compaction, &lt;1% of the log"
+    assert tiles(page)[0][1] == "saved by compaction, &lt;1% of the log"
     assert format_share(0, 10) == "0%"
     assert format_share(996, 1000) == ">99%"
     assert format_share(1, 1) == "100%"
@@ -201,58 +207,97 @@ def test_the_last_of_an_odd_number_of_cards_fills_its_row() -> None:
 def browser_arguments(folder: Path) -> list[str]:
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        pytest.skip("no headless browser here: install chromium to have the page drawn")
+        pytest.skip(
+            "there is no browser here that draws the page: install Chromium "
+            "(`python .ci/checks.py --tools`, as root, on Debian)"
+        )
     return [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
             "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]  # fmt: skip
 
 
+WIDTHS = (360, 400, 560, 640, 800, 820, 900, 1000, 1280)
 MEASURE = """
-const frame = document.querySelector("iframe");
-frame.addEventListener("load", () => {
+const measured = {};
+const text = element => { const range = element.ownerDocument.createRange(); range.selectNodeContents(element);
+  return range.getBoundingClientRect(); };
+const most = numbers => Math.max(0, ...numbers);
+// How far the last item of each visual row ends before its container does.
+const rests = container => {
+  const rows = new Map();
+  for (const item of container.children) {
+    const at = item.getBoundingClientRect();
+    rows.set(Math.round(at.top), Math.max(rows.get(Math.round(at.top)) || 0, at.right));
+  }
+  return [...rows.values()].map(right => container.getBoundingClientRect().right - right);
+};
+const measure = frame => {
   const page = frame.contentDocument;
   const cells = [...page.querySelectorAll("td")];
   const rows = [...page.querySelectorAll("section:first-of-type tbody tr")];
-  const text = element => { const range = page.createRange(); range.selectNodeContents(element);
-    return range.getBoundingClientRect(); };
-  document.title = JSON.stringify({
+  measured[frame.width] = {
     width: page.documentElement.scrollWidth,
-    cells: cells.length,
-    right: Math.max(...cells.map(cell => text(cell).right)),
-    tables: Math.max(...[...page.querySelectorAll(".scroll")].map(one => one.scrollWidth - one.clientWidth)),
-    blank: Math.max(...rows.map(row => row.getBoundingClientRect().bottom - text(row.lastElementChild).bottom)),
-  });
-});
+    cells: cells.filter(cell => text(cell).width > 0).length,
+    right: most(cells.map(cell => text(cell).right)),
+    plots: page.querySelectorAll(".main-svg").length,
+    over: most([...page.querySelectorAll("section")].map(one => one.scrollWidth - one.clientWidth)),
+    blank: most(rows.map(row => row.getBoundingClientRect().bottom - most(
+      [...row.children].map(cell => text(cell).bottom)))),
+    rest: most([...page.querySelectorAll(".tiles, .cards")].flatMap(rests)),
+  };
+  document.title = JSON.stringify(measured);
+};
+for (const width of WIDTHS) {
+  const frame = document.createElement("iframe");
+  frame.width = width;
+  frame.height = 900;
+  frame.addEventListener("load", () => measure(frame));
+  frame.srcdoc = width === 400 ? DRAWN : PAGE;
+  document.body.append(frame);
+}
 """
 
 
-def measured(tmp_path: Path, width: int) -> dict[str, float]:
-    """Return the page's layout in a frame of `width` pixels. Chromium's own window is at least 500 pixels wide."""
+def script_text(value: object) -> str:
+    """A value for the inside of a script: no `</script>` of it ends the script."""
+    return json.dumps(value).replace("</", "<\\/").replace("<!--", "<\\!--")
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+    """The page's layout in frames of several widths. Chromium's own window is at least 500 pixels wide."""
+    folder = tmp_path_factory.mktemp("layouts")
     made = report()
     made["topics"][0]["topic"] = "prices-of-all-articles-in-all-countries-with-a-very-long-name"
-    frame = tmp_path / "frame.html"
+    drawn_page = render(made)
+    # The plots' library would be parsed once for each width, so only one frame has plots.
+    page = re.sub(r'<script type="text/javascript">/\*\*.*?</script>', "", drawn_page, flags=re.DOTALL)
+    assert len(page) < len(drawn_page) / 2
+    frame = folder / "frame.html"
     frame.write_text(
-        f'<!doctype html><meta charset="utf-8"><iframe width={width} height=900 srcdoc="{escape(render(made))}">'
-        f"</iframe><script>{MEASURE}</script>"
+        f'<!doctype html><meta charset="utf-8"><body><script>const WIDTHS = {list(WIDTHS)}, PAGE = {script_text(page)};'
+        f"const DRAWN = {script_text(drawn_page)};{MEASURE}</script>"
     )
     drawn = subprocess.run(
-        [*browser_arguments(tmp_path), "--window-size=1400,1000", "--dump-dom", frame.as_uri()],
+        [*browser_arguments(folder), "--window-size=1400,1000", "--dump-dom", frame.as_uri()],
         capture_output=True, text=True, check=True, timeout=110,
     ).stdout  # fmt: skip
     found = re.search(r"<title>(.*?)</title>", drawn)
     assert found is not None
-    layout: dict[str, float] = json.loads(found[1])
-    return layout
+    measured: dict[str, dict[str, float]] = json.loads(found[1])
+    return measured
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-def test_a_narrow_page_shows_every_table_cell_and_no_blank_rows(tmp_path: Path, width: int) -> None:
-    layout = measured(tmp_path, width)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_fits_each_width_without_gaps(layouts: dict[str, dict[str, float]], width: int) -> None:
+    layout = layouts[str(width)]
     assert layout["cells"] > 20
-    assert layout["width"] <= width
-    assert layout["right"] <= width
-    assert layout["tables"] <= 0
-    assert layout["blank"] < 30
+    assert layout["width"] <= width, "nothing is scrolled to"
+    assert layout["right"] <= width, "no cell is cut off"
+    assert bool(layout["plots"]) == (width == 400)
+    assert layout["over"] <= 0, "no card is wider than its place"
+    assert layout["blank"] < 20, "no row is higher than its text"
+    assert layout["rest"] <= 1, "every row of tiles and cards is full"
 
 
 def test_a_browser_draws_every_plot(tmp_path: Path) -> None:

@@ -121,6 +121,36 @@ class Rule:
         return int(self.type != ANY), of_pattern, len(self.name) if self.pattern == PREFIX else 0, int(self.deny)
 
 
+class RuleIndex:
+    """Finds the few rules that may match a name: one request may name thousands of topics."""
+
+    __slots__ = ("_literal", "_others", "_prefixes")
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._literal: dict[tuple[str, str], list[Rule]] = {}
+        self._prefixes: dict[str, dict[int, dict[str, list[Rule]]]] = {}
+        """By type, and by the length of the name."""
+        self._others: dict[str, list[Rule]] = {}
+        for rule in rules:
+            if rule.pattern == LITERAL:
+                self._literal.setdefault((rule.type, rule.name), []).append(rule)
+            elif rule.pattern == PREFIX:
+                of_length = self._prefixes.setdefault(rule.type, {}).setdefault(len(rule.name), {})
+                of_length.setdefault(rule.name, []).append(rule)
+            else:
+                self._others.setdefault(rule.type, []).append(rule)
+
+    def near(self, kind: str, name: str) -> list[Rule]:
+        """Return all rules that match this resource, and perhaps some more."""
+        found: list[Rule] = []
+        for kind_of_rule in (kind, ANY):
+            found += self._literal.get((kind_of_rule, name), ())
+            for length, names in self._prefixes.get(kind_of_rule, {}).items():
+                found += names.get(name[:length], ())
+            found += self._others.get(kind_of_rule, ())
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """Bytes and messages a second; None: any number."""
@@ -141,6 +171,10 @@ class User:
     quota: Quota | None = None
     connections: int | None = None
     rules: tuple[Rule, ...] = ()
+    index: RuleIndex = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", RuleIndex(self.rules))
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> User:
@@ -160,7 +194,7 @@ class User:
         return self.super or any(self._may(*resource(kind, name, action), address) for action in actions)
 
     def _may(self, kind: str, name: str, action: str, address: str) -> bool:
-        found = [rule for rule in self.rules if rule.matches(kind, name, action, address)]
+        found = [rule for rule in self.index.near(kind, name) if rule.matches(kind, name, action, address)]
         return bool(found) and not max(found, key=Rule.rank).deny
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
 from gantry_broker.access.quota import Meter
-from gantry_broker.access.requests import ADMINISTRATIVE, ROWS, USER_CODES, Need, Records
+from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, PLACES, ROWS, USER_CODES, Need, Records
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, is_valid
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -188,6 +188,8 @@ class Gate:
             return Refused(int(ResponseCode.SYSTEM_ERROR), str(error), "malformed")
         decisions = known.decisions
         for need in needs:
+            if len(need.name) > MAX_NAME or (not need.name and frame.code in PLACES):
+                return self._no_right(known.user, need, frame)
             allowed = decisions.get(need)
             if allowed is None:
                 if len(decisions) >= MAX_DECISIONS:

@@ -4,7 +4,8 @@ A request needs every line of its row; a line that has several actions needs one
 the table needs a super user, whether a port serves it or not. Names of a request are read as its handler reads them.
 
 Where a request names a place of the log instead of a topic, the topic is that of the record there. A record that does
-not exist has the empty name, which only rules with the pattern Any match: nobody learns what exists.
+not exist has the empty name. Of the requests in `PLACES` such a one is refused whatever the rules say: the record may
+come while the request waits for its turn, and nobody learns what exists.
 """
 
 from __future__ import annotations
@@ -23,6 +24,17 @@ from gantry_broker.protocol.message import parse_message_id
 
 MAX_NAMES: Final = 1_000
 """Topics or groups that the body of one request may create."""
+PLACES: Final = frozenset(
+    int(code)
+    for code in (
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    )
+)
+"""Requests that show the record at a place of the log."""
+MAX_NAME: Final = 255
+"""Characters of the longest topic or group."""
 
 
 class Need(NamedTuple):

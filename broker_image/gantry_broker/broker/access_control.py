@@ -56,7 +56,7 @@ class StoredTopics:
 
     def topic_at(self, offset: int) -> str:
         try:
-            return self._store.record(offset).topic
+            return self._store.named_record(offset).topic
         except (StoreError, OSError, ValueError):
             return ""
 
@@ -73,7 +73,7 @@ class StoredTopics:
         store = self._store
         try:
             if not store.confirmed <= offset < store.end:
-                return store.record(offset)
+                return store.named_record(offset)
             record = decode_record(store.read_raw(offset, 1))
         except (StoreError, RecordError, OSError, ValueError):
             return None
@@ -170,7 +170,9 @@ class AccessControl:
         async with self._lock:
             if len(self.changes) >= MAX_CHANGES:
                 raise TooManyChanges(f"{MAX_CHANGES} changes of users wait for the control plane, which is the limit")
-            self._number += 1
+            # A member whose volume was lost knows its former changes by the table alone.
+            merged = 0 if self.table is None else self.table.merged.get(self._name, 0)
+            self._number = max(self._number, merged) + 1
             made = Change(number=self._number, op=op, name=name, user=user, by=by, at_ms=time.time_ns() // 1_000_000)
             self.changes = [*self.changes, made]
             if self.table is not None:

@@ -90,8 +90,16 @@ class ConsumerGroup:
     consume_from: str = "CONSUME_FROM_LAST_OFFSET"
     clients: dict[Link, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    interests: dict[Link, int] = field(default_factory=dict)
+    """A digest of the subscriptions of each member. Members with different ones are a mistake: all of them get what the
+    newest subscription says."""
     weight: int = 0
     """Units of the group's subscriptions."""
+
+    @property
+    def inconsistent(self) -> bool:
+        """Whether members subscribe to different topics or expressions."""
+        return len(set(self.interests.values())) > 1
 
     def client_ids(self) -> list[str]:
         """Returns each member once: members divide the queues by this list. A client that has read from a slave has two
@@ -165,6 +173,10 @@ class ClientTable:
         if partial:
             return changed
         named = set()
+        subscriptions = list(subscriptions)
+        entry.interests[client.conn] = hash(
+            frozenset((sub.data.topic, sub.data.expression_type, sub.data.expression) for sub in subscriptions)
+        )
         for sub in subscriptions:
             topic = sub.data.topic
             named.add(topic)
@@ -199,6 +211,7 @@ class ClientTable:
         if entry is None or entry.clients.pop(conn, None) is None:
             return False
         self.weight -= 1
+        entry.interests.pop(conn, None)
         if not entry.clients:
             del self.consumers[group]
             self.weight -= entry.weight

@@ -19,6 +19,7 @@ from gantry_broker.protocol.bodies import (
     ClientConnection,
     ClusterInfo,
     ConsumeOffset,
+    SubscriptionData,
     SubscriptionGroup,
     TopicConfig,
     TopicConfigs,
@@ -54,6 +55,7 @@ from gantry_broker.protocol.headers import (
     QueryMessageHeader,
     QueryOffsetHeader,
     ResetOffsetHeader,
+    RunningInfoHeader,
     TopicHeader,
     UpdateOffsetHeader,
     ViewMessageHeader,
@@ -307,6 +309,15 @@ class Admin:
                 {str(topic): str(item.get("subString", "")) for topic, item in subscriptions.items()},
             )
         return None
+
+    async def client_subscriptions(self, address: str, group: str, client_id: str) -> dict[str, str]:
+        """Asks one client of a group through a broker, and returns its own subscriptions: topic to expression."""
+        header = RunningInfoHeader(group, client_id)
+        answer = await self._call(
+            address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, f"subscriptions of {client_id}"
+        )
+        found = [SubscriptionData.from_json(item) for item in parse(answer.body, "running").items("subscriptionSet")]
+        return {data.topic: data.expression for data in found}
 
     async def producer_connections(self, group: str, topic: str) -> list[ClientConnection]:
         """Returns the clients that produce as a group now, as the brokers of a topic know them."""

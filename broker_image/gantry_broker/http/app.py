@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import orjson
 import uvicorn
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -43,6 +44,7 @@ from gantry_broker.http.models import (
 from gantry_broker.http.openmetrics import metric, render
 from gantry_broker.http.otlp import OtlpPush
 from gantry_broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
+from gantry_broker.http.tables import broker_tables
 from gantry_broker.http.token import TokenFile
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.limits import MAX_ACCESS
@@ -246,6 +248,7 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     """Return all routes of one broker. `families` makes its metrics."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     page = MetricsPage(families, METRICS_SHARE)
+    table_times = StoreTimes()
 
     @app.exception_handler(RequestValidationError)
     async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -321,6 +324,12 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     async def access_changes() -> Changes:
         """What mqadmin changed at this member, with secret keys, for the control plane."""
         return broker.access.waiting()
+
+    @app.get("/v1/tables")
+    async def tables() -> Response:
+        """Topics, groups, offsets and clients. Every member answers; only the master knows all clients and ages."""
+        found = await broker_tables(broker, table_times)
+        return Response(await asyncio.to_thread(orjson.dumps, found), media_type="application/json")
 
     @app.get("/v1/log")
     async def log_segments() -> Response:

@@ -84,7 +84,7 @@ class StoreTimes:
         self._last, self._next = self._next, {}
 
 
-def _queues(broker: BrokerContext, key: str, offsets: Mapping[int, int]) -> Iterable[tuple[int, int, int, int]]:
+def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) -> Iterable[tuple[int, int, int, int]]:
     """Yield (queue, end, committed offset, next offset to pull) of one topic and group."""
     topic = key.rpartition("@")[0]
     config = broker.meta.working.topics.get(topic)
@@ -108,7 +108,7 @@ async def lags(broker: BrokerContext, times: StoreTimes) -> tuple[list[Lag], int
     offsets = broker.meta.working.offsets
     found: list[tuple[int, str]] = []
     async for key in broker.slices.sliced(list(offsets)):
-        rows = list(_queues(broker, key, offsets.get(key, {})))
+        rows = list(queue_progress(broker, key, offsets.get(key, {})))
         if rows:
             found.append((sum(end - committed for _, end, committed, _ in rows), key))
     found.sort(key=lambda row: (-row[0], row[1]))
@@ -116,7 +116,7 @@ async def lags(broker: BrokerContext, times: StoreTimes) -> tuple[list[Lag], int
     async for _, key in broker.slices.sliced(found[:MAX_SERIES]):
         topic, _, group = key.rpartition("@")
         lag = Lag(topic, group)
-        for queue, end, committed, pulled in _queues(broker, key, offsets.get(key, {})):
+        for queue, end, committed, pulled in queue_progress(broker, key, offsets.get(key, {})):
             lag.committed += end - committed
             lag.ready += end - pulled
             if committed < end:

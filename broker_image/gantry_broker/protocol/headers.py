@@ -168,8 +168,10 @@ class SendHeader(Header):
 
     @classmethod
     def from_short(cls, ext: dict[str, str]) -> Self:
-        """Parses the names a to n. Raises BadField, with the long name."""
-        return cls.from_ext({_LONG_NAMES.get(name, name): value for name, value in ext.items()})
+        """Parses the names a to n, and no long ones: access is checked for the topic in b. Raises BadField, with the
+        long name.
+        """
+        return cls.from_ext({long: ext[short] for short, long in _LONG_NAMES.items() if short in ext})
 
     def short_ext(self) -> dict[str, str]:
         """Returns the fields for 310, 320 and 325."""

@@ -314,6 +314,18 @@ class Reader:
             raise BadRecords(phys, f"record says that it lies at {found.phys_offset}")
         return found
 
+    def named_record(self, phys: int) -> Record:
+        """See `MessageStore.named_record`."""
+        found = self.record(phys)
+        number, queue = found.queue_offset, self._queues.find(found.topic, found.queue_id)
+        if (
+            queue is None
+            or not queue.min_at(self._queues.visible_from(found.topic, self._log.start)) <= number < queue.max
+            or queue.entry(number)[:2] != (phys, found.size)
+        ):
+            raise BadRecords(phys, "no entry of a queue leads there")
+        return found
+
     def query(
         self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, unique: bool, max_bytes: int
     ) -> list[Record]:

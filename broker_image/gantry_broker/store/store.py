@@ -440,11 +440,19 @@ class MessageStore:
         return self._reader.store_time(topic, queue_id, offset)
 
     def record(self, phys: int) -> Record:
-        """The confirmed record at an offset of the log.
+        """The confirmed record at an offset of the log, which must be a boundary of records.
 
         Raises OffsetGone, BadRecords when none begins there, OSError.
         """
         return self._reader.record(phys)
+
+    def named_record(self, phys: int) -> Record:
+        """The confirmed record at an offset that a client names: one that its queue has.
+
+        The bytes of a message may look like a record that lies at that very offset, so `record` alone is no proof.
+        Raises as `record`.
+        """
+        return self._reader.named_record(phys)
 
     def query(
         self,

@@ -110,7 +110,10 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
     made, merged, told = changes.merge(state.made, state.merged, seen.changes, set(owners))
     notes += [("Warning", "ChangeNotMerged", text, "") for text in told]
     users.sort(key=lambda u: str(u["name"]))  # So that the order in which users came changes no table.
-    users += made[: max(0, MAX_USERS - len(users))]
+    left_out = _add_fitting(users, made)
+    if left_out:
+        text = f"users of mqadmin are not in the table, since it has no room for them: {', '.join(left_out)[:500]}"
+        notes.append(("Warning", "ChangeNotMerged", text, ""))
     body = {
         "mode": seen.mode,
         "users": users,
@@ -125,6 +128,22 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
         version = min(MAX_VERSION, max(version, seen.member_version) + 1)
     following = AccessState(version=version, digest=digest, users=keys, made=made, merged=merged)
     return Decision(following, {"version": version, **body}, writes, results, notes, min(ends, default=None))
+
+
+def _add_fitting(users: list[dict[str, Any]], made: Sequence[dict[str, Any]]) -> list[str]:
+    """Add the users of mqadmin that the table has room for; return the names of the others.
+
+    Members refuse a larger table as a whole, and no later change would reach them.
+    """
+    left_out = []
+    rules = sum(len(user["rules"]) for user in users)
+    for user in made:
+        if len(users) >= MAX_USERS or rules + len(user["rules"]) > MAX_ALL_RULES:
+            left_out.append(str(user["name"]))
+        else:
+            users.append(user)
+            rules += len(user["rules"])
+    return left_out
 
 
 def _precedence(wanted: WantedUser, state: AccessState) -> tuple[bool, bool, str, str]:

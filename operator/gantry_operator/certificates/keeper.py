@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from gantry_operator.certificates import schedule, x509
 from gantry_operator.certificates.schedule import AuthorityState, Step
@@ -13,6 +13,8 @@ from gantry_operator.certificates.x509 import Facts, KeyPair, Names, UnusableCer
 
 MAX_STEPS = 4
 """Steps of an authority in one pass; more would be an error of the schedule."""
+LOOK_S: Final = 600.0
+"""Longest pause in seconds between two looks at the certificates. A Secret of a user is read then, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,12 @@ def next_look(held: Certificates) -> datetime | None:
     """The earliest time at which anything is due; None: there is nothing yet."""
     leaves = [facts for facts in map(_facts, held.leaves.values()) if facts is not None]
     return schedule.next_look(_state(held.authority), leaves)
+
+
+def due_s(held: Certificates, now: datetime) -> float:
+    """Seconds until the next look: at least one, at most `LOOK_S`."""
+    due = next_look(held)
+    return LOOK_S if due is None else min(LOOK_S, max(1.0, (due - now).total_seconds()))
 
 
 def expiry_of(pem: bytes) -> datetime:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 import shlex
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +21,7 @@ import typer
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NamespaceOption, Output, OutputOption, on_kubernetes
 from gantry_operator.cli.output import console, note, print_json, size
+from gantry_operator.cli.progress import Progress
 
 if TYPE_CHECKING:
     from gantry_spark.report import Job
@@ -112,15 +115,57 @@ def _spark(memory: str, log_bytes: int) -> Any:
     return spark
 
 
-def _with_spark(memory: str, check: Callable[[], int], work: Callable[[Any], _Done]) -> _Done:
+class _Said(logging.Handler):
+    """Gives the steps that gantry_spark logs to a progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        (note if record.levelno >= logging.WARNING else self._progress.say)(record.getMessage())
+
+
+@contextmanager
+def _steps(progress: Progress) -> Iterator[None]:
+    steps, handler = logging.getLogger("gantry_spark"), _Said(progress)
+    before = steps.level
+    steps.setLevel(logging.INFO)
+    steps.addHandler(handler)
+    try:
+        yield
+    finally:
+        steps.removeHandler(handler)
+        steps.setLevel(before)
+
+
+def _tasks(spark: Any) -> tuple[int, int | None] | None:
+    """Tasks of the stages that run at the moment: those that are done, and all. None: there are none."""
+    from py4j.protocol import Py4JError
+
+    try:
+        tracker = spark.sparkContext.statusTracker()
+        stages = [s for s in map(tracker.getStageInfo, tracker.getActiveStageIds()) if s is not None]
+    except (Py4JError, OSError, AttributeError):
+        return None  # It ends.
+    return (sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)) if stages else None
+
+
+def _with_spark(memory: str, label: str, check: Callable[[], int], work: Callable[[Any], _Done]) -> _Done:
     """Run `check` first, then work in a session. Raises CliError. `check` returns the bytes of the logs."""
     from gantry_spark.main import error_message
 
     spark = None
     try:
-        log_bytes = check()
-        spark = _spark(memory, log_bytes)
-        return work(spark)
+        with (
+            Progress(label, unit="tasks", poll=lambda: None if spark is None else _tasks(spark)) as progress,
+            _steps(progress),
+        ):
+            log_bytes = check()
+            progress.say("starting Spark")
+            spark = _spark(memory, log_bytes)
+            progress.say(f"reading {size(log_bytes)} of log")
+            return work(spark)
     except CliError:
         raise
     except Exception as error:
@@ -206,7 +251,9 @@ def analyze(
     )
     from gantry_spark.report import preflight, run
 
-    done = _with_spark(_memory(memory), lambda: preflight(job), lambda spark: run(spark, job))
+    done = _with_spark(
+        _memory(memory), f"analyzing {found.name}", lambda: preflight(job), lambda spark: run(spark, job)
+    )
     if as_json:
         print_json(done.report)
     else:
@@ -235,9 +282,11 @@ def _analyze_there(name: str | None, context: str | None, namespace: str | None,
     import asyncio
 
     there = _ondemand()
-    status = asyncio.run(there.analyze(context, namespace, name, timeout))
-    note(f"{status.get('message', '')} Fetching {status.get('report')}")
-    _, data = asyncio.run(there.fetch(context, namespace, name, "report.json"))
+    with Progress("analyzing on Kubernetes") as progress:
+        status = asyncio.run(there.analyze(context, namespace, name, timeout, progress.say))
+        progress.say(f"fetching {status.get('report')}")
+        _, data = asyncio.run(there.fetch(context, namespace, name, "report.json"))
+    note(str(status.get("message", "")))
     found = json.loads(data)
     if as_json:
         print_json(found)
@@ -306,7 +355,10 @@ def compact(
     from gantry_spark.compact import compact as run_compact
 
     done = _with_spark(
-        _memory(memory), lambda: check_compaction(job, topic, out), lambda spark: run_compact(spark, job, topic, out)
+        _memory(memory),
+        f"compacting {topic}",
+        lambda: check_compaction(job, topic, out),
+        lambda spark: run_compact(spark, job, topic, out),
     )
     if as_json:
         print_json(done)
@@ -380,7 +432,8 @@ def _fetched(name: str | None, context: str | None, namespace: str | None, copy:
 
     from gantry_operator.platforms.local.folder import make_private, state_home
 
-    cluster, page = asyncio.run(_ondemand().fetch(context, namespace, name, "report.html"))
+    with Progress("fetching the report"):
+        cluster, page = asyncio.run(_ondemand().fetch(context, namespace, name, "report.html"))
     if copy is None:
         make_private(state_home())
     return _save(page, copy or state_home() / "analytics" / cluster / "report.html")

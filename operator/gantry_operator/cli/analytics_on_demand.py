@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,9 +24,13 @@ SHOW_END = "-----END GANTRY REPORT-----"
 """The lines around a file in the output of `gantry_spark.showlog`. That package may be missing here."""
 
 
-async def analyze(context: str | None, namespace: str | None, name: str | None, timeout_s: float) -> dict[str, Any]:
-    """Run a report and return `status.analytics`. Raises CliError: no such cluster, a refused spec, no
-    spec.analytics, or a failed run.
+async def analyze(
+    context: str | None, namespace: str | None, name: str | None, timeout_s: float,
+    say: Callable[[str], None] = lambda step: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a report and return `status.analytics`. `say` hears of each step.
+
+    Raises CliError: no such cluster, a refused spec, no spec.analytics, or a failed run.
     """
     try:
         async with KubeTarget(context, namespace, name) as target:
@@ -39,7 +44,7 @@ async def analyze(context: str | None, namespace: str | None, name: str | None, 
             stamp = datetime.now(UTC).isoformat(timespec="seconds")
             patch = {"metadata": {"annotations": {ANALYZE_ANNOTATION: stamp}}}
             await target.api.merge(BROKER_CLUSTER, target.namespace, target.name, patch)
-            return await _wait(target, before, timeout_s)
+            return await _wait(target, before, timeout_s, say)
     except TargetError as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
     except (ApiError, ApiUnavailable) as error:
@@ -59,7 +64,9 @@ def _refusal(resource: dict[str, Any]) -> str:
     return f"no report is made: {said[0] if said else 'the spec is refused'}"
 
 
-async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+async def _wait(
+    target: KubeTarget, before: dict[str, Any], timeout_s: float, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Wait for the run. An active run counts as the requested one, because there is never more than one."""
     deadline = time.monotonic() + timeout_s
     ran = before.get("lastResult") == "Running"
@@ -70,6 +77,7 @@ async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) ->
         now = _status(resource)
         running = now.get("lastResult") == "Running"
         ran = ran or running
+        say("the job runs" if running else "waiting for the job" if waiting else "waiting for its result")
         if waiting or running:
             refused = _refusal(resource)
             if refused and waiting:

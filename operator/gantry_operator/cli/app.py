@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gantry_operator.cli.analytics import register as register_analytics
+from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import (
@@ -117,6 +118,23 @@ def status(
 
 
 @app.command(epilog=EPILOG)
+def top(
+    interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two figures of a member.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end, as without a terminal.")] = False,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Watch the cluster: members, rates, lag of consumer groups, events as they come. `q` ends it."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.top import top as run_top
+
+    run_top(find_target(directory, name, context, namespace), interval, once, output == Output.json)
+
+
+@app.command(epilog=EPILOG)
 def switchover(
     group: Annotated[str, typer.Argument(help="The broker group, as in spec.brokerGroups.", show_default=False)],
     to: Annotated[str | None, typer.Option(help="The next leader, like demo-a-1. Default: the best candidate.")] = None,
@@ -130,11 +148,10 @@ def switchover(
 
     If the master does not answer and failover.automatic is false, this promotes the member.
     """
-    from gantry_operator.cli.show import show_done
-    from gantry_operator.cli.target import find_target, run_async
+    from gantry_operator.cli.show import switch_over
+    from gantry_operator.cli.target import find_target
 
-    target = find_target(directory, name, context, namespace)
-    show_done(run_async(target.switchover(group, to)), output == Output.json)
+    switch_over(find_target(directory, name, context, namespace), group, to, output == Output.json)
 
 
 @app.command(epilog=EPILOG)
@@ -302,52 +319,31 @@ def user_list(
     show(find_target(directory, name, context, namespace), output == Output.json)
 
 
-@user_app.command("delete", epilog=EPILOG)
-def user_delete(
-    user: UserArgument,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
-) -> None:
-    """Delete a user. Its requests are refused within two seconds."""
-    from gantry_operator.cli.target import find_target
-    from gantry_operator.cli.users import delete
+def _about_one_user(name: str, function: str, text: str) -> None:
+    """Add a command about one user. `function`: of cli.users, which is imported only when the command runs."""
 
-    delete(find_target(directory, name, context, namespace), user, output == Output.json)
+    @user_app.command(name, epilog=EPILOG, help=text)
+    def command(
+        user: UserArgument,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        from gantry_operator.cli import users
+        from gantry_operator.cli.target import find_target
 
-
-@user_app.command("rotate", epilog=EPILOG)
-def user_rotate(
-    user: UserArgument,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
-) -> None:
-    """Make a new secret key. The former one stays valid for the user's spec.rotation.overlap (an hour)."""
-    from gantry_operator.cli.target import find_target
-    from gantry_operator.cli.users import rotate
-
-    rotate(find_target(directory, name, context, namespace), user, output == Output.json)
+        getattr(users, function)(find_target(directory, name, context, namespace), user, output == Output.json)
 
 
-@user_app.command("key", epilog=EPILOG)
-def user_key(
-    user: UserArgument,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
-) -> None:
-    """Print the secret key of a user."""
-    from gantry_operator.cli.target import find_target
-    from gantry_operator.cli.users import key
-
-    key(find_target(directory, name, context, namespace), user, output == Output.json)
+_about_one_user("delete", "delete", "Delete a user. Its requests are refused within two seconds.")
+_about_one_user(
+    "rotate",
+    "rotate",
+    "Make a new secret key. The former one stays valid for the user's spec.rotation.overlap (an hour).",
+)
+_about_one_user("key", "key", "Print the secret key of a user.")
 
 
 @user_app.command("import", epilog=EPILOG)
@@ -444,6 +440,7 @@ def dlq_resend(
 
 
 register_analytics(app)
+register_console(app)
 
 
 def run() -> None:

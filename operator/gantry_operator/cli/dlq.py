@@ -17,7 +17,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.messages import as_json_line
 from gantry_operator.cli.output import console, note, print_json
-from gantry_operator.cli.progress import optional_bar
+from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
 
 
@@ -66,12 +66,12 @@ def run_read(target: Target, choice: Choice, as_json: bool) -> None:
         shown += 1
         sys.stdout.write(_json(choice.group, letter) if as_json else _text(letter))
 
-    run_async(_read(target, choice, show))
+    run_async(read_letters(target, choice, show))
     sys.stdout.flush()
     note(f"{shown} dead letters of {choice.group}")
 
 
-async def _read(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
+async def read_letters(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
     async with target.clients() as (servers, key, tls), DeadLetters(servers, credentials=key, tls=tls) as dead:
         await _known(dead, choice.group)
         async with aclosing(_chosen(dead, choice)) as pages:
@@ -82,7 +82,7 @@ async def _read(target: Target, choice: Choice, show: Callable[[ReceivedMessage]
 
 def run_resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool, as_json: bool) -> None:
     """Send letters again. Raises CliError, after printing the counts, when a letter could not be sent."""
-    result = run_async(_resend(target, choice, to, patience, dry_run))
+    result = run_async(resend_letters(target, choice, to, patience, dry_run))
     if as_json:
         print_json(result)
     elif dry_run:
@@ -97,7 +97,9 @@ def run_resend(target: Target, choice: Choice, to: str | None, patience: float, 
         )
 
 
-async def _resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool) -> dict[str, Any]:
+async def resend_letters(
+    target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool
+) -> dict[str, Any]:
     result: dict[str, Any] = {
         "group": choice.group, "to": to or f"group {choice.group}", "found": 0, "sent": 0, "problem": "",
     }  # fmt: skip
@@ -109,7 +111,7 @@ async def _resend(target: Target, choice: Choice, to: str | None, patience: floa
     ):
         known = await _known(dead, choice.group)
         total = choice.count or (known.waiting if choice.waiting_only else known.letters)
-        with optional_bar(total, f"sending dead letters of {choice.group}", wanted=not choice.ids) as advance:
+        with Progress(f"sending dead letters of {choice.group}", total, wanted=not choice.ids) as progress:
             async with aclosing(_chosen(dead, choice)) as pages:
                 async for page in pages:
                     result["found"] += len(page.letters)
@@ -121,7 +123,7 @@ async def _resend(target: Target, choice: Choice, to: str | None, patience: floa
                             break
                         if marking:
                             await dead.mark(page)
-                    advance(len(page.letters))
+                    progress.advance(len(page.letters))
     return result
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_local
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import ClusterFolder
@@ -23,11 +24,13 @@ PROCESSES_S = 15.0
 def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
     """Stop the cluster. Raises CliError."""
     folder = find_local(directory, name)
-    with _without_supervisor(folder):
-        _end_all(folder, delete_data)
+    with Progress("stopping"), _without_supervisor(folder):
+        said = _end_all(folder, delete_data)
+    print(said)
 
 
-def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
+def _end_all(folder: ClusterFolder, delete_data: bool) -> str:
+    """Return a sentence about the result."""
     records = [r for r in map(load_record, sorted((folder.root / "run").glob("*.json"))) if r is not None]
     known = {r.pid for r in records}
     # A process without a record would go on with deleted files, and hold their locks against the next start.
@@ -44,9 +47,8 @@ def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
         except OSError as error:
             why = f"{error.filename or folder.root} cannot be deleted: {error.strerror or error}"
             raise CliError(f"{len(records)} processes stopped{said}, but {why}; delete the rest yourself") from None
-        print(f"{len(records)} processes stopped{said}; {folder.root} is deleted")
-    else:
-        print(f"{len(records)} processes stopped{said}; the messages are kept in {folder.root}")
+        return f"{len(records)} processes stopped{said}; {folder.root} is deleted"
+    return f"{len(records)} processes stopped{said}; the messages are kept in {folder.root}"
 
 
 def _without_supervisor(folder: ClusterFolder) -> IO[str]:

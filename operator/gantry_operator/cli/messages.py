@@ -30,7 +30,7 @@ from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import note, print_json
-from gantry_operator.cli.progress import optional_bar
+from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
 
 AGAIN_S = 0.1
@@ -91,7 +91,7 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
         target.clients() as (servers, key, tls),
         Producer(servers, "gantry-cli", credentials=key, tls=tls) as producer,
     ):
-        with optional_bar(options.count, f"sending to {options.topic}") as advance:
+        with Progress(f"sending to {options.topic}", options.count) as progress:
 
             async def take() -> bytes | None:
                 if options.count is not None:
@@ -116,7 +116,7 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
                         hopeless = status != SendStatus.SEND_OK
                         statuses[status.name] += 1
                         state["resent"] += tries - 1
-                    advance()
+                    progress.advance()
 
             await asyncio.gather(*(send_some() for _ in range(options.in_flight)))
     seconds = time.monotonic() - started
@@ -221,17 +221,19 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
 
 async def _consume(target: Target, options: ConsumeOptions, show: Callable[[ReceivedMessage], bool]) -> None:
     left = options.count
+    seen = 0
     done, closing = asyncio.Event(), asyncio.Event()
     last = time.monotonic()
 
     async def handle(message: ReceivedMessage) -> bool:
-        nonlocal left, last
+        nonlocal left, seen, last
         if left == 0 or not show(message):
             # Not processed: the client neither commits it nor sends it back, so the group's next consumer gets it.
             done.set()
             await closing.wait()
             return False
         last = time.monotonic()
+        seen += 1
         if left is not None:
             left -= 1
             if left == 0:
@@ -244,7 +246,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
         await consumer.start()
         try:
             await consumer.subscribe(options.topic, handle, options.tags)
-            with optional_bar(options.count, f"reading {options.topic}", wanted=options.quiet) as advance:
+            with Progress(f"reading {options.topic}", options.count, wanted=options.quiet) as progress:
                 shown = 0
                 while not done.is_set():
                     if options.timeout is not None and time.monotonic() - last > options.timeout:
@@ -254,9 +256,8 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
                             await done.wait()
                     except TimeoutError:
                         pass
-                    now = 0 if options.count is None or left is None else options.count - left
-                    advance(now - shown)
-                    shown = now
+                    progress.advance(seen - shown)
+                    shown = seen
         finally:
             closing.set()
             await consumer.close(0.2)

@@ -1,33 +1,119 @@
-"""A progress bar on stderr."""
+"""What a command does that takes long: a bar where stderr is a terminal, else a line now and then. Both go to stderr.
+
+Nothing is shown in the first two seconds, so a quick command stays quiet.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
 
-MOMENT = 1000
-"""Fewer messages are processed too fast for a bar."""
+FIRST_S: Final = 2.0
+"""Seconds after which the first sign is due."""
+AGAIN_S: Final = 10.0
+"""Seconds between two lines, without a terminal."""
+REDRAW_S: Final = 0.1
+
+Count = tuple[int, int | None]
+"""Done, and all; None: not known."""
 
 
-def optional_bar(total: int | None, label: str, wanted: bool = True) -> AbstractContextManager[Callable[..., None]]:
-    """A progress bar on a terminal. It is not shown elsewhere, and not for a few messages."""
-    if not wanted or not sys.stderr.isatty() or (total is not None and total < MOMENT):
-        return nullcontext(lambda step=1: None)
-    return bar(total, label)
+def plain_line(label: str, said: str, count: Count, seconds: float, unit: str = "") -> str:
+    """One line about a command, for example `sending to T: 1,000 of 4,000 (25%), 12 s`."""
+    done, total = count
+    parts = [said] if said else []
+    if total:
+        parts.append(f"{done:,} of {total:,}{unit and ' '}{unit} ({min(done / total, 1):.0%})")
+    elif done:
+        parts.append(f"{done:,}")
+    return f"{label}: {', '.join([*parts, f'{seconds:.0f} s'])}"
 
 
-@contextmanager
-def bar(total: int | None, label: str) -> Iterator[Callable[..., None]]:
-    """Yields a function that advances the bar by one, or by the given number."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+class Progress:
+    """Use it as a context manager around the work. `advance` and `say` may be called at any rate."""
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=total)
+    def __init__(
+        self,
+        label: str,
+        total: int | None = None,
+        *,
+        unit: str = "",
+        wanted: bool = True,
+        poll: Callable[[], Count | None] | None = None,
+    ) -> None:
+        """`unit`: what is counted, in the plural. `wanted`: False shows nothing.
 
-        def advance(step: int = 1) -> None:
-            progress.advance(task, step)
+        `poll`: asked for the count before each line, by a thread; None: no change.
+        """
+        self._label = label
+        self._said = ""
+        self._unit = unit
+        self._count: Count = (0, total)
+        self._poll = poll
+        self._wanted = wanted
+        self._started = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True, name="progress")
 
-        yield advance
+    def advance(self, step: int = 1) -> None:
+        """Count this many more as done."""
+        done, total = self._count
+        self._count = (done + step, total)
+
+    def say(self, text: str) -> None:
+        """Name the present step."""
+        self._said = text
+
+    def __enter__(self) -> Progress:
+        if self._wanted:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._wanted:
+            self._thread.join()
+
+    def _show(self) -> None:
+        if self._ended.wait(FIRST_S):
+            return
+        if sys.stderr.isatty():
+            self._bar()
+        else:
+            self._lines()
+
+    def _now(self) -> Count:
+        if self._poll is not None:
+            self._count = self._poll() or self._count
+        return self._count
+
+    def _lines(self) -> None:
+        while True:
+            line = plain_line(self._label, self._said, self._now(), time.monotonic() - self._started, self._unit)
+            print(line, file=sys.stderr, flush=True)
+            if self._ended.wait(AGAIN_S):
+                return
+
+    def _bar(self) -> None:
+        from rich import progress
+        from rich.console import Console
+        from rich.markup import escape
+
+        columns = (
+            progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(),
+            progress.TaskProgressColumn(show_speed=True), progress.TimeElapsedColumn(),
+        )  # fmt: skip
+        with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(self._label, total=None)
+            while True:
+                done, total = self._now()
+                said = f"{self._label}: {self._said}" if self._said else self._label
+                bar.update(task, completed=done, total=total, description=escape(said))
+                if self._ended.wait(REDRAW_S):
+                    return

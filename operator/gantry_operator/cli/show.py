@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json, size
+from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cluster.live import plain
 
 EVENTS = 8
 COLOURS = {"Running": "green", "Updating": "yellow", "Creating": "yellow", "Degraded": "yellow"}
@@ -19,10 +23,13 @@ def show_status(target: Target, as_json: bool) -> None:
     if as_json:
         print_json(resource)
         return
-    show_resource(resource)
+    show_resource(resource, next_steps(resource, target.where))
 
 
-def show_done(done: str, as_json: bool) -> None:
+def switch_over(target: Target, group: str, to: str | None, as_json: bool) -> None:
+    """Hand a group over and print the result. Raises CliError."""
+    with Progress(f"handing over group {group}"):
+        done = run_async(target.switchover(group, to))
     if as_json:
         print_json({"done": done})
     else:
@@ -39,8 +46,8 @@ def _promise(spec: dict[str, Any]) -> str:
     )
 
 
-def show_resource(resource: dict[str, Any]) -> None:
-    """In the order of `kubectl describe`: metadata, conditions, processes, events."""
+def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
+    """In the order of `kubectl describe`: metadata, conditions, processes, events; last what to do next."""
     out = console()
     status, spec, name = resource.get("status", {}), resource["spec"], resource["metadata"]["name"]
     phase = status.get("phase", "Pending")
@@ -66,6 +73,7 @@ def show_resource(resource: dict[str, Any]) -> None:
     _members(out, status)
     _name_servers(out, status)
     _events(out, status)
+    _steps(out, steps)
 
 
 def _table(*columns: str) -> Table:
@@ -75,7 +83,7 @@ def _table(*columns: str) -> Table:
 def _conditions(out: Any, status: dict[str, Any]) -> None:
     table = _table("CONDITION", "STATUS", "SINCE", "MESSAGE")
     for c in status.get("conditions", []):
-        table.add_row(c["type"], c["status"], c["lastTransitionTime"], escape(c.get("message", "")))
+        table.add_row(c["type"], c["status"], c["lastTransitionTime"], escape(plain(c.get("message", ""))))
     out.print()
     out.print(table)
 
@@ -96,7 +104,7 @@ def _members(out: Any, status: dict[str, Any]) -> None:
     out.print(table)
     for r in rows:
         if r.get("reason"):
-            out.print(f"  {r['name']}: {escape(r['reason'])}", highlight=False)
+            out.print(f"  {r['name']}: {escape(plain(r['reason']))}", highlight=False)
 
 
 def _name_servers(out: Any, status: dict[str, Any]) -> None:
@@ -114,6 +122,15 @@ def _events(out: Any, status: dict[str, Any]) -> None:
     table = _table("EVENT", "TIME", "ABOUT", "MESSAGE")
     for e in events:
         reason = f"[yellow]{e['reason']}[/yellow]" if e["type"] == "Warning" else e["reason"]
-        table.add_row(reason, e["time"], escape(e.get("object", "")), escape(e["message"]))
+        table.add_row(reason, e["time"], escape(e.get("object", "")), escape(plain(e["message"])))
     out.print()
     out.print(table)
+
+
+def _steps(out: Any, steps: Sequence[Step]) -> None:
+    if not steps:
+        return
+    out.print()
+    out.print("[bold]NEXT[/bold]", highlight=False)
+    for step in steps:
+        out.print(f"  {escape(plain(step.about))}: {escape(plain(step.do))}", highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gantry_operator.cli.errors import CliError, Exit, api_server
+from gantry_operator.cli.next_steps import Where
 from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from gantry_broker.client import Credentials
     from gantry_broker.remoting.tls import TlsOptions
+
+    from gantry_operator.cluster.live_watch import Source
 
 T = TypeVar("T")
 
@@ -38,6 +41,11 @@ class Clients(NamedTuple):
 class Target(Protocol):
     """The operations that commands need."""
 
+    @property
+    def where(self) -> Where:
+        """For the commands in a hint."""
+        ...
+
     async def resource(self) -> dict[str, Any]:
         """The BrokerCluster with its status; `status.events` has recent events."""
         ...
@@ -50,6 +58,10 @@ class Target(Protocol):
         """What clients of this process need, while the context is open."""
         ...
 
+    def live(self) -> AbstractAsyncContextManager[Source]:
+        """Where a live view has its figures from, while the context is open."""
+        ...
+
     def users(self) -> AbstractAsyncContextManager[Any]:
         """The cluster's users, as `cli.users.LocalUsers` and `platforms.kubernetes.target_users.TargetUsers`."""
         ...
@@ -60,6 +72,10 @@ class LocalTarget:
 
     def __init__(self, folder: ClusterFolder) -> None:
         self.folder = folder
+
+    @property
+    def where(self) -> Where:
+        return Where(folder=str(self.folder.root))
 
     async def resource(self) -> dict[str, Any]:
         from gantry_operator.platforms.local.status import local_status
@@ -87,6 +103,11 @@ class LocalTarget:
 
         tls = client_options(load_saved(self.folder), self.folder)
         yield Clients(name_server_addresses(self.folder), super_user(self.folder), tls)
+
+    def live(self) -> AbstractAsyncContextManager[Source]:
+        from gantry_operator.platforms.local.status import live_source
+
+        return live_source(self.folder)
 
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:
@@ -119,6 +140,10 @@ class KubernetesTarget:
         except (target.ApiError, target.ApiUnavailable) as error:
             raise api_server(error) from None
 
+    @property
+    def where(self) -> Where:
+        return Where(context=self._wanted[0] or "")
+
     async def resource(self) -> dict[str, Any]:
         async with self._open() as target:
             resource: dict[str, Any] = await target.resource()
@@ -133,6 +158,11 @@ class KubernetesTarget:
     async def clients(self) -> AsyncIterator[Clients]:
         async with self._open() as target:
             yield Clients(await target.name_servers(), await target.super_user(), await target.client_tls())
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[Source]:
+        async with self._open() as target, target.live_source() as source:
+            yield source
 
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:

@@ -16,14 +16,14 @@ from gantry_operator.cli.target import Target, run_async
 
 def create(target: Target, topic: str, queues: int, as_json: bool) -> None:
     """Create or change a topic. Raises CliError."""
-    groups = run_async(_create(target, topic, queues))
+    groups = run_async(create_topic(target, topic, queues))
     if as_json:
         print_json({"topic": topic, "queues": queues, "groups": groups})
     else:
         print(f"{topic}: {queues} queues in {', '.join(groups)}")
 
 
-async def _create(target: Target, topic: str, queues: int) -> list[str]:
+async def create_topic(target: Target, topic: str, queues: int) -> list[str]:
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
         groups = sorted(await admin.masters())
         if not groups:

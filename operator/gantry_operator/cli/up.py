@@ -14,6 +14,7 @@ from typing import IO, Any
 from gantry_operator.api import BrokerCluster, BrokerUser, ManifestError, load_with_users
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
+from gantry_operator.cli.progress import Progress
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import (
     ClusterFolder,
@@ -167,20 +168,26 @@ def _wait_ready(folder: ClusterFolder, timeout: float, child: subprocess.Popen[b
     """Wait until a client can send and read. Raises CliError with the missing condition."""
     deadline = time.monotonic() + timeout
     missing = "the supervisor has not started"
-    while time.monotonic() < deadline:
-        if child is not None and child.poll() is not None:
-            raise CliError(f"it could not be started, see {folder.supervisor_log}: {_last_line(folder.supervisor_log)}")
-        try:
-            info = asyncio.run(control.ask(folder, "info", 5))
-        except control.ControlError as error:
-            missing = str(error)
+    with Progress("starting") as progress:
+        while time.monotonic() < deadline:
+            if child is not None and child.poll() is not None:
+                last = _last_line(folder.supervisor_log)
+                raise CliError(f"it could not be started, see {folder.supervisor_log}: {last}")
+            try:
+                info = asyncio.run(control.ask(folder, "info", 5))
+            except control.ControlError as error:
+                missing = str(error)
+            else:
+                missing = info["notReady"] or info["rolling"]
+                if info["ready"] and not info["rolling"]:
+                    break
+            progress.say(missing)
+            time.sleep(POLL_S)
         else:
-            if info["ready"] and not info["rolling"]:
-                print(info["describe"])
-                return
-            missing = info["notReady"] or info["rolling"]
-        time.sleep(POLL_S)
-    raise CliError(f"not ready after {timeout:g} s: {missing}. It keeps trying: see `gantry status`", Exit.NOT_IN_TIME)
+            raise CliError(
+                f"not ready after {timeout:g} s: {missing}. It keeps trying: see `gantry status`", Exit.NOT_IN_TIME
+            )
+    print(info["describe"])
 
 
 def _last_line(path: Path) -> str:

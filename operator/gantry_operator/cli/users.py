@@ -74,7 +74,7 @@ def made_user(wanted: NewUser, cluster: str, namespace: str) -> BrokerUser:
 
 def create(target: Target, wanted: NewUser, as_json: bool) -> None:
     """Create a user and say where its key lies. Raises CliError."""
-    place = run_async(_create(target, wanted))
+    place = run_async(create_user(target, wanted))
     if as_json:
         print_json({"user": wanted.name, "key": place})
         return
@@ -82,7 +82,7 @@ def create(target: Target, wanted: NewUser, as_json: bool) -> None:
     note(f"Show the secret key: gantry user key {wanted.name}")
 
 
-async def _create(target: Target, wanted: NewUser) -> str:
+async def create_user(target: Target, wanted: NewUser) -> str:
     if wanted.name == ADMIN:
         raise CliError(f"{ADMIN} is the super user that every cluster has: write another name", Exit.USAGE)
     async with target.users() as found:

@@ -25,6 +25,7 @@ func consume(o options) error {
 	}
 	c, err := rocketmq.NewPushConsumer(
 		consumer.WithNsResolver(o.resolver()),
+		consumer.WithCredentials(o.credentials()),
 		consumer.WithGroupName(o.group),
 		consumer.WithInstance(fmt.Sprint(time.Now().UnixNano())),
 		consumer.WithConsumeFromWhere(where),

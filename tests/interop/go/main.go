@@ -16,6 +16,7 @@ import (
 // Options of all commands; each uses those that it knows.
 type options struct {
 	namesrv, topic, group, mode, expression, sql, start, plan, broker string
+	accessKey, secretKey, securityToken                               string
 	count, fail, delayLevel, size, queues                             int
 	orderly, broadcast, stay                                          bool
 	timeout, settle                                                   time.Duration
@@ -39,6 +40,11 @@ func (o options) resolver() primitive.NsResolver {
 	return primitive.NewPassthroughResolver([]string{o.namesrv})
 }
 
+// credentials are empty without --access-key: then requests are not signed.
+func (o options) credentials() primitive.Credentials {
+	return primitive.Credentials{AccessKey: o.accessKey, SecretKey: o.secretKey, SecurityToken: o.securityToken}
+}
+
 func main() {
 	rlog.SetLogLevel("error")
 	if len(os.Args) < 2 {
@@ -56,6 +62,9 @@ func main() {
 	flags.StringVar(&o.broker, "broker", "", "name of the broker whose queues are pulled")
 	flags.StringVar(&o.start, "start", "first", "where a new group begins: first or last")
 	flags.StringVar(&o.plan, "plan", "commit", "what becomes of the transactions, in turn")
+	flags.StringVar(&o.accessKey, "access-key", "", "name of the user; empty: requests are not signed")
+	flags.StringVar(&o.secretKey, "secret-key", "", "key of the user")
+	flags.StringVar(&o.securityToken, "security-token", "", "token of the user, part of what is signed")
 	flags.IntVar(&o.count, "count", 1, "messages")
 	flags.IntVar(&o.fail, "fail", 0, "how often each message fails first")
 	flags.IntVar(&o.delayLevel, "delay-level", 0, "delay level of what is sent")

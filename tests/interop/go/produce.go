@@ -36,6 +36,7 @@ func (o options) message(n int) *primitive.Message {
 func produce(o options) error {
 	p, err := rocketmq.NewProducer(
 		producer.WithNsResolver(o.resolver()),
+		producer.WithCredentials(o.credentials()),
 		producer.WithGroupName(o.group),
 		producer.WithInstanceName(fmt.Sprint(time.Now().UnixNano())),
 		producer.WithQueueSelector(selector(o)),

@@ -15,6 +15,7 @@ import (
 func pull(o options) error {
 	c, err := rocketmq.NewPullConsumer(
 		consumer.WithNsResolver(o.resolver()),
+		consumer.WithCredentials(o.credentials()),
 		consumer.WithGroupName(o.group),
 		consumer.WithInstance(fmt.Sprint(time.Now().UnixNano())),
 	)

@@ -14,6 +14,7 @@ import (
 func (o options) asker() (rocketmq.Producer, error) {
 	p, err := rocketmq.NewProducer(
 		producer.WithNsResolver(o.resolver()),
+		producer.WithCredentials(o.credentials()),
 		producer.WithGroupName(o.group),
 		producer.WithInstanceName(fmt.Sprint(time.Now().UnixNano())),
 	)
@@ -59,6 +60,7 @@ func answer(o options) error {
 	defer func() { _ = p.Shutdown() }()
 	c, err := rocketmq.NewPushConsumer(
 		consumer.WithNsResolver(o.resolver()),
+		consumer.WithCredentials(o.credentials()),
 		consumer.WithGroupName(o.group+"_c"),
 		consumer.WithInstance(fmt.Sprint(time.Now().UnixNano())),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),

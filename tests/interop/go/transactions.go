@@ -44,6 +44,7 @@ func transactions(o options) error {
 	p, err := rocketmq.NewTransactionProducer(
 		listener,
 		producer.WithNsResolver(o.resolver()),
+		producer.WithCredentials(o.credentials()),
 		producer.WithGroupName(o.group),
 		producer.WithInstanceName(fmt.Sprint(time.Now().UnixNano())),
 	)

@@ -165,7 +165,7 @@ async def consume_directly(broker: BrokerContext, conn: Connection, frame: Frame
     if header.msgId:
         try:
             _, _, phys = parse_message_id(header.msgId)
-            body = broker.store.record(phys).encode()
+            body = broker.store.named_record(phys).encode()
         except (ValueError, StoreError) as error:
             raise BadField("msgId", header.msgId[:80], f"the id of a message of this broker ({error})") from None
     return await _ask_client(broker, frame, header.consumerGroup, header.clientId, body)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.errors import RequestRejected
-from gantry_broker.broker.metadata.topics import topic_fault
+from gantry_broker.broker.metadata.topics import NOT_SENDABLE, topic_fault
 from gantry_broker.broker.send.messages import build_put
 from gantry_broker.broker.send.sender import check_sizes
 from gantry_broker.protocol.codes import (
@@ -37,12 +37,20 @@ async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> F
     fault = topic_fault(header.topic)
     if fault is not None:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+    if header.topic in NOT_SENDABLE:
+        raise RequestRejected(ResponseCode.NO_PERMISSION, f"Sending message to topic[{header.topic}] is forbidden.")
+    if not broker.settings.brokerPermission & Perm.WRITE:
+        raise RequestRejected(
+            ResponseCode.NO_PERMISSION, f"the broker[{broker.role.address}] sending message is forbidden"
+        )
     check_sizes(frame, header, broker.settings.maxMessageSize)
     topic = broker.meta.working.topics.get(header.topic)
     if topic is None and header.topic.endswith(REPLY_TOPIC_SUFFIX):
         topic = broker.creation.ensure_topic(header.topic, 1, Perm.READ | Perm.WRITE)
     if topic is None:
         raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
+    if not topic.perm & Perm.WRITE:
+        raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
     props = parse_properties(header.properties or "")
     code, remark = await _push(broker, conn, frame, header, dict(props))
     queue_id = header.queueId if 0 <= header.queueId < topic.write_queues else 0

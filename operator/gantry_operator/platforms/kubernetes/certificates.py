@@ -27,8 +27,8 @@ from gantry_operator.certificates import (
     Names,
     Note,
     UnusableCertificate,
+    due_s,
     expiry_of,
-    next_look,
     renew,
     renewal_of,
     trusted,
@@ -47,8 +47,6 @@ SWITCH_AT = "gantry.dev/switch-at"
 DROP_AT = "gantry.dev/drop-at"
 FOLLOWED = "gantry.dev/renewed"
 """Annotations of the Secrets: times of the authority's next steps, and the last request that was followed."""
-LOOK_S = 600.0
-"""Longest pause in seconds between two looks at the certificates. A Secret of a user is read then, too."""
 COMPONENT = "certificates"
 
 
@@ -205,10 +203,7 @@ class CertificateReconciler:
 
     def due_s(self) -> float:
         """Seconds until the next look."""
-        due = next_look(self._held)
-        if due is None:
-            return LOOK_S
-        return min(LOOK_S, max(1.0, (due - self._now()).total_seconds()))
+        return due_s(self._held, self._now())
 
     async def keep(
         self, cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str], resource: Object, found: ReconcileResult

@@ -70,13 +70,16 @@ SECRET = Kind("", "v1", "Secret", "secrets")
 SERVICE = Kind("", "v1", "Service", "services")
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 STATEFUL_SET = Kind("apps", "v1", "StatefulSet", "statefulsets")
+SUBJECT_ACCESS_REVIEW = Kind("authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews")
+TOKEN_REVIEW = Kind("authentication.k8s.io", "v1", "TokenReview", "tokenreviews")
 VOLUME_CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 
 KINDS = {
     k.kind: k
     for k in (
         BROKER_CLUSTER, BROKER_USER, CONFIG_MAP, CRON_JOB, EVENT, JOB, LEASE, NETWORK_POLICY, POD,
-        POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET, VOLUME_CLAIM,
+        POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET,
+        SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, VOLUME_CLAIM,
     )
 }  # fmt: skip
 

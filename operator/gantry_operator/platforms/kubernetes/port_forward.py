@@ -58,6 +58,8 @@ class ForwardedCluster:
         self, api: KubeApi, namespace: str, clients: ssl.SSLContext | None, http: ssl.SSLContext | None
     ) -> None:
         self.name_servers = ""
+        self.members: tuple[str, ...] = ()
+        """Their names, in the order of `members_http`."""
         self.members_http: tuple[str, ...] = ()
         self._api = api
         self._namespace = namespace
@@ -92,6 +94,7 @@ class ForwardedCluster:
             inner = f"{member_host(cluster, m)}:{names.BROKER_PORT}"
             self._addresses[inner.encode()] = f"{HOST}:{port}".encode()
             urls.append(f"http://{HOST}:{await self._listen(_always(m.name), names.BROKER_HTTP_PORT)}")
+        self.members = tuple(m.name for m in wanted.members)
         self.members_http = tuple(urls)
         servers = [
             await self._listen(_always(s.name), names.NAME_SERVER_PORT, rewrite=True) for s in wanted.name_servers

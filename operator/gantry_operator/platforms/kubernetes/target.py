@@ -10,13 +10,17 @@ import asyncio
 import logging
 import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from gantry_broker.client import Credentials
 
 from gantry_operator.access import ADMIN
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
-from gantry_operator.cluster.member_http import tls_context
+from gantry_operator.cluster.live import Facts, MemberPlace
+from gantry_operator.cluster.live_watch import Source
+from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
 from gantry_operator.platforms.kubernetes import access, names
 from gantry_operator.platforms.kubernetes.certificates import decoded
@@ -44,6 +48,11 @@ log = logging.getLogger(__name__)
 
 SWITCHOVER_S = 45.0
 """Seconds. An operator may need 35 s: to learn the leader, for the request, and for a handover under way."""
+
+
+EVENTS_SHOWN = 20
+FACTS_S = 2.0
+"""Seconds between two requests to the API server for a live view."""
 
 
 class TargetError(Exception):
@@ -188,6 +197,38 @@ class KubeTarget:
         """HTTP base URLs of the members, through forwarded ports."""
         return list((await self._forward(await self.resource())).members_http)
 
+    @asynccontextmanager
+    async def live_source(self) -> AsyncIterator[Source]:
+        """Where a live view of this cluster has its figures from."""
+        token = await self.token()
+        async with make_client(lambda: token) as client:
+            yield Source(client, self.live_facts, FACTS_S, (ApiError, ApiUnavailable, TargetError))
+
+    async def live_facts(self) -> Facts:
+        """What the API server knows of the cluster, with the forwarded port of each member. Raises TargetError."""
+        resource = await self.resource()
+        try:
+            cluster = cluster_that_runs(resource)
+        except ManifestError as error:
+            raise _no_groups(error) from None
+        members = plan(cluster).members
+        if self._forwarded is not None and self._forwarded.members != tuple(m.name for m in members):
+            await self._forwarded.close()
+            self._forwarded = None
+        urls = (await self._forward(resource)).members_http
+        status = resource.get("status") or {}
+        return Facts(
+            name=cluster.name,
+            mode=cluster.spec.mode,
+            namespace=self.namespace,
+            automatic=cluster.spec.failover.automatic,
+            members=tuple(MemberPlace(m.name, m.group, m.number, url) for m, url in zip(members, urls, strict=True)),
+            phase=str(status.get("phase", "Pending")),
+            conditions=status.get("conditions") or (),
+            last_failover=status.get("lastFailover"),
+            events=(await self.events())[-EVENTS_SHOWN:],
+        )
+
     async def _forward(self, resource: Object) -> ForwardedCluster:
         if self._forwarded is None:
             try:
@@ -199,7 +240,7 @@ class KubeTarget:
                 clients = await self._client_context(cluster) if tls.mode == "Required" else None
                 self._forwarded = await ForwardedCluster.open(self.api, cluster, clients=clients, http=own)
             except ManifestError as error:
-                raise TargetError(f"the spec is refused, and the status names no running groups: {error}") from None
+                raise _no_groups(error) from None
         return self._forwarded
 
     async def client_tls(self) -> ssl.SSLContext | None:
@@ -262,6 +303,10 @@ class KubeTarget:
         except ApiError as error:
             raise TargetError(f"the cluster's Secret cannot be read: {error}") from error
         return (None if secret is None else access.token_of(secret)) or ""
+
+
+def _no_groups(error: ManifestError) -> TargetError:
+    return TargetError(f"the spec is refused, and the status names no running groups: {error}")
 
 
 def answer_to(request: str, resource: Object) -> str | None:

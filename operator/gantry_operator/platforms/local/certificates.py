@@ -16,32 +16,15 @@ from typing import Any
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.tls import TlsOptions
 
+from gantry_operator import certificates
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import CertificateRow
-from gantry_operator.certificates import (
-    RENEW_AUTHORITY,
-    RENEW_CERTIFICATES,
-    Asked,
-    Authority,
-    Certificates,
-    KeyPair,
-    Names,
-    Note,
-    UnusableCertificate,
-    expiry_of,
-    next_look,
-    renew,
-    renewal_of,
-    trusted,
-)
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, Plan, TlsFolders
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
 from gantry_operator.platforms.local.ports import HOST
 from gantry_operator.registry.file import write_durably
 
 NAME_SERVERS = "namesrv"
-LOOK_S = 600.0
-"""Longest pause in seconds between two looks at the certificates."""
 NOT_HERE = "spec.security.tls.issuer is Secret, which Kubernetes alone has: write issuer: Operator without secretName"
 
 
@@ -95,14 +78,14 @@ def client_options(cluster: BrokerCluster, folder: ClusterFolder) -> TlsOptions 
     return TlsOptions(authorities_file(folder), own / CERTIFICATE, own / KEY)
 
 
-def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, Names]:
+def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]:
     """The certificates to issue: all ports are on one address of this machine."""
     name = cluster.name
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", HOST)))
-    found = {NAME_SERVERS: Names(f"{name}-namesrv", hosts, Identity(name, "", 0).uris)}
+    found = {NAME_SERVERS: certificates.Names(f"{name}-namesrv", hosts, Identity(name, "", 0).uris)}
     for group in plan.groups:
         uris = dict.fromkeys(Identity(name, group.name, m.number).uris[-1] for m in group.members)
-        found[group.name] = Names(f"{name}-{group.name}", hosts, tuple(uris))
+        found[group.name] = certificates.Names(f"{name}-{group.name}", hosts, tuple(uris))
     return found
 
 
@@ -112,19 +95,18 @@ class LocalCertificates:
     def __init__(self, folder: ClusterFolder, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._folder = folder
         self._now = now
-        self._held = Certificates()
+        self._held = certificates.Certificates()
         self._written: dict[Path, bytes] = {}
 
     def trusted(self) -> bytes:
         """The authorities of the members, as PEM; empty: there are none."""
-        return b"" if self._held.authority is None else trusted(self._held.authority)
+        return b"" if self._held.authority is None else certificates.trusted(self._held.authority)
 
     def due_s(self) -> float:
         """Seconds until the next look."""
-        due = next_look(self._held)
-        return LOOK_S if due is None else min(LOOK_S, max(1.0, (due - self._now()).total_seconds()))
+        return certificates.due_s(self._held, self._now())
 
-    def keep(self, cluster: BrokerCluster, plan: Plan) -> list[Note]:
+    def keep(self, cluster: BrokerCluster, plan: Plan) -> list[certificates.Note]:
         """Write what is missing or due. Returns what changed. Raises OSError."""
         if not uses_tls(cluster):
             return []
@@ -132,13 +114,13 @@ class LocalCertificates:
         make_private(self._folder.tls)
         self._load(wanted)
         given = cluster.metadata.annotations.get
-        asked = Asked(given(RENEW_CERTIFICATES, ""), given(RENEW_AUTHORITY, ""))
-        held, notes = renew(self._held, wanted, ("", cluster.name), asked, self._now())
+        asked = certificates.Asked(given(certificates.RENEW_CERTIFICATES, ""), given(certificates.RENEW_AUTHORITY, ""))
+        held, notes = certificates.renew(self._held, wanted, ("", cluster.name), asked, self._now())
         assert held.authority is not None
         # The authority first: a certificate whose authority was lost would be worthless.
         self._write(self._folder.tls / "authority.json", json.dumps(_stored(held), indent=1).encode())
         self._held = held
-        bundle = trusted(held.authority)
+        bundle = certificates.trusted(held.authority)
         self._write(authorities_file(self._folder), bundle)
         for holder, leaf in held.leaves.items():
             place = holder_folder(self._folder, holder)
@@ -149,14 +131,16 @@ class LocalCertificates:
             self._write(place / CERTIFICATE, leaf.certificate)
         return notes
 
-    def _load(self, wanted: Mapping[str, Names]) -> None:
+    def _load(self, wanted: Mapping[str, certificates.Names]) -> None:
         authority, followed = _read(read_json(self._folder.tls / "authority.json"))
         leaves = dict(self._held.leaves)
         for holder in wanted:
             place = holder_folder(self._folder, holder)
             with suppress(OSError):
-                leaves[holder] = KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
-        self._held = Certificates(authority or self._held.authority, leaves, followed or dict(self._held.followed))
+                leaves[holder] = certificates.KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
+        self._held = certificates.Certificates(
+            authority or self._held.authority, leaves, followed or dict(self._held.followed)
+        )
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
@@ -177,30 +161,35 @@ def rows(folder: ClusterFolder, cluster: BrokerCluster, plan: Plan) -> list[Cert
     for holder in holders(cluster, plan):
         place = holder_folder(folder, holder)
         try:
-            pair: KeyPair | None = KeyPair((place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes())
+            pair: certificates.KeyPair | None = certificates.KeyPair(
+                (place / CERTIFICATE).read_bytes(), (place / KEY).read_bytes()
+            )
         except OSError:
             pair = None
         found.append(_row(holder, pair))
     return found
 
 
-def _row(name: str, pair: KeyPair | None) -> CertificateRow:
+def _row(name: str, pair: certificates.KeyPair | None) -> CertificateRow:
     form = "%Y-%m-%dT%H:%M:%SZ"
     try:
         if pair is None:
-            raise UnusableCertificate("it is missing")
-        renewed = renewal_of(pair).strftime(form)
+            raise certificates.UnusableCertificate("it is missing")
+        renewed = certificates.renewal_of(pair).strftime(form)
         return CertificateRow(
-            name=name, issuer="Operator", notAfter=expiry_of(pair.certificate).strftime(form), renewalTime=renewed
+            name=name,
+            issuer="Operator",
+            notAfter=certificates.expiry_of(pair.certificate).strftime(form),
+            renewalTime=renewed,
         )
-    except UnusableCertificate:
+    except certificates.UnusableCertificate:
         return CertificateRow(name=name, issuer="Operator")
 
 
 # ---- authority.json
 
 
-def _stored(held: Certificates) -> dict[str, Any]:
+def _stored(held: certificates.Certificates) -> dict[str, Any]:
     authority = held.authority
     assert authority is not None
     following = authority.following
@@ -216,14 +205,14 @@ def _stored(held: Certificates) -> dict[str, Any]:
     }
 
 
-def _read(found: Any) -> tuple[Authority | None, dict[str, str]]:
+def _read(found: Any) -> tuple[certificates.Authority | None, dict[str, str]]:
     """The authority and the followed requests; None for content that is not ours."""
     try:
         following = found["next"]
         times = [found[name] and datetime.fromisoformat(found[name]) for name in ("switchAt", "dropAt")]
-        authority = Authority(
-            KeyPair(found["certificate"].encode(), found["key"].encode()),
-            None if following is None else KeyPair(following[0].encode(), following[1].encode()),
+        authority = certificates.Authority(
+            certificates.KeyPair(found["certificate"].encode(), found["key"].encode()),
+            None if following is None else certificates.KeyPair(following[0].encode(), following[1].encode()),
             None if found["former"] is None else found["former"].encode(),
             times[0],
             times[1],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,8 @@ from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
 from gantry_operator.api.status import Addresses
+from gantry_operator.cluster.live import Facts, MemberPlace
+from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.cluster.probe import name_server_knows, not_writable, route_and_send
@@ -25,7 +29,7 @@ from gantry_operator.platforms.local.control import ControlError, ask, superviso
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
-from gantry_operator.platforms.local.ports import Ports, on_loopback
+from gantry_operator.platforms.local.ports import NoPort, Ports, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.supervisor import load_saved
 from gantry_operator.platforms.local.users import authentication, super_user
@@ -34,6 +38,8 @@ from gantry_operator.registry.file import write_whole
 
 ANSWER_S = 1.0
 EVENTS_SHOWN = 20
+FACTS_S = 0.5
+"""Seconds between two readings of the folder for a live view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     )
     http_client = make_client(folder.token.read, lambda: read_authorities(folder))
     async with http_client as client, remoting_client as remoting:
-        asked = await asyncio.gather(*(_ask(client, m, ports, scheme(cluster)) for m in planned.members))
+        asked = await asyncio.gather(*(_ask(client, _member_url(cluster, ports, m)) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
             *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
@@ -139,13 +145,10 @@ async def _doing(folder: ClusterFolder) -> dict[str, Any]:
         return {"groups": {}, "rolling": ""}
 
 
-async def _ask(
-    client: httpx.AsyncClient, m: MemberPlan, ports: Ports, scheme: str
-) -> tuple[dict[str, Any] | None, str]:
+async def _ask(client: httpx.AsyncClient, url: str) -> tuple[dict[str, Any] | None, str]:
     """The member's status, or the reason why there is none."""
     try:
-        url = f"{scheme}://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
-        answer = await client.get(url, timeout=ANSWER_S)
+        answer = await client.get(f"{url}/v1/status", timeout=ANSWER_S)
         answer.raise_for_status()
         status = dict(answer.json())
         report_from(status)
@@ -251,6 +254,40 @@ def http_urls(folder: ClusterFolder) -> list[str]:
     cluster = load_saved(folder)
     planned: Plan = plan(cluster)
     return [f"{m.group}={scheme(cluster)}://127.0.0.1:{ports[f'{m.name}/http']}" for m in planned.members]
+
+
+@asynccontextmanager
+async def live_source(folder: ClusterFolder) -> AsyncIterator[Source]:
+    """Where a live view of this cluster has its figures from."""
+
+    async def facts() -> Facts:
+        return live_facts(folder)
+
+    async with make_client(folder.token.read, lambda: read_authorities(folder)) as client:
+        yield Source(client, facts, FACTS_S, (OSError, ValueError, NoPort))
+
+
+def live_facts(folder: ClusterFolder) -> Facts:
+    """What the folder says of the cluster. Raises OSError, pydantic.ValidationError."""
+    cluster = load_saved(folder)
+    planned = plan(cluster)
+    planned = with_leaving(planned, leaving_members(folder, planned).values())
+    ports = Ports.load(folder.ports)
+    last = _last_failover(folder)
+    return Facts(
+        name=cluster.name,
+        mode=cluster.spec.mode,
+        automatic=cluster.spec.failover.automatic,
+        members=tuple(MemberPlace(m.name, m.group, m.number, _member_url(cluster, ports, m)) for m in planned.members),
+        last_failover=None if last is None else last.model_dump(by_alias=True),
+        events=last_events(folder.events, EVENTS_SHOWN),
+        supervised=supervisor_of(folder) is not None,
+    )
+
+
+def _member_url(cluster: BrokerCluster, ports: Ports, m: MemberPlan) -> str:
+    """Of its HTTP interface. A member without a port yet has port 0, which answers nobody."""
+    return f"{scheme(cluster)}://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}"
 
 
 def name_server_addresses(folder: ClusterFolder) -> str:

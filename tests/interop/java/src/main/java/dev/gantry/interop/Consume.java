@@ -198,28 +198,29 @@ final class Consume {
         }
     }
 
-    /** The plain pull API of 4.x: one pass over every queue up to its end, by offset. */
+    /** The plain pull API of 4.x: one pass over every queue up to its end, by offset. `--once`: one pull, nothing else. */
     private void pull(long deadline) throws Exception {
         @SuppressWarnings("deprecation")
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(args.get("group"));
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(args.get("group"), Access.hook(args));
         consumer.setNamesrvAddr(args.get("namesrv"));
         consumer.setInstanceName("c" + System.nanoTime());
         consumer.start();
         try {
             Collection<MessageQueue> all = consumer.fetchSubscribeMessageQueues(args.get("topic"));
             for (MessageQueue queue : all) {
-                long offset = Math.max(args.big("offset", 0), consumer.minOffset(queue));
-                long end = consumer.maxOffset(queue);
+                boolean once = args.has("once");
+                long offset = once ? 0 : Math.max(args.big("offset", 0), consumer.minOffset(queue));
+                long end = once ? 1 : consumer.maxOffset(queue);
                 while (offset < end && System.nanoTime() < deadline) {
                     PullResult result = consumer.pull(queue, args.get("expr", "*"), offset, 32);
-                    if (result.getMsgFoundList() != null) {
+                    if (result.getMsgFoundList() != null && !once) {
                         result.getMsgFoundList().forEach(this::take);
                     }
                     if (args.has("each")) {
                         out.line("pulled", "queue", queue.getQueueId(), "status", result.getPullStatus().name(),
                             "next", result.getNextBeginOffset(), "min", result.getMinOffset(), "max", result.getMaxOffset());
                     }
-                    if (result.getNextBeginOffset() <= offset && result.getMsgFoundList() == null) {
+                    if (once || result.getNextBeginOffset() <= offset && result.getMsgFoundList() == null) {
                         break;
                     }
                     offset = result.getNextBeginOffset();

@@ -1,0 +1,84 @@
+"""GET /v1/tables: topics, groups, offsets and clients of a broker in one answer, for pages about a whole cluster.
+
+A page of 10,000 topics needs one request and not one per row. All values come from tables that exist. Only the age of
+unread messages needs the log: one small read for each topic and group that lags, the oldest of its queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gantry_broker.broker.metadata.topics import is_system_topic
+from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group, lags, queue_progress, version_name
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.clients import Client
+    from gantry_broker.broker.context import BrokerContext
+
+
+async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, Any]:
+    """Return the tables. Works in slices: there may be very many topics and groups.
+
+    `topics`: queues as [first offset, next offset]; `in`: messages of producers since the start of the process.
+    `lags`: by topic and group, queues as [queue, next offset of the queue, committed offset].
+    """
+    store, stats, tables = broker.store, broker.stats, broker.meta.working
+    topics: dict[str, Any] = {}
+    async for name, config in broker.slices.sliced(list(tables.topics.items())):
+        topics[name] = {
+            "perm": config.perm,
+            "write_queues": config.write_queues,
+            "system": is_system_topic(name),
+            "in": stats.total("TOPIC_PUT_NUMS", name),
+            "bytes_in": stats.total("TOPIC_PUT_SIZE", name),
+            "queues": [[store.min_offset(name, q), store.max_offset(name, q)] for q in range(config.read_queues)],
+        }
+    found, omitted = await lags(broker, times)
+    ages = {(lag.topic, lag.group): lag.unread_ms for lag in found}
+    progress = []
+    async for key, offsets in broker.slices.sliced(list(tables.offsets.items())):
+        topic, _, group = key.rpartition("@")
+        rows = [[queue, end, committed] for queue, end, committed, _ in queue_progress(broker, key, offsets)]
+        if rows:
+            progress.append(
+                {
+                    "topic": topic,
+                    "group": group,
+                    "queues": rows,
+                    "oldest_unread_ms": ages.get((topic, group)),
+                    "out": stats.total("GROUP_GET_NUMS", key),
+                }
+            )
+    groups: dict[str, Any] = {}
+    async for known in broker.slices.sliced([*tables.groups, *(str(row["group"]) for row in progress)]):
+        groups[known] = {"system": is_system_group(known)}
+    consumers: dict[str, Any] = {}
+    async for members in broker.slices.sliced(list(broker.clients.consumers.values())):
+        consumers[members.name] = {
+            "model": members.message_model,
+            "subscriptions": {topic: sub.data.expression for topic, sub in list(members.subscriptions.items())},
+            "clients": _clients(members.clients.values()),
+            "inconsistent": members.inconsistent,
+        }
+    producers: dict[str, Any] = {}
+    async for name, connections in broker.slices.sliced(list(broker.clients.producers.items())):
+        producers[name] = _clients(connections.values())
+    return {
+        "now_ms": broker.clock.unix_ms(),
+        "started_ms": broker.started_ms,
+        "group": broker.config.group,
+        "topics": topics,
+        "groups": groups,
+        "lags": progress,
+        "lags_without_age": omitted,
+        "consumers": consumers,
+        "producers": producers,
+    }
+
+
+def _clients(clients: Iterable[Client]) -> list[dict[str, str]]:
+    return [
+        {"id": c.client_id, "address": c.address, "language": c.language, "version": version_name(c.version)}
+        for c in list(clients)
+    ]

@@ -1,0 +1,230 @@
+"""The health of a cluster in one line, its members, and the forecast of their disks. Pure; times are Unix seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from gantry_operator.console.snapshot import OLD_S, MemberSeen, Snapshot
+
+Tone = Literal["good", "warn", "bad", "none"]
+PHASES: Final[Mapping[str, Tone]] = {
+    "Running": "good",
+    "Updating": "warn",
+    "Creating": "warn",
+    "Degraded": "warn",
+    "Paused": "warn",
+    "Pending": "warn",
+    "Refused": "bad",
+    "Unavailable": "bad",
+    "Deleting": "warn",
+}
+BAD_IF: Final[Mapping[str, tuple[str, Tone]]] = {
+    # condition: (the status that needs attention, how much)
+    "Available": ("False", "bad"),
+    "Degraded": ("True", "warn"),
+    "Progressing": ("True", "warn"),
+    "CertificatesValid": ("False", "warn"),
+}
+MEASURED_S: Final = 60.0
+"""A growth that was measured over less time gives no forecast."""
+FAR_S: Final = 90 * 86_400.0
+"""Forecasts beyond this time are not worth a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionLine:
+    name: str
+    status: str
+    tone: Tone
+    message: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The line of a cluster. `summary` says what to look at."""
+
+    phase: str
+    tone: Tone
+    summary: str
+    conditions: Sequence[ConditionLine]
+    ready: int
+    members: int
+    failover: Mapping[str, Any] | None
+    age_s: float
+    """Age of the oldest figure that should be new."""
+    old: Sequence[str]
+    """Which figures are old, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskView:
+    used: int
+    total: int
+    full: bool
+    full_in_s: float | None
+    """Seconds until it is full at the present rate; None: it does not grow, or the rate is not known yet."""
+    measuring: bool
+
+    @property
+    def share(self) -> float:
+        return self.used / self.total if self.total else 0.0
+
+    @property
+    def tone(self) -> Tone:
+        if self.full or self.share >= 0.95 or (self.full_in_s is not None and self.full_in_s < 86_400):
+            return "bad"
+        if self.share >= 0.85 or (self.full_in_s is not None and self.full_in_s < 7 * 86_400):
+            return "warn"
+        return "good"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A member in the table. `address`: for clients; `lag`: bytes behind the master."""
+
+    name: str
+    group: str
+    role: str
+    tone: Tone
+    epoch: int
+    start: int
+    end: int
+    lag: int
+    in_sync: bool
+    where: str
+    address: str
+    reason: str
+    connections: int
+    disk: DiskView | None
+    age_s: float
+    answers: bool
+
+
+def disk_of(status: Mapping[str, Any], growth: tuple[float, float] | None) -> DiskView | None:
+    """The disk of a member, with the time until it is full. `growth`: bytes a second, and over how many seconds."""
+    disk = status.get("disk")
+    if not disk:
+        return None
+    rate, measured = growth or (0.0, 0.0)
+    full_in = None
+    if measured >= MEASURED_S and rate > 0:
+        left = disk["free_bytes"] / rate
+        full_in = left if left < FAR_S else None
+    total = int(disk["total_bytes"])
+    return DiskView(total - int(disk["free_bytes"]), total, bool(disk.get("full")), full_in, measured < MEASURED_S)
+
+
+def members_of(snapshot: Snapshot, now: float) -> list[MemberView]:
+    """All members: those of the status, with newer figures where a member has answered since."""
+    views = []
+    known = {row["name"]: row for row in snapshot.status.get("members") or []}
+    for name in sorted({*known, *snapshot.members}, key=_natural):
+        views.append(_member(known.get(name) or {}, snapshot.members.get(name), name, snapshot, now))
+    return views
+
+
+def _natural(name: str) -> tuple[str, int]:
+    head, _, number = name.rpartition("-")
+    return (head, int(number)) if number.isdigit() else (name, -1)
+
+
+def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot: Snapshot, now: float) -> MemberView:
+    status = {} if seen is None or seen.status is None else seen.status
+    answers = seen is not None and seen.status is not None and not seen.problem
+    role = str(status.get("role", row.get("role", "Unknown"))) if answers or seen is None else "Unknown"
+    in_sync = bool(row.get("inSync"))
+    if status.get("in_sync") and status.get("member"):
+        in_sync = _in_sync(snapshot, row.get("group") or status.get("group", ""), status, in_sync)
+    reason = (
+        str(status.get("reason") or "") if answers else (seen.problem if seen is not None else row.get("reason", ""))
+    )
+    tone: Tone = "good" if role in ("Master", "Slave") and in_sync else "warn" if answers else "bad"
+    pid = status.get("pid") or row.get("pid")
+    return MemberView(
+        name=name,
+        group=str(row.get("group") or status.get("group", "")),
+        role=role,
+        tone=tone,
+        epoch=int(status.get("epoch", row.get("epoch", 0))),
+        start=int(status.get("start", 0)),
+        end=int(status.get("end", row.get("maxOffset", 0))),
+        lag=int(status.get("lag_bytes", row.get("lag", 0))),
+        in_sync=in_sync and answers,
+        where=str(row.get("node") or (f"pid {pid}" if pid else "")),
+        address=str(status.get("address") or row.get("address", "")),
+        reason=str(reason or ""),
+        connections=int(status.get("connections", 0)),
+        disk=disk_of(status, snapshot.growth.get(name)),
+        age_s=max(now - seen.at, 0.0) if seen is not None and seen.at else 0.0,
+        answers=answers,
+    )
+
+
+def _in_sync(snapshot: Snapshot, group: str, status: Mapping[str, Any], before: bool) -> bool:
+    """By the newest leadership that a member of the group reports: the in-sync set of the highest (epoch, version)."""
+    best: Mapping[str, Any] | None = None
+    for seen in snapshot.members.values():
+        said = seen.status
+        if said is None or seen.problem or said.get("group") != group:
+            continue
+        if best is None or (said["epoch"], said["version"]) > (best["epoch"], best["version"]):
+            best = said
+    return before if best is None else status["member"] in best["in_sync"]
+
+
+def health_of(snapshot: Snapshot, now: float) -> Health:
+    """The line of a cluster."""
+    status = snapshot.status
+    phase = str(status.get("phase") or "Unknown")
+    conditions = [_condition(c) for c in status.get("conditions") or []]
+    members = members_of(snapshot, now)
+    ready = sum(m.in_sync and m.role in ("Master", "Slave") for m in members)
+    tone = PHASES.get(phase, "bad" if snapshot.problem else "none")
+    summary = next((c.message for c in conditions if c.tone == "bad"), "")
+    summary = summary or next((c.message for c in conditions if c.tone == "warn"), "")
+    away = [m.name for m in members if not m.answers]
+    if tone == "good" and away:
+        tone, summary = "warn", f"not answering: {', '.join(away)}"
+    if not summary:
+        available = [c.message for c in conditions if c.name == "Available"]
+        summary = available[0] if available else snapshot.problem
+    old = _old(snapshot, now)
+    ages = [now - seen.at for seen in snapshot.members.values() if seen.at and not seen.problem]
+    ages += [now - part.at for part in snapshot.tables.parts.values()]
+    return Health(
+        phase, tone, summary, conditions, ready, len(members), status.get("lastFailover"), max([0.0, *ages]), old
+    )
+
+
+def _condition(found: Mapping[str, Any]) -> ConditionLine:
+    bad, how = BAD_IF.get(found["type"], ("", "none"))
+    tone: Tone = how if found["status"] == bad else "good"
+    if found["type"] == "Secured":
+        tone = "good" if found["status"] == "True" else "none"
+    if found["type"] == "Progressing" and found["status"] == "False":
+        tone = "none"
+    return ConditionLine(
+        found["type"], found["status"], tone, found.get("message", ""), found.get("lastTransitionTime", "")
+    )
+
+
+def _old(snapshot: Snapshot, now: float) -> list[str]:
+    found = []
+    if snapshot.problem:
+        found.append(f"the cluster's status: {snapshot.problem}")
+    for group, part in sorted(snapshot.tables.parts.items()):
+        if now - part.at > OLD_S:
+            found.append(f"topics and groups of broker group {group}: {now - part.at:.0f} s old")
+    return found
+
+
+def seconds_since(time: str, now: float) -> float | None:
+    """Seconds since an RFC 3339 time; None: it is none."""
+    try:
+        return now - datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return None

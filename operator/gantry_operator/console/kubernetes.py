@@ -1,0 +1,379 @@
+"""The console's process in Kubernetes: `python -m gantry_operator.console.kubernetes`.
+
+A person signs in with a bearer token, which a TokenReview checks, and may do what their own rights on the
+BrokerCluster say (SubjectAccessReview): `get` shows a cluster, `update` changes it. The console acts with its own
+account, so it asks before each page and each change. With GANTRY_CONSOLE_USER_HEADER it trusts the name in this header
+instead: only behind a proxy that sets it for every request.
+
+The chart sets GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_CONSOLE_HOSTS (further names that
+browsers use, separated by commas), GANTRY_CONSOLE_USER_HEADER, GANTRY_CONSOLE_GROUPS_HEADER, GANTRY_LOG_LEVEL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import shlex
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import Request
+from gantry_broker.http.hosts import AllowedHosts
+
+from gantry_operator.api import ManifestError
+from gantry_operator.api.cluster import PAUSED
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.target import Clients, KubernetesTarget
+from gantry_operator.cluster.member_http import make_client
+from gantry_operator.console.access import Session, Sessions
+from gantry_operator.console.app import make_app
+from gantry_operator.console.collector import Collector
+from gantry_operator.console.serve import Server
+from gantry_operator.console.snapshot import ClusterKey
+from gantry_operator.console.sources import AuditView, MemberUrl, SourceError
+from gantry_operator.plan import AUTHORITIES, CERTIFICATE, plan
+from gantry_operator.platforms.kubernetes import access as tokens
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.certificates import decoded
+from gantry_operator.platforms.kubernetes.client import (
+    BROKER_CLUSTER,
+    SECRET,
+    ApiError,
+    ApiUnavailable,
+    KubeApi,
+    Object,
+    load_config,
+)
+from gantry_operator.platforms.kubernetes.group import member_host
+from gantry_operator.platforms.kubernetes.pods import http_scheme
+from gantry_operator.platforms.kubernetes.port_forward import cluster_that_runs
+
+log = logging.getLogger(__name__)
+
+PORT: Final = 8080
+LIST_EVERY_S: Final = 10.0
+REVIEW_S: Final = 30.0
+"""Seconds for which the answer about a token or a right counts: a right that was taken away ends within this time."""
+MAX_ANSWERS: Final = 10_000
+MAX_TOKEN: Final = 16_384
+"""Characters of a bearer token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who a request is from, as Kubernetes names them."""
+
+    user: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+def token_review(token: str) -> Object:
+    return {"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "metadata": {}, "spec": {"token": token}}
+
+
+def person_of(review: Mapping[str, Any]) -> Person | None:
+    """The person of an answered TokenReview; None: the token is not valid."""
+    status = review.get("status") or {}
+    user = status.get("user") or {}
+    if status.get("authenticated") is not True or not user.get("username"):
+        return None
+    extra = tuple((str(k), tuple(map(str, v))) for k, v in sorted((user.get("extra") or {}).items()))
+    return Person(str(user["username"]), tuple(map(str, user.get("groups") or ())), str(user.get("uid") or ""), extra)
+
+
+def access_review(person: Person, verb: str, key: ClusterKey) -> Object:
+    """May the person do this with the BrokerCluster?"""
+    return {
+        "kind": "SubjectAccessReview",
+        "apiVersion": "authorization.k8s.io/v1",
+        "metadata": {},
+        "spec": {
+            "user": person.user,
+            "groups": list(person.groups),
+            "uid": person.uid,
+            "extra": {k: list(v) for k, v in person.extra},
+            "resourceAttributes": {
+                "group": BROKER_CLUSTER.group,
+                "resource": BROKER_CLUSTER.plural,
+                "verb": verb,
+                "namespace": key.space,
+                "name": key.name,
+            },
+        },
+    }
+
+
+def allowed_by(review: Mapping[str, Any]) -> bool:
+    """The answer of a SubjectAccessReview."""
+    status = review.get("status") or {}
+    return status.get("allowed") is True and status.get("denied") is not True
+
+
+class KubernetesAccess:
+    """People by their tokens or by a proxy's header, and their rights."""
+
+    login_page = "login_kubernetes.html"
+    secure = True
+    """Browsers also send such a cookie to loopback addresses without TLS, as with `kubectl port-forward`."""
+    cookie = "__Host-gantry-console"
+
+    def __init__(
+        self,
+        api: KubeApi,
+        sessions: Sessions,
+        hosts: Sequence[str],
+        user_header: str = "",
+        groups_header: str = "",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._sessions = sessions
+        self._hosts = AllowedHosts(hosts)
+        self._user_header = user_header
+        self._groups_header = groups_header
+        self._now = now
+        self._people: dict[str, tuple[float, Person | None]] = {}
+        """By the digest of a token."""
+        self._rights: dict[tuple[Person, str, ClusterKey], tuple[float, bool]] = {}
+        self._by_proxy: dict[str, Session] = {}
+
+    def allows_host(self, header: str) -> bool:
+        return self._hosts.allows(header)
+
+    async def session(self, request: Request) -> Session | None:
+        if self._user_header:
+            return self._proxied(request)
+        session = self._sessions.find(request.cookies.get(self.cookie), self._now())
+        if session is None:
+            return None
+        if await self._person(session.token) is None:
+            self._sessions.close(session)
+            return None
+        return session
+
+    def _proxied(self, request: Request) -> Session | None:
+        """The session of the person that the proxy names."""
+        user = request.headers.get(self._user_header, "").strip()
+        if not user:
+            return None
+        groups = request.headers.get(self._groups_header, "") if self._groups_header else ""
+        person = Person(user, tuple(g.strip() for g in groups.split(",") if g.strip()))
+        mark = hashlib.sha256(repr(person).encode()).hexdigest()
+        session = self._by_proxy.get(mark)
+        if session is None:
+            if len(self._by_proxy) >= MAX_ANSWERS:
+                self._by_proxy.clear()
+            session = self._by_proxy[mark] = self._sessions.open(user, self._now(), mark)
+        self._people[mark] = (self._now() + REVIEW_S, person)
+        return session
+
+    async def login(self, request: Request, form: Mapping[str, str]) -> Session | None:
+        token = form.get("bearer", "").removeprefix("Bearer ").strip()
+        if self._user_header or not token or len(token) > MAX_TOKEN:
+            return None
+        person = await self._person(token)
+        return None if person is None else self._sessions.open(person.user, self._now(), token)
+
+    async def may_read(self, session: Session, key: ClusterKey) -> bool:
+        return await self._may(session, "get", key)
+
+    async def may_write(self, session: Session, key: ClusterKey) -> bool:
+        return await self._may(session, "update", key)
+
+    async def _person(self, token: str) -> Person | None:
+        mark = token if self._user_header else hashlib.sha256(token.encode()).hexdigest()
+        known = self._people.get(mark)
+        if known is not None and known[0] > self._now():
+            return known[1]
+        if self._user_header:
+            return None
+        try:
+            person = person_of(await self._api.create(token_review(token)))
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("a TokenReview failed: %s", error)
+            return None
+        self._keep(self._people, mark, person)
+        return person
+
+    async def _may(self, session: Session, verb: str, key: ClusterKey) -> bool:
+        person = await self._person(session.token)
+        if person is None:
+            return False
+        known = self._rights.get((person, verb, key))
+        if known is not None and known[0] > self._now():
+            return known[1]
+        try:
+            allowed = allowed_by(await self._api.create(access_review(person, verb, key)))
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("a SubjectAccessReview failed: %s", error)
+            return False
+        self._keep(self._rights, (person, verb, key), allowed)
+        return allowed
+
+    def _keep(self, table: dict[Any, Any], key: Any, answer: Any) -> None:
+        if len(table) >= MAX_ANSWERS:
+            table.clear()
+        table[key] = (self._now() + REVIEW_S, answer)
+
+
+class InClusterTarget(KubernetesTarget):
+    """A cluster as a pod reaches it: by the addresses inside, without forwarded ports."""
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[Clients]:
+        async with self._open() as target:
+            resource = await target.resource()
+            servers = str(((resource.get("status") or {}).get("addresses") or {}).get("nameServers") or "")
+            if not servers:
+                raise CliError("the cluster has no NameServer addresses yet")
+            yield Clients(servers, await target.super_user(), await target.client_tls())
+
+
+class KubernetesSource:
+    """One BrokerCluster."""
+
+    def __init__(self, api: KubeApi, key: ClusterKey) -> None:
+        self.key = key
+        self.target = InClusterTarget(None, key.space, key.name)
+        self.command: Sequence[str] = ("--cluster", key.name, "--namespace", key.space)
+        self.http = make_client(lambda: self._token, lambda: self._trusted)
+        self._api = api
+        self._token: str | None = None
+        self._trusted = b""
+        self._secrets_until = 0.0
+        self._resource: Object | None = None
+
+    def pause_command(self, wanted: bool) -> str:
+        change = PAUSED + ("=true" if wanted else "-")
+        return shlex.join(["kubectl", "annotate", "bc", self.key.name, "-n", self.key.space, "--overwrite", change])
+
+    async def pause(self, wanted: bool) -> None:
+        """Raises CliError."""
+        patch = {"metadata": {"annotations": {PAUSED: "true" if wanted else None}}}
+        try:
+            await self._api.merge(BROKER_CLUSTER, self.key.space, self.key.name, patch)
+        except (ApiError, ApiUnavailable) as error:
+            raise CliError(str(error)) from None
+
+    async def resource(self) -> dict[str, Any]:
+        try:
+            found = await self.target.resource()
+        except CliError as error:
+            raise SourceError(str(error)) from error
+        self._resource = found
+        return found
+
+    async def members(self) -> list[MemberUrl]:
+        if self._resource is None:
+            await self.resource()
+        try:
+            cluster = cluster_that_runs(self._resource or {})
+            if time.monotonic() > self._secrets_until:
+                await self._read_secrets()
+        except (ManifestError, ApiError, ApiUnavailable, KeyError) as error:
+            raise SourceError(str(error)) from error
+        return [
+            MemberUrl(m.name, m.group, f"{http_scheme(cluster)}://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}")
+            for m in plan(cluster).members
+        ]
+
+    async def _read_secrets(self) -> None:
+        secret = await self._api.get(SECRET, self.key.space, names.admin_secret(self.key.name))
+        self._token = None if secret is None else tokens.token_of(secret)
+        found = decoded(await self._api.get(SECRET, self.key.space, names.ca_cert_secret(self.key.name)))
+        self._trusted = found.get(AUTHORITIES) or found.get(CERTIFICATE, b"")
+        self._secrets_until = time.monotonic() + LIST_EVERY_S
+
+    async def audit(self) -> AuditView:
+        chosen = f"{names.CLUSTER_LABEL}={self.key.name}"
+        return AuditView(None, f"kubectl logs -n {self.key.space} -l {chosen} --prefix --tail=-1 | grep gantry.audit")
+
+    async def report(self) -> bytes | None:
+        return None
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+
+class Clusters:
+    """Collectors of the present BrokerClusters."""
+
+    def __init__(self, api: KubeApi, namespaces: Sequence[str]) -> None:
+        self._api = api
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self.known: dict[ClusterKey, Collector] = {}
+        self._tasks: dict[ClusterKey, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self.look()
+                except (ApiError, ApiUnavailable) as error:
+                    log.warning("BrokerClusters cannot be listed: %s", error)
+                await asyncio.sleep(LIST_EVERY_S)
+        finally:
+            for key in list(self.known):
+                await self._forget(key)
+
+    async def look(self) -> None:
+        """Begin with new clusters, end with deleted ones."""
+        listed: list[Object] = []
+        for namespace in self._namespaces:
+            listed += (await self._api.list(BROKER_CLUSTER, namespace))[0]
+        wanted = {ClusterKey(o["metadata"]["namespace"], o["metadata"]["name"]) for o in listed}
+        for key in set(self.known) - wanted:
+            await self._forget(key)
+        for key in sorted(wanted - set(self.known), key=lambda k: (k.space, k.name)):
+            collector = Collector(KubernetesSource(self._api, key))
+            self._tasks[key] = asyncio.create_task(collector.run())
+            self.known[key] = collector
+
+    async def _forget(self, key: ClusterKey) -> None:
+        collector = self.known.pop(key)
+        self._tasks[key].cancel()
+        await asyncio.gather(self._tasks.pop(key), return_exceptions=True)
+        await collector.source.close()
+
+
+def _words(name: str) -> list[str]:
+    return [word.strip() for word in os.environ.get(name, "").split(",") if word.strip()]
+
+
+async def serve() -> None:
+    """Serve until a signal."""
+    bound = socket.create_server(("", PORT), reuse_port=False)
+    async with KubeApi(await load_config()) as api:
+        clusters, sessions = Clusters(api, _words("GANTRY_WATCH_NAMESPACES")), Sessions()
+        access = KubernetesAccess(
+            api,
+            sessions,
+            _words("GANTRY_CONSOLE_HOSTS"),
+            os.environ.get("GANTRY_CONSOLE_USER_HEADER", ""),
+            os.environ.get("GANTRY_CONSOLE_GROUPS_HEADER", ""),
+        )
+        following = asyncio.create_task(clusters.run())
+        try:
+            await Server(make_app(lambda: clusters.known, access, sessions)).serve(sockets=[bound])
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+
+
+def main() -> None:
+    logging.basicConfig(level=os.environ.get("GANTRY_LOG_LEVEL", "INFO"), format="%(levelname)s %(name)s: %(message)s")
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()

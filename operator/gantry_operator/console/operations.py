@@ -1,0 +1,254 @@
+"""What a person asks for on a page: messages, dead letters, offsets and changes. The edge to brokers.
+
+Each operation is the function of a `gantry` command where there is one, and has the command that does the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gantry_broker.client import Admin, BrokerError, ClientError, DeadLetters, ReceivedMessage
+from gantry_broker.client.deadletters import origin_topic
+from gantry_broker.client.pulling import PullStatus
+from gantry_broker.client.selection import readable_queues
+from gantry_broker.client.subscription import subscription
+from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.message import RecordError
+from gantry_broker.remoting.errors import RemotingError
+
+from gantry_operator.cli.dlq import Choice, read_letters, resend_letters
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.messages import as_json_line
+from gantry_operator.cli.topics import create_topic
+from gantry_operator.cli.users import NewUser, create_user
+from gantry_operator.console.resets import ResetPreview, preview_of
+from gantry_operator.console.sources import Source
+
+FOUND: Final = 64
+"""Messages of one search."""
+LETTERS: Final = 200
+"""Dead letters of one page."""
+EXPORTED: Final = 10_000
+"""Dead letters of one export."""
+QUEUES: Final = 512
+"""Queues of a topic that a search by time or a reset reads, one request each."""
+AT_ONCE: Final = 16
+OPERATION_S: Final = 40.0
+
+
+class OperationError(Exception):
+    """An operation was not done; the text is for the person."""
+
+
+@asynccontextmanager
+async def one_line_errors() -> AsyncIterator[None]:
+    """Turn errors of clusters into one line. Raises OperationError."""
+    try:
+        async with asyncio.timeout(OPERATION_S):
+            yield
+    except TimeoutError:
+        raise OperationError(f"the cluster did not answer within {OPERATION_S:.0f} s") from None
+    except (CliError, ClientError, RemotingError, BodyError, RecordError, OSError) as error:
+        raise OperationError(str(error) or type(error).__name__) from error
+
+
+@asynccontextmanager
+async def _admin(source: Source) -> AsyncIterator[Admin]:
+    async with source.target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+        yield admin
+
+
+def gantry(source: Source, *words: str) -> str:
+    """The command that does the same, for this cluster."""
+    return shlex.join(["gantry", *words, *source.command])
+
+
+# Messages
+
+
+async def find_by_key(source: Source, topic: str, key: str) -> list[ReceivedMessage]:
+    """Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        return await admin.query(topic, key, count=FOUND)
+
+
+async def find_by_id(source: Source, topic: str, message_id: str) -> list[ReceivedMessage]:
+    """By the id of a producer within the topic, or by an offset id. Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        found = await admin.query(topic, message_id, count=FOUND, unique=True) if topic else []
+        if found:
+            return found
+        try:
+            return [await admin.view(message_id, topic or None)]
+        except ValueError:
+            if not topic:
+                raise OperationError(
+                    f"{message_id[:80]} is no offset id: name the topic to search for a producer's id"
+                ) from None
+            return []
+        except BrokerError:
+            return []
+
+
+async def find_by_time(source: Source, topic: str, from_ms: int) -> list[ReceivedMessage]:
+    """The first messages of every queue stored from this time on, oldest first. Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        puller = admin.puller()
+        everything = subscription(topic, "*")
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def some(queue: Any) -> list[ReceivedMessage]:
+            async with turn:
+                at = await puller.offset_at(queue, from_ms)
+                result = await puller.pull(queue, at, everything, count=FOUND, suspend_ms=0)
+                return [] if result.status is not PullStatus.FOUND else result.messages
+
+        queues = readable_queues(topic, await admin.topic_route(topic))[:QUEUES]
+        found = [message for part in await asyncio.gather(*map(some, queues)) for message in part]
+    late = [message for message in found if message.store_ms >= from_ms]
+    return sorted(late, key=lambda m: (m.store_ms, m.broker, m.queue_id, m.queue_offset))[:FOUND]
+
+
+async def message_at(source: Source, topic: str, broker: str, queue: int, offset: int) -> ReceivedMessage | None:
+    """Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        route = await admin.topic_route(topic)
+        wanted = [q for q in readable_queues(topic, route) if (q.broker, q.queue_id) == (broker, queue)]
+        if not wanted:
+            return None
+        result = await admin.puller().pull(wanted[0], offset, subscription(topic, "*"), count=1, suspend_ms=0)
+        return next((m for m in result.messages if m.queue_offset == offset), None)
+
+
+# Dead letters
+
+
+async def letters_of(source: Source, group: str, count: int = LETTERS) -> list[ReceivedMessage]:
+    """Raises OperationError."""
+    found: list[ReceivedMessage] = []
+    async with one_line_errors():
+        await read_letters(source.target, Choice(group, (), None, count, False), found.append)
+    return found
+
+
+async def letter(source: Source, group: str, message_id: str) -> ReceivedMessage | None:
+    """Raises OperationError."""
+    async with (
+        one_line_errors(),
+        source.target.clients() as (servers, key, tls),
+        DeadLetters(servers, credentials=key, tls=tls) as dead,
+    ):
+        found = await dead.find(group, message_id)
+        return found[-1] if found else None
+
+
+async def resend(source: Source, group: str, ids: Sequence[str]) -> str:
+    """Send the letters again; without ids all that wait. Returns a sentence. Raises OperationError."""
+    async with one_line_errors():
+        result = await resend_letters(source.target, Choice(group, tuple(ids), None, None, not ids), None, 30.0, False)
+    if result["problem"]:
+        raise OperationError(f"stopped after {result['sent']} letters: {result['problem']}")
+    return f"{result['sent']} of {result['found']} dead letters were sent to {result['to']}"
+
+
+async def export(source: Source, group: str) -> bytes:
+    """A line of JSON for each letter. Raises OperationError."""
+    letters = await letters_of(source, group, EXPORTED)
+    return "".join(exported(group, found) for found in letters).encode()
+
+
+def exported(group: str, found: ReceivedMessage) -> str:
+    """As `gantry dlq read -o json` prints it."""
+    more = {"id": found.id, "group": group, "originTopic": origin_topic(found), "tries": found.reconsume_times}
+    return as_json_line(found, more)
+
+
+# Offsets
+
+
+async def preview_reset(source: Source, group: str, topic: str, to_ms: int) -> ResetPreview:
+    """What a reset to this time (-1: the end) skips and repeats. Changes nothing. Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        puller = admin.puller()
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def one(queue: Any) -> tuple[str, int, int, int, int | None, int]:
+            async with turn:
+                first, end = await puller.min_offset(queue), await puller.max_offset(queue)
+                target = end if to_ms < 0 else await puller.offset_at(queue, to_ms)
+                return queue.broker, queue.queue_id, first, end, await admin.offset(group, queue), target
+
+        queues = readable_queues(topic, await admin.topic_route(topic))
+        if len(queues) > QUEUES:
+            raise OperationError(f"{topic} has {len(queues)} queues; {QUEUES} is the most for a preview")
+        return preview_of(await asyncio.gather(*map(one, queues)))
+
+
+async def reset(source: Source, group: str, topic: str, to_ms: int) -> str:
+    """Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        moved = await admin.reset_offsets(group, topic, to_ms)
+    return f"{group} continues at the chosen place in {len(moved)} queues of {topic}"
+
+
+def reset_command(source: Source, servers: str, group: str, topic: str, to_ms: int) -> str:
+    """RocketMQ's own tool does the same."""
+    when = "now" if to_ms < 0 else str(to_ms)
+    return shlex.join(["mqadmin", "resetOffsetByTime", "-n", servers, "-g", group, "-t", topic, "-s", when])
+
+
+# Subscriptions
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSubscriptions:
+    """What one client says that it subscribes to; `problem`: why it did not say."""
+
+    client: str
+    subscriptions: Mapping[str, str]
+    problem: str = ""
+
+
+async def subscriptions_of(source: Source, group: str, clients: Sequence[str]) -> list[ClientSubscriptions]:
+    """Ask each client, through the brokers. Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        masters = list((await admin.masters()).values())
+
+        async def one(client: str) -> ClientSubscriptions:
+            problem = "no broker group has a master"
+            for address in masters:
+                try:
+                    return ClientSubscriptions(client, await admin.client_subscriptions(address, group, client))
+                except (BrokerError, RemotingError, BodyError) as error:
+                    problem = str(error)
+            return ClientSubscriptions(client, {}, problem)
+
+        return list(await asyncio.gather(*map(one, clients)))
+
+
+# Changes
+
+
+async def switchover(source: Source, group: str, to: str | None) -> str:
+    """Raises OperationError."""
+    async with one_line_errors():
+        return await source.target.switchover(group, to)
+
+
+async def make_topic(source: Source, topic: str, queues: int) -> str:
+    """Raises OperationError."""
+    async with one_line_errors():
+        groups = await create_topic(source.target, topic, queues)
+    return f"{topic}: {queues} queues in {', '.join(groups)}"
+
+
+async def make_user(source: Source, wanted: NewUser) -> str:
+    """Raises OperationError."""
+    async with one_line_errors():
+        place = await create_user(source.target, wanted)
+    return f"{wanted.name}: its keys are in {place}"

@@ -1,0 +1,98 @@
+"""Templates and the forms of numbers and times on pages. Pure but for the reading of templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+NONE: Final = "\N{EN DASH}"
+"""Where there is no value."""
+HERE: Final = Path(__file__).parent
+STATIC: Final = HERE / "static"
+
+
+def count(value: float | None) -> str:
+    """12,345"""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """A number a second with at most three digits: 0, 0.4, 12, 1.2k"""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    if value < 10:
+        return f"{value:.1f}" if value >= 0.05 else "<0.1"
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5:
+            return f"{value:.0f}{unit}" if value >= 10 or not unit else f"{value:.1f}{unit}"
+        value /= 1000
+    return f"{value:.0f}T"
+
+
+def size(value: float | None) -> str:
+    """1.4 MiB"""
+    if value is None:
+        return NONE
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """45 s, 12 min, 3 h, 4 d"""
+    if seconds is None:
+        return NONE
+    for limit, unit, per in ((60, "s", 1), (3600, "min", 60), (48 * 3600, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / per:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def time_ms(value: int | None) -> str:
+    """2026-11-25 08:24:53.120"""
+    if not value or not 0 < value < 253_402_300_800_000:
+        return NONE
+    return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{value % 1000:03d}"
+
+
+def clock(text: str) -> str:
+    """2026-11-25 08:24:53, from an RFC 3339 time."""
+    return text.replace("T", " ").removesuffix("Z")
+
+
+def line(values: Sequence[float], top: float, width: float, height: float, capacity: int) -> str:
+    """The points of an SVG polyline: the newest value at the right edge, `top` at the upper one."""
+    step = width / max(capacity - 1, 1)
+    right = len(values) - 1
+    return " ".join(
+        f"{width - (right - i) * step:.1f},{height - 1 - (height - 2) * (v / top if top else 0):.1f}"
+        for i, v in enumerate(values)
+    )
+
+
+def environment() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=select_autoescape(["html"], default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Any] = {
+        "count": count,
+        "rate": rate,
+        "size": size,
+        "duration": duration,
+        "time_ms": time_ms,
+        "clock": clock,
+    }
+    env.filters.update(filters)
+    return env

@@ -1,0 +1,116 @@
+"""Serves the console of this machine's clusters, on the loopback address, with links that work once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import uvicorn
+from fastapi import Request
+from gantry_broker.http.hosts import LOOPBACK_NAMES, host_of
+
+from gantry_operator.console.access import OneTimeLinks, Session, Sessions
+from gantry_operator.console.app import make_app
+from gantry_operator.console.collector import Collector
+from gantry_operator.console.snapshot import ClusterKey
+from gantry_operator.console.sources import LocalSource
+
+HOST = "127.0.0.1"
+PEOPLE = "You, on this machine"
+
+
+class LocalAccess:
+    """The person who started the console, and who may do everything."""
+
+    login_page = "login_local.html"
+    secure = False
+
+    def __init__(self, sessions: Sessions, links: OneTimeLinks, port: int) -> None:
+        self._sessions = sessions
+        self._links = links
+        self.cookie = f"gantry-console-{port}"
+        """With the port: browsers send a cookie to every port of a host."""
+
+    async def session(self, request: Request) -> Session | None:
+        return self._sessions.find(request.cookies.get(self.cookie), time.monotonic())
+
+    async def login(self, request: Request, form: Mapping[str, str]) -> Session | None:
+        if not self._links.use(form.get("token", "")):
+            return None
+        return self._sessions.open(PEOPLE, time.monotonic())
+
+    async def may_read(self, session: Session, key: ClusterKey) -> bool:
+        return True
+
+    async def may_write(self, session: Session, key: ClusterKey) -> bool:
+        return True
+
+    def allows_host(self, header: str) -> bool:
+        """Only loopback: a page of another site that resolves to 127.0.0.1 sends its own name."""
+        return host_of(header) in (*LOOPBACK_NAMES, HOST, "::1")
+
+
+class Server(uvicorn.Server):
+    """uvicorn on a socket that is bound already."""
+
+    def __init__(self, app: object) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+
+@contextlib.asynccontextmanager
+async def collecting(collectors: Mapping[ClusterKey, Collector]):  # type: ignore[no-untyped-def]
+    """Collect while the context is open."""
+    tasks = [asyncio.create_task(collector.run()) for collector in collectors.values()]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for collector in collectors.values():
+            await collector.source.close()
+
+
+async def serve(sources: Sequence[LocalSource], bound: socket.socket, started: Callable[[str], None]) -> None:
+    """Serve until a signal. `started` gets the link for the browser, and another one after each line on a terminal."""
+    port = bound.getsockname()[1]
+    sessions, links = Sessions(), OneTimeLinks()
+    collectors = {source.key: Collector(source) for source in sources}
+    access = LocalAccess(sessions, links, port)
+    server = Server(make_app(lambda: collectors, access, sessions))
+
+    def link() -> str:
+        return f"http://{HOST}:{port}/?token={links.make()}"
+
+    async with collecting(collectors):
+        # The first page has figures; a cluster that does not answer delays it for no longer than this.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(3):
+                await asyncio.gather(*(collector.first() for collector in collectors.values()))
+        bound.listen()  # A browser that is faster than the server waits.
+        started(link())
+        loop = asyncio.get_running_loop()
+
+        def another() -> None:
+            if sys.stdin.readline():
+                started(link())
+            else:
+                loop.remove_reader(sys.stdin)
+
+        if sys.stdin.isatty():
+            loop.add_reader(sys.stdin, another)
+        await server.serve(sockets=[bound])

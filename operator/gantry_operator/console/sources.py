@@ -1,0 +1,167 @@
+"""Where the console learns about a cluster and acts on it: the interface, and a cluster of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pydantic import ValidationError
+
+from gantry_operator.cli.target import LocalTarget, Target
+from gantry_operator.cluster.member_http import httpx, make_client
+from gantry_operator.console.snapshot import ClusterKey
+from gantry_operator.plan import plan
+from gantry_operator.platforms.local.certificates import read_authorities, scheme
+from gantry_operator.platforms.local.events import KEEP, last_events
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.status import local_status
+from gantry_operator.platforms.local.supervisor import load_saved
+
+AUDIT_BYTES: Final = 262_144
+"""The end of each log that is read for lines of the audit."""
+AUDIT_LINES: Final = 200
+LOCAL: Final = "local"
+"""The space of clusters of this machine in paths."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberUrl:
+    """A member, and its HTTP interface."""
+
+    name: str
+    group: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditView:
+    """Lines of the audit, newest first; None: they are not read here. `where`: how to read all of it."""
+
+    lines: Sequence[dict[str, Any]] | None
+    where: str
+
+
+class SourceError(Exception):
+    """A cluster cannot be read; the text is the reason."""
+
+
+class Source(Protocol):
+    """One cluster."""
+
+    key: ClusterKey
+    http: httpx.AsyncClient
+    """For its members."""
+    command: Sequence[str]
+    """The options of `gantry` that choose this cluster."""
+
+    @property
+    def target(self) -> Target:
+        """For the functions of the `gantry` command."""
+        ...
+
+    async def resource(self) -> dict[str, Any]:
+        """The BrokerCluster, its events in `status.events`. Raises SourceError."""
+        ...
+
+    async def members(self) -> list[MemberUrl]:
+        """Raises SourceError."""
+        ...
+
+    async def audit(self) -> AuditView: ...
+
+    async def report(self) -> bytes | None:
+        """The page of the last compaction report; None: there is none here."""
+        ...
+
+    @property
+    def pause_command(self) -> Callable[[bool], str] | None:
+        """The command that pauses (True) or resumes changes; None: this platform has no pause."""
+        ...
+
+    async def pause(self, wanted: bool) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class LocalSource:
+    """A cluster of this machine."""
+
+    pause_command: Callable[[bool], str] | None = None
+
+    def __init__(self, folder: ClusterFolder, name: str, command: Sequence[str]) -> None:
+        self.key = ClusterKey(LOCAL, name)
+        self.folder = folder
+        self.target: Target = LocalTarget(folder)
+        self.command: Sequence[str] = command
+        self.http = make_client(folder.token.read, lambda: read_authorities(folder))
+
+    async def resource(self) -> dict[str, Any]:
+        try:
+            found = (await local_status(self.folder)).to_object()
+            found["status"]["events"] = await asyncio.to_thread(last_events, self.folder.events, KEEP)
+            return found
+        except Exception as error:  # Any damage of the folder is shown, and the other figures stay.
+            raise SourceError(str(error) or type(error).__name__) from error
+
+    async def members(self) -> list[MemberUrl]:
+        try:
+            cluster, ports = load_saved(self.folder), Ports.load(self.folder.ports)
+        except (OSError, ValidationError, ValueError) as error:
+            raise SourceError(f"{self.folder.root} cannot be read: {error}") from error
+        return [
+            MemberUrl(m.name, m.group, f"{scheme(cluster)}://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}")
+            for m in plan(cluster).members
+        ]
+
+    async def audit(self) -> AuditView:
+        lines = await asyncio.to_thread(self._audit_lines)
+        return AuditView(lines, f"grep gantry.audit {self.folder.root}/log/*.log")
+
+    def _audit_lines(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in sorted((self.folder.root / "log").glob("*.log")):
+            found += [line | {"member": path.stem} for line in audit_lines(_end_of(path))]
+        return sorted(found, key=lambda line: -line["time_ms"])[:AUDIT_LINES]
+
+    async def report(self) -> bytes | None:
+        path = self.folder.root / "analytics" / "report.html"
+        try:
+            return await asyncio.to_thread(path.read_bytes)
+        except OSError:
+            return None
+
+    async def pause(self, wanted: bool) -> None:
+        raise NotImplementedError("the supervisor of this machine has no pause")
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(path.stat().st_size - AUDIT_BYTES, 0))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def audit_lines(text: str) -> list[dict[str, Any]]:
+    """The lines of the audit in a log. Other lines are ignored, and damaged ones."""
+    found = []
+    for line in text.splitlines():
+        at = line.find('{"time_ms":')
+        if at < 0 or "gantry.audit" not in line[:at]:
+            continue
+        try:
+            entry = json.loads(line[at:])
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("time_ms"), int):
+            found.append(entry)
+    return found

@@ -1,0 +1,122 @@
+// Small behaviours that HTML does not have: theme, age of figures, commands that follow a form, keys. No eval, no network.
+"use strict";
+(function () {
+  const root = document.documentElement;
+  const OLD_MS = 8000;
+
+  // Theme: "light" or "dark" by choice, else as the system has it.
+  const kept = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
+  if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+  function dark() {
+    return root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  }
+  function labelTheme() {
+    const button = document.getElementById("theme");
+    if (!button) return;
+    button.textContent = dark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `${button.textContent} colours`);
+  }
+
+  // Figures that stopped: the console itself may be gone.
+  let last = Date.now();
+  function showAge() {
+    const live = document.body.dataset.live === "yes";
+    const lost = live && Date.now() - last > OLD_MS;
+    document.body.classList.toggle("lost", lost);
+    const box = document.getElementById("lost");
+    if (!box) return;
+    box.hidden = !lost;
+    if (lost) box.textContent = `No new figures for ${Math.round((Date.now() - last) / 1000)} s: the console does not answer. What you see is old.`;
+  }
+
+  // A command follows the form above it: {name} is a field's value, [--option {name}] is left out while it is empty.
+  function quoted(text) {
+    return /^[A-Za-z0-9_@%+=:,.\/-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
+  }
+  function showCommand(form) {
+    const out = form.querySelector("[data-command]");
+    if (!out) return;
+    const value = (name) => {
+      const field = form.elements[name];
+      return field ? String(field.value).trim() : "";
+    };
+    let text = out.dataset.command.replace(/\[([^\]{]*)\{(\w+)\}\]/g, (_, before, name) =>
+      value(name).split(/\s+/).filter(Boolean).map((word) => before + quoted(word)).join(""));
+    text = text.replace(/\{(\w+)\}/g, (_, name) => value(name) ? quoted(value(name)) : name.toUpperCase());
+    out.textContent = text;
+  }
+  function showCommands() {
+    document.querySelectorAll("form").forEach(showCommand);
+  }
+
+  function countChosen() {
+    const form = document.getElementById("letters");
+    if (!form) return;
+    const chosen = form.querySelectorAll("input[name=id]:checked").length;
+    const button = document.getElementById("resend-chosen");
+    if (button) {
+      button.disabled = chosen === 0;
+      button.textContent = chosen ? `Resend ${chosen} chosen` : "Resend chosen";
+    }
+  }
+
+  document.addEventListener("click", (event) => {
+    const target = event.target.closest("button, [data-copy]");
+    if (!target) return;
+    if (target.id === "theme") {
+      root.dataset.theme = dark() ? "light" : "dark";
+      try { localStorage.setItem("theme", root.dataset.theme); } catch { /* private window: only this page */ }
+      labelTheme();
+    } else if (target.dataset.copy !== undefined) {
+      const code = target.parentElement.querySelector("code");
+      if (code && navigator.clipboard) {
+        navigator.clipboard.writeText(code.textContent).then(() => {
+          target.textContent = "Copied";
+          setTimeout(() => { target.textContent = "Copy"; }, 1500);
+        });
+      }
+    }
+  });
+  document.addEventListener("input", (event) => {
+    const form = event.target.form;
+    if (form) showCommand(form);
+    if (event.target.id === "all") {
+      document.querySelectorAll("input[name=id]").forEach((box) => { box.checked = event.target.checked; });
+    }
+    countChosen();
+  });
+
+  // Keys: "/" to the search, "g" and a letter to a page, "?" shows them.
+  let before = "";
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const editing = event.target.closest("input, textarea, select");
+    if (editing) {
+      if (event.key === "Escape") editing.blur();
+      return;
+    }
+    if (before === "g") {
+      before = "";
+      const link = document.querySelector(`nav a[data-key="${CSS.escape(event.key)}"]`);
+      if (link) { event.preventDefault(); link.click(); }
+      return;
+    }
+    if (event.key === "/") {
+      const search = document.querySelector("input[type=search]");
+      if (search) { event.preventDefault(); search.focus(); search.select(); }
+    } else if (event.key === "?") {
+      const help = document.getElementById("keys");
+      if (help) help.open ? help.close() : help.showModal();
+    }
+    before = event.key === "g" ? "g" : "";
+  });
+
+  document.addEventListener("htmx:sseMessage", () => { last = Date.now(); showAge(); });
+  document.addEventListener("htmx:afterSettle", showCommands);
+  document.addEventListener("DOMContentLoaded", () => {
+    labelTheme(); showCommands(); countChosen();
+    // New figures leave a search alone that somebody types.
+    if (window.Idiomorph) Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node.matches && node.matches("form[role=search]"));
+    setInterval(showAge, 1000);
+  });
+})();

@@ -1,0 +1,276 @@
+"""The console in a real browser: every page of a live cluster, with a failover, on a phone and in the dark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.console.browser import accessibility_problems, browser, overflow, person
+from tests.console.fake import FakeSource, running
+from tests.console.live import LETTERS, LiveConsole, console_of, live_console
+
+SLOW_MS = 60_000
+PAGES = {
+    "": "Overview", "/members": "Members", "/topics": "Topics", "/topics/Orders": "Orders",
+    "/groups": "Consumer groups", "/groups/billing": "billing",
+    "/groups/mixed/subscriptions": "Subscriptions by client",
+    "/groups/billing/reset?topic=Orders&end=true": "Reset offsets",
+    "/messages?topic=Orders&by=key&value=order-4711": "Messages", "/dead": "Dead letters", "/dead/refunds": "refunds",
+    "/clients": "Clients", "/activity": "Activity", "/actions": "Actions",
+}  # fmt: skip
+
+expect.set_options(timeout=30_000)  # the default of 5 s is for a quiet machine
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
+    with live_console(tmp_path_factory.mktemp("live")) as made:
+        yield made
+
+
+@pytest.fixture
+def desk(chromium: Browser, live: LiveConsole) -> Iterator[Page]:
+    with console_of(live.cluster) as mine, person(chromium, mine.link, viewport={"width": 1440, "height": 900}) as page:
+        page.base = mine.base  # type: ignore[attr-defined]
+        # The first figures of the broker groups are there.
+        page.goto(f"{mine.base}/topics")
+        expect(page.get_by_role("link", name="Orders", exact=True)).to_be_visible(timeout=SLOW_MS)
+        yield page
+
+
+def go(page: Page, path: str) -> None:
+    answer = page.goto(page.base + path)  # type: ignore[attr-defined]
+    assert answer is not None
+    assert answer.status == 200, (path, page.content())
+
+
+def test_every_page_is_whole_and_accessible(desk: Page) -> None:
+    for path, title in PAGES.items():
+        go(desk, path)
+        expect(desk.get_by_role("heading", level=1)).to_have_text(title)
+        assert not accessibility_problems(desk), path
+        assert overflow(desk) == 0, path
+
+
+def test_every_page_has_contrast_in_the_dark(desk: Page) -> None:
+    desk.emulate_media(color_scheme="dark")
+    for path in PAGES:
+        go(desk, path)
+        assert not accessibility_problems(desk, "color-contrast"), path
+
+
+def test_every_page_fits_a_phone(desk: Page) -> None:
+    desk.set_viewport_size({"width": 400, "height": 800})
+    for path in PAGES:
+        go(desk, path)
+        assert overflow(desk) == 0, path
+
+
+def test_a_failover_shows_without_a_reload(desk: Page, live: LiveConsole) -> None:
+    go(desk, "")
+    desk.evaluate("window.stayed = true")
+    old = live.cluster.master()
+    os.kill(int(old["pid"]), signal.SIGKILL)
+    tile = desk.locator(".tile", has_text="Last change of master")
+    expect(tile).to_contain_text(f"{old['name']} →", timeout=SLOW_MS)
+    expect(tile).to_contain_text(re.compile(r"\d+ ms"))
+    expect(tile).to_contain_text("Failover")
+    master = desk.get_by_role("row").filter(has=desk.get_by_text("Master", exact=True))
+    expect(master).not_to_contain_text(old["name"])
+    expect(desk.locator(".list")).to_contain_text("FailoverCompleted", timeout=SLOW_MS)
+    expect(desk.locator(".health")).to_contain_text("3 of 3 in sync", timeout=SLOW_MS)
+    assert desk.evaluate("window.stayed")
+    for path, title in PAGES.items():
+        go(desk, path)
+        expect(desk.get_by_role("heading", level=1)).to_have_text(title)
+
+
+def test_figures_move_and_a_reader_keeps_the_focus(desk: Page) -> None:
+    go(desk, "/topics")
+    cell = desk.get_by_role("row").filter(has=desk.get_by_role("link", name="Orders", exact=True)).locator("td").nth(1)
+    before = cell.text_content() or ""
+    desk.get_by_role("searchbox").fill("Ord")
+    expect(cell).not_to_have_text(before, timeout=SLOW_MS)
+    expect(desk.get_by_role("searchbox")).to_be_focused()
+    expect(desk.get_by_role("searchbox")).to_have_value("Ord")
+
+
+def test_a_console_that_ends_says_that_figures_are_old(chromium: Browser, live: LiveConsole) -> None:
+    context = chromium.new_context()
+    page = context.new_page()
+    with console_of(live.cluster) as mine:
+        page.goto(mine.link)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        expect(page.locator("#lost")).to_be_hidden()
+    expect(page.locator("#lost")).to_contain_text("What you see is old", timeout=SLOW_MS)
+    context.close()
+
+
+def test_lag_by_queue_and_clients_with_their_versions(desk: Page) -> None:
+    go(desk, "/groups/billing")
+    members = desk.get_by_role("region", name="Members of the group")
+    expect(members.get_by_role("row")).to_have_count(2)
+    expect(members).to_contain_text("PYTHON v")
+    expect(desk.get_by_role("region", name="Position by queue").get_by_role("row").nth(4)).to_be_visible()
+    go(desk, "/groups?q=refunds")
+    expect(desk.get_by_role("row").filter(has_text="refunds")).to_contain_text("offline")
+
+
+def test_inconsistent_subscriptions_are_marked_with_who_subscribes_to_what(desk: Page) -> None:
+    go(desk, "/clients")
+    expect(desk.get_by_text("Inconsistent subscriptions")).to_be_visible(timeout=SLOW_MS)
+    desk.get_by_role("link", name="mixed", exact=True).first.click()
+    table = desk.get_by_role("region", name="Subscriptions by client")
+    expect(table).to_contain_text("fruit")
+    expect(table).to_contain_text("meat")
+    go(desk, "/groups/billing")
+    expect(desk.get_by_text("subscribe to different topics")).to_have_count(0)
+
+
+def test_a_message_by_key_id_and_time_in_three_forms(desk: Page) -> None:
+    go(desk, "/messages")
+    desk.get_by_label("Topic").fill("Orders")
+    desk.get_by_label("By").select_option("key")
+    desk.get_by_label("Value").fill("order-4711")
+    desk.get_by_role("button", name="Find").click()
+    expect(desk.get_by_role("heading", name="1 message", exact=True)).to_be_visible()
+    desk.get_by_role("region", name="Messages").get_by_role("link").click()
+    expect(desk.locator("pre.body")).to_contain_text('"order": 4711')
+    desk.get_by_role("link", name="Hex").click()
+    expect(desk.locator("pre.body")).to_contain_text("000000  7b 22 6f 72 64 65 72")
+    desk.get_by_role("link", name="Text").click()
+    expect(desk.locator("pre.body")).to_contain_text('{"order": 4711, "items"')
+    unique = desk.get_by_role("heading", level=1).text_content() or ""
+    offset_id = desk.locator("dt", has_text="Offset id").locator("+ dd").text_content() or ""
+    for by, value in (("id", unique), ("id", offset_id), ("time", "2020-01-01T00:00")):
+        go(desk, f"/messages?topic=Orders&by={by}&value={value}")
+        expect(desk.get_by_role("region", name="Messages")).to_contain_text("order-4711")
+    go(desk, "/messages?topic=Orders&by=time&value=yesterday")
+    expect(desk.get_by_role("alert")).to_contain_text("'yesterday' is no time: write it like")
+
+
+def test_dead_letters_are_read_exported_and_sent_again(desk: Page) -> None:
+    go(desk, "/dead")
+    expect(desk.get_by_role("row").filter(has_text="refunds")).to_contain_text(str(LETTERS))
+    desk.get_by_role("link", name="refunds").click()
+    expect(desk.get_by_role("button", name="Resend chosen")).to_be_disabled()
+    with desk.expect_download() as loading:
+        desk.get_by_role("link", name="Export as JSON lines").click()
+    lines = [json.loads(line) for line in loading.value.path().read_text().splitlines()]
+    assert sorted(line["keys"] for line in lines) == [[f"k{n}"] for n in range(LETTERS)]
+    assert {(line["group"], line["originTopic"]) for line in lines} == {("refunds", "Refunds")}
+    desk.get_by_role("region", name="Dead letters").get_by_role("link").first.click()
+    expect(desk.locator("pre.body")).to_contain_text("order ")
+    desk.get_by_role("link", name="refunds").click()
+    desk.get_by_label(re.compile("^Choose (?!all)")).first.check()
+    desk.get_by_role("button", name="Resend 1 chosen").click()
+    expect(desk.get_by_role("status").last).to_contain_text("1 of 1 dead letters were sent to group refunds")
+    expect(desk.locator(".command code")).to_contain_text("gantry dlq resend refunds --id ")
+    desk.get_by_role("link", name="Back").click()
+    desk.get_by_role("button", name=f"Resend all {LETTERS} that wait").click()
+    expect(desk.get_by_role("status").last).to_contain_text(f"{LETTERS} of {LETTERS} dead letters")
+    go(desk, "/dead")
+    row = desk.get_by_role("row").filter(has_text="refunds")
+    expect(row.locator("td").first).to_have_text("0", timeout=SLOW_MS)
+
+
+def test_a_reset_is_previewed_by_queue_and_done(desk: Page) -> None:
+    go(desk, "/groups/billing")
+    desk.get_by_role("link", name="Reset offsets").click()
+    desk.get_by_label("Time, UTC").fill("2020-01-01T00:00")
+    desk.get_by_role("button", name="Preview", exact=True).click()
+    once_more = desk.locator(".tile", has_text="Read once more").locator(".value")
+    assert int((once_more.text_content() or "0").replace(",", "")) > 0
+    expect(desk.get_by_role("region", name="Preview by queue").get_by_role("row").nth(4)).to_be_visible()
+    expect(desk.locator(".command code")).to_contain_text("mqadmin resetOffsetByTime")
+    desk.get_by_role("button", name="Reset billing in Orders").click()
+    expect(desk.get_by_role("status").last).to_contain_text(
+        "billing continues at the chosen place in 4 queues of Orders"
+    )
+
+
+def test_actions_show_their_command_and_do_what_they_say(desk: Page, live: LiveConsole) -> None:
+    go(desk, "/actions")
+    topic = desk.locator("form", has=desk.get_by_label("Queues"))
+    topic.get_by_label("Name").fill("Invoices")
+    topic.get_by_label("Queues").fill("3")
+    shown = topic.locator(".command code")
+    expect(shown).to_have_text(f"gantry topic create Invoices --queues 3 --dir {live.cluster.folder.root}")
+    topic.get_by_role("button", name="Create").click()
+    expect(desk.get_by_role("status").last).to_have_text("Invoices: 3 queues in a")
+    go(desk, "/topics?q=Invoices")
+    expect(desk.get_by_role("link", name="Invoices", exact=True)).to_be_visible(timeout=SLOW_MS)
+
+    go(desk, "/actions")
+    user = desk.locator("form", has=desk.get_by_label("May"))
+    user.get_by_label("Name").fill("reporting")
+    user.get_by_label("May").fill("Topic:Orders:Sub Group:reporting:Sub")
+    expect(user.locator(".command code")).to_contain_text(
+        "gantry user create reporting --allow Topic:Orders:Sub --allow Group:reporting:Sub"
+    )
+    user.get_by_role("button", name="Create").click()
+    expect(desk.get_by_role("status").last).to_contain_text("reporting: its keys are in")
+
+    live.cluster.until("whole", live.cluster.whole, 60)
+    go(desk, "/actions")
+    old = live.cluster.master()["name"]
+    switch = desk.locator("form", has=desk.get_by_label("Broker group"))
+    other = next(name for name in live.cluster.members() if name != old)
+    switch.get_by_label("To").select_option(other)
+    expect(switch.locator(".command code")).to_contain_text(f"gantry switchover a --to {other}")
+    switch.get_by_role("button", name="Switch over").click()
+    expect(desk.get_by_role("status").last).to_contain_text(f"{other} leads a in epoch")
+    go(desk, "/actions")
+    bad = desk.locator("form", has=desk.get_by_label("May"))
+    bad.get_by_label("Name").fill("admin")
+    bad.get_by_role("button", name="Create").click()
+    expect(desk.get_by_text("write another name")).to_be_visible()
+
+
+def test_without_authentication_the_page_says_that_there_is_no_audit(desk: Page) -> None:
+    go(desk, "/activity")
+    expect(desk.get_by_text("Members write no audit while authentication is disabled")).to_be_visible()
+
+
+def test_keys_reach_the_search_and_every_page(chromium: Browser) -> None:
+    with running(FakeSource(10_000)) as console, person(chromium, console.link()) as page:
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        page.keyboard.press("g")
+        page.keyboard.press("t")
+        expect(page.get_by_text("of 10,000")).to_be_visible(timeout=SLOW_MS)
+        page.keyboard.press("/")
+        expect(page.get_by_role("searchbox")).to_be_focused()
+        page.keyboard.type("orders-09999")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("row")).to_have_count(2)
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        # Everything is reached by Tab, the link to the content first.
+        page.reload()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to the page")).to_be_focused()
+
+
+def test_the_theme_is_kept(chromium: Browser) -> None:
+    with running(FakeSource()) as console, person(chromium, console.link(), color_scheme="light") as page:
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.get_by_role("button", name="Dark colours").click()
+        page.reload()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+        expect(page.get_by_role("button", name="Light colours")).to_be_visible()

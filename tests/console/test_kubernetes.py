@@ -1,0 +1,198 @@
+"""The console in Kubernetes: who a token is, what they may do, which clusters there are, and the chart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fastapi import FastAPI
+from gantry_operator.console.access import Sessions
+from gantry_operator.console.app import make_app
+from gantry_operator.console.collector import Collector
+from gantry_operator.console.kubernetes import REVIEW_S, Clusters, KubernetesAccess, KubernetesSource
+from gantry_operator.console.snapshot import ClusterKey
+from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable
+from httpx import ASGITransport, AsyncClient
+
+from tests.console.fake import FakeSource
+from tests.console.test_server import csrf_of
+from tests.kubernetes.fake_api import FakeApi
+
+ROOT = Path(__file__).parents[2]
+KEY = ClusterKey("local", "fake")
+HERE = "/c/local/fake"
+RIGHTS = {"reader-token": ("ann", {"get"}), "writer-token": ("bob", {"get", "update"}), "nobody-token": ("eve", set())}
+
+
+class Reviews:
+    """Answers reviews as the API server does."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.revoked: set[str] = set()
+        self.down = False
+
+    async def create(self, obj: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append(obj["kind"])
+        if self.down:
+            raise ApiUnavailable("no answer")
+        spec = obj["spec"]
+        if obj["kind"] == "TokenReview":
+            known = RIGHTS.get(spec["token"])
+            if known is None or spec["token"] in self.revoked:
+                return {"status": {"authenticated": False, "user": {}}}
+            return {"status": {"authenticated": True, "user": {"username": known[0], "groups": ["people"]}}}
+        assert obj["kind"] == "SubjectAccessReview"
+        wanted = spec["resourceAttributes"]
+        assert (wanted["group"], wanted["resource"]) == ("gantry.dev", "brokerclusters")
+        assert (wanted["namespace"], wanted["name"], spec["groups"]) == ("local", "fake", ["people"])
+        verbs = next(verbs for user, verbs in RIGHTS.values() if user == spec["user"])
+        return {"status": {"allowed": wanted["verb"] in verbs}}
+
+
+class Console:
+    """The application with these reviews. `seconds`: its clock."""
+
+    def __init__(self, user_header: str = "") -> None:
+        self.reviews = Reviews()
+        self.seconds = 0.0
+        sessions = Sessions()
+        self.access = KubernetesAccess(
+            self.reviews,
+            sessions,
+            ["console.example"],
+            user_header,
+            "X-Groups",
+            lambda: self.seconds,  # type: ignore[arg-type]
+        )
+        collector = Collector(FakeSource())  # type: ignore[arg-type]
+        self.app: FastAPI = make_app(lambda: {KEY: collector}, self.access, sessions)
+
+    def person(self) -> AsyncClient:
+        return AsyncClient(transport=ASGITransport(self.app), base_url="https://console.example", follow_redirects=True)
+
+
+@pytest.mark.parametrize(
+    ("token", "read", "write"), [("reader-token", 200, 403), ("writer-token", 200, 400), ("nobody-token", 404, 404)]
+)
+async def test_a_person_may_do_what_their_own_rights_say(token: str, read: int, write: int) -> None:
+    console = Console()
+    async with console.person() as client:
+        signed = await client.post("/login", data={"bearer": token})
+        assert signed.status_code == 200
+        page = await client.get(f"{HERE}/actions")
+        assert page.status_code == read
+        csrf = csrf_of(page.text) if read == 200 else ""
+        # The form is refused for its number, after the right was checked.
+        answer = await client.post(f"{HERE}/actions/topic", data={"csrf": csrf, "topic": "T", "queues": "0"})
+        assert answer.status_code == write
+
+
+async def test_a_token_that_is_not_valid_opens_nothing() -> None:
+    console = Console()
+    async with console.person() as client:
+        for token in ("", "wrong", "x" * 20_000):
+            refused = await client.post("/login", data={"bearer": token})
+            assert refused.status_code == 401
+        strange = await client.post(
+            "/login", data={"bearer": "writer-token"}, headers={"Origin": "https://evil.example"}
+        )
+        assert strange.status_code == 403
+        assert (await client.get(HERE)).status_code == 401
+        assert (await client.get(HERE, headers={"Host": "evil.example"})).status_code == 421
+        assert (await client.get("/livez", headers={"Host": "10.0.0.7:8080"})).status_code == 200
+
+
+async def test_the_cookie_is_for_this_host_and_https_only() -> None:
+    console = Console()
+    async with AsyncClient(transport=ASGITransport(console.app), base_url="https://console.example") as client:
+        signed = await client.post("/login", data={"bearer": "reader-token"})
+    cookie = signed.headers["set-cookie"]
+    assert cookie.startswith("__Host-gantry-console=")
+    assert {"HttpOnly", "Path=/", "SameSite=strict", "Secure"} <= set(cookie.split("; "))
+
+
+async def test_answers_are_kept_for_a_moment_and_then_asked_again() -> None:
+    console = Console()
+    async with console.person() as client:
+        await client.post("/login", data={"bearer": "reader-token"})
+        for _ in range(5):
+            assert (await client.get(f"{HERE}/members")).status_code == 200
+        assert console.reviews.asked.count("TokenReview") == 1
+        assert console.reviews.asked.count("SubjectAccessReview") == 2
+        console.reviews.revoked.add("reader-token")
+        console.seconds += REVIEW_S + 1
+        assert (await client.get(f"{HERE}/members")).status_code == 401
+
+
+async def test_without_an_answer_of_the_api_server_nothing_is_allowed() -> None:
+    console = Console()
+    async with console.person() as client:
+        await client.post("/login", data={"bearer": "writer-token"})
+        console.reviews.down = True
+        console.seconds += REVIEW_S + 1
+        assert (await client.get(f"{HERE}/members")).status_code == 401
+
+
+async def test_a_header_counts_only_where_it_is_switched_on() -> None:
+    headers = {"X-User": "bob", "X-Groups": "people"}
+    async with Console().person() as client:
+        assert (await client.get(HERE, headers=headers)).status_code == 401
+    proxied = Console("X-User")
+    async with proxied.person() as client:
+        assert (await client.get(HERE)).status_code == 401
+        page = await client.get(f"{HERE}/actions", headers=headers)
+        assert page.status_code == 200
+        assert "bob" in page.text
+        assert "may read only" not in page.text
+        answer = await client.post(f"{HERE}/actions/topic", data={"topic": "T", "queues": "8"}, headers=headers)
+        assert answer.status_code == 403
+        assert "TokenReview" not in proxied.reviews.asked
+        assert (await client.post("/login", data={"bearer": "writer-token"}, headers=headers)).status_code == 401
+
+
+async def test_clusters_come_and_go_with_their_resources() -> None:
+    async with FakeApi() as fake, fake.client() as api:
+        obj = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster",
+               "metadata": {"name": "demo", "namespace": "mq"}, "spec": {"brokerGroups": [{"name": "a"}]}}  # fmt: skip
+        fake.put(obj)
+        clusters = Clusters(api, ())
+        await clusters.look()
+        assert list(clusters.known) == [ClusterKey("mq", "demo")]
+        fake.remove("BrokerCluster", "mq", "demo")
+        await clusters.look()
+        assert not clusters.known
+
+
+async def test_members_are_asked_by_their_names_in_the_cluster() -> None:
+    async with FakeApi() as fake, fake.client() as api:
+        source = KubernetesSource(api, ClusterKey("mq", "demo"))
+        source._resource = {
+            "apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster",
+            "metadata": {"name": "demo", "namespace": "mq"},
+            "spec": {"brokerGroups": [{"name": "a", "members": 2}]},
+        }  # fmt: skip
+        found = await source.members()
+        assert [m.name for m in found] == ["demo-a-0", "demo-a-1"]
+        assert re.fullmatch(r"https?://demo-a-0\.[a-z0-9.-]*mq\.svc[a-z.]*:10921", found[0].url), found[0].url
+        assert source.pause_command(True) == "kubectl annotate bc demo -n mq --overwrite gantry.dev/paused=true"
+        assert source.pause_command(False).endswith("gantry.dev/paused-")
+        await source.close()
+
+
+def test_the_chart_grants_the_verbs_that_the_console_uses() -> None:
+    text = (ROOT / "helm/gantry/templates/console.yaml").read_text()
+    found = re.search(r'\{\{- define "gantry.console.rules" -}}\n(.*?)\n\{\{- end -}}', text, re.DOTALL)
+    assert found is not None
+    rules = {resource: set(rule["verbs"]) for rule in yaml.safe_load(found[1]) for resource in rule["resources"]}
+    assert rules == {
+        "brokerclusters": {"get", "list", "patch"}, "brokerusers": {"get", "create"}, "secrets": {"get"},
+        "events": {"list"},
+    }  # fmt: skip
+    reviews = re.findall(r"resources: \[(\w+reviews)]\n    verbs: \[create]", text)
+    assert reviews == [KINDS["TokenReview"].plural, KINDS["SubjectAccessReview"].plural]
+    assert 'gantry.dev/monitoring: "true"' in text

@@ -1,0 +1,190 @@
+"""What pages compute from the answers of brokers: rows, health, forecasts, bodies and previews."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from gantry_operator.console.bodies import MAX_SHOWN, body_view, hex_dump, preview
+from gantry_operator.console.health import disk_of, health_of, members_of
+from gantry_operator.console.render import duration, rate, size, time_ms
+from gantry_operator.console.resets import preview_of
+from gantry_operator.console.rows import (
+    GroupTables,
+    choose_groups,
+    choose_topics,
+    combine,
+    page_of,
+    queues_of,
+)
+from gantry_operator.console.snapshot import OLD_S, ClusterKey, MemberSeen, Snapshot
+from gantry_operator.console.sources import audit_lines
+
+from tests.console.fake import member_status, tables
+
+KEY = ClusterKey("local", "fake")
+
+
+def test_rows_of_two_broker_groups_are_added() -> None:
+    parts = {"a": GroupTables(1.0, tables()), "b": GroupTables(1.0, tables())}
+    found = combine(parts, {})
+    assert found.topics["orders-00000"].queues == 8
+    assert found.topics["orders-00000"].messages == 80
+    assert found.topics["orders-00000"].rate is None
+    assert found.groups["billing"].lag == 12
+    assert found.groups["billing"].inconsistent
+    assert found.groups["billing"].topics == ["orders-00000"]
+    assert sorted(found.groups["billing"].clients) == ["10.0.0.1@1", "10.0.0.2@1"]
+    assert not found.groups["late"].online
+    assert found.clients["10.0.0.1@1"].produces == ["shop"]
+    assert (found.dead["billing"].letters, found.dead["billing"].waiting) == (14, 10)
+    assert [(q.broker, q.queue) for q in queues_of(found, "orders-00000")][:5] == [
+        ("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0),
+    ]  # fmt: skip
+
+
+def test_rates_are_of_the_time_between_two_answers_of_one_process() -> None:
+    before = {"a": GroupTables(1.0, tables(now_ms=1_000_000, sent=100))}
+    after = {"a": GroupTables(3.0, tables(now_ms=1_002_000, sent=300))}
+    found = combine(after, before)
+    assert found.topics["orders-00001"].rate == 100
+    assert found.received == 300
+    assert found.groups["billing"].rate == 100
+    restarted = {"a": GroupTables(3.0, tables(now_ms=1_002_000, sent=3) | {"started_ms": 2})}
+    assert combine(restarted, before).topics["orders-00001"].rate is None
+    assert combine(restarted, before).received is None
+
+
+def test_topics_are_searched_sorted_and_paged() -> None:
+    rows = combine({"a": GroupTables(1.0, tables(120))}, {}).topics.values()
+    found = choose_topics(rows, "ORDERS-000", "name", False)
+    assert [t.name for t in found][:2] == ["orders-00000", "orders-00001"]
+    page = page_of(found, 9)
+    assert (page.number, page.pages, page.total, page.first, page.last) == (2, 2, 100, 51, 100)
+    assert not choose_topics(rows, "%DLQ%", "name", False)
+    assert choose_topics(rows, "%dlq%", "no such order", True)[0].name == "%DLQ%billing"
+    assert page_of([], 1).first == 0
+
+
+def test_groups_with_the_most_unread_come_first() -> None:
+    rows = combine({"a": GroupTables(1.0, tables())}, {}).groups.values()
+    assert [g.name for g in choose_groups(rows, "", "lag", False)] == ["billing", "late"]
+
+
+def snapshot(now: float = 100.0) -> Snapshot:
+    members = {
+        f"fake-a-{n}": MemberSeen(
+            f"fake-a-{n}", "a", member_status(f"fake-a-{n}", n, "Master" if n == 0 else "Slave"), now
+        )
+        for n in range(3)
+    }
+    status = {
+        "phase": "Running",
+        "conditions": [{"type": "Available", "status": "True", "message": "sent and read", "lastTransitionTime": "t"}],
+        "members": [{"name": f"fake-a-{n}", "group": "a", "inSync": True} for n in range(3)],
+    }
+    parts = {"a": GroupTables(now, tables())}
+    return Snapshot(KEY, 1, {"status": status}, now, members=members, tables=combine(parts, {}))
+
+
+def test_a_healthy_cluster_says_so_in_one_line() -> None:
+    health = health_of(snapshot(), 101.0)
+    assert (health.tone, health.phase, health.summary) == ("good", "Running", "sent and read")
+    assert (health.ready, health.members) == (3, 3)
+    assert not health.old
+
+
+def test_a_member_that_is_gone_shows_before_the_status_does() -> None:
+    seen = snapshot()
+    gone = replace(seen.members["fake-a-0"], problem="its process does not run")
+    seen = replace(seen, members={**seen.members, "fake-a-0": gone})
+    health = health_of(seen, 101.0)
+    assert (health.tone, health.summary) == ("warn", "not answering: fake-a-0")
+    member = members_of(seen, 101.0)[0]
+    assert (member.role, member.tone, member.in_sync, member.reason) == (
+        "Unknown", "bad", False, "its process does not run",
+    )  # fmt: skip
+
+
+def test_the_in_sync_set_is_that_of_the_newest_leadership() -> None:
+    seen = snapshot()
+    newer = member_status("fake-a-1", 1, "Master", epoch=2) | {"in_sync": [{"member": 1, "incarnation": "i1"}]}
+    seen = replace(seen, members={**seen.members, "fake-a-1": MemberSeen("fake-a-1", "a", newer, 100.0)})
+    assert [m.in_sync for m in members_of(seen, 101.0)] == [False, True, False]
+
+
+def test_old_figures_say_their_age() -> None:
+    health = health_of(snapshot(100.0), 100.0 + OLD_S + 5)
+    assert health.age_s == OLD_S + 5
+    assert health.old == [f"topics and groups of broker group a: {OLD_S + 5:.0f} s old"]
+
+
+@pytest.mark.parametrize(
+    ("growth", "full_in", "tone"),
+    [
+        (None, None, "good"),
+        ((1.0, 30.0), None, "good"),  # measured too briefly
+        ((1.0, 60.0), 60_000, "bad"),
+        ((0.1, 600.0), 600_000, "warn"),
+        ((0.0001, 600.0), None, "good"),  # in years
+        ((0.0, 600.0), None, "good"),
+    ],
+)
+def test_the_forecast_of_a_disk(growth: tuple[float, float] | None, full_in: float | None, tone: str) -> None:
+    disk = disk_of(member_status("m", 0), growth)
+    assert disk is not None
+    assert disk.full_in_s == (None if full_in is None else pytest.approx(full_in))
+    assert disk.tone == tone
+
+
+def test_a_body_is_shown_as_what_it_is() -> None:
+    assert body_view(b'{"a":1}').text == '{\n  "a": 1\n}'
+    assert body_view(b'{"a":1}', "text").text == '{"a":1}'
+    assert body_view(b"17").kind == "text"
+    assert body_view("Grüße".encode()).text == "Grüße"
+    assert body_view(b"\x00\x01\xff").kind == "hex"
+    assert body_view(b"not json", "json").kind == "text"
+    deep = body_view(b"[" * 10_000)
+    assert (deep.kind, deep.size) == ("text", 10_000)
+
+
+def test_a_long_body_is_cut_and_says_so() -> None:
+    for body in (b"x" * (MAX_SHOWN + 1), b'{"a":"' + b"x" * MAX_SHOWN + b'"}', b"\x00" * (MAX_SHOWN + 1)):
+        view = body_view(body)
+        assert view.cut
+        assert view.shown <= MAX_SHOWN
+        assert len(view.text) < 6 * MAX_SHOWN
+    assert not body_view(b"x" * MAX_SHOWN).cut
+
+
+def test_a_dump_has_offsets_bytes_and_characters() -> None:
+    assert hex_dump(b"Gantry\x00") == f"000000  {'47 61 6e 74 72 79 00':<23}  {'':<23}  Gantry."
+    assert preview(b"a\nb" + b"c" * 300) == "a\N{MIDDLE DOT}b" + "c" * 117 + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def test_the_preview_of_a_reset_counts_what_is_skipped_and_repeated() -> None:
+    found = preview_of(
+        [("a", 0, 5, 100, 40, 60), ("a", 1, 5, 100, 40, 2), ("a", 2, 5, 100, None, 30), ("a", 3, 5, 9, 9, 99)]
+    )
+    assert [(r.target, r.skipped, r.repeated) for r in found.rows] == [(60, 20, 0), (5, 0, 35), (30, 25, 0), (9, 0, 0)]
+    assert (found.skipped, found.repeated, found.remaining) == (45, 35, 40 + 95 + 70)
+
+
+def test_numbers_and_times() -> None:
+    assert [rate(v) for v in (None, 0, 0.01, 0.44, 12.2, 999.6, 12_300, 4.4e6)] == [
+        "\N{EN DASH}", "0", "<0.1", "0.4", "12", "1.0k", "12k", "4.4M",
+    ]  # fmt: skip
+    assert [size(v) for v in (0, 1023, 1024, 150 * 1024, 3 << 30)] == ["0 B", "1023 B", "1.0 KiB", "150 KiB", "3.0 GiB"]
+    assert [duration(v) for v in (3, 119, 7200, 90 * 3600)] == ["3 s", "2 min", "2 h", "4 d"]
+    assert time_ms(1_764_059_041_005) == "2025-11-25 08:24:01.005"
+    assert time_ms(1 << 62) == "\N{EN DASH}"
+
+
+def test_lines_of_the_audit_are_found_in_a_log() -> None:
+    log = (
+        'INFO something {"time_ms":1}\n'
+        'WARNING gantry.audit: {"time_ms":5,"result":"refused"}\n'
+        'WARNING gantry.audit: {"time_ms":6,"resu\n'
+        'WARNING gantry.audit: {"time_ms":"x"}\n'
+    )
+    assert audit_lines(log) == [{"time_ms": 5, "result": "refused"}]

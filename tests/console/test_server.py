@@ -1,0 +1,187 @@
+"""The server of the console: access, forms, headers, and pages that never wait for a broker."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from gantry_operator.console.app import MAX_FORM
+from gantry_operator.console.sources import AuditView, SourceError
+
+from tests.console.fake import FakeSource, ReadOnly, Running, running
+
+PAGES = ("", "/members", "/topics", "/topics/orders-00000", "/groups", "/groups/billing", "/messages", "/dead",
+         "/clients", "/activity", "/actions", "/groups/billing/reset")  # fmt: skip
+HERE = "/c/local/fake"
+
+
+@pytest.fixture
+def console() -> Iterator[Running]:
+    with running(FakeSource()) as made:
+        yield made
+
+
+def until_figures(console: Running) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if console.collector.snapshot.tables.topics and console.collector.snapshot.resource:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no figures")
+
+
+def csrf_of(page: str) -> str:
+    found = re.search(r'name="csrf" value="([^"]+)"', page)
+    assert found is not None
+    return found[1]
+
+
+def test_a_link_opens_one_session(console: Running) -> None:
+    link = console.link()
+    first = httpx.get(link)
+    assert first.status_code == 303
+    cookie = first.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert httpx.get(link).status_code == 401
+    assert httpx.get(f"{console.base}/?token=wrong").status_code == 401
+    for path in (*PAGES, "/live", "/report", "/dead/billing/export"):
+        assert httpx.get(f"{console.base}{HERE}{path}").status_code == 401, path
+    assert httpx.get(f"{console.base}/live").status_code == 401
+
+
+def test_every_page_answers_with_its_headers(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        for path in PAGES:
+            answer = client.get(HERE + path)
+            assert answer.status_code == 200, (path, answer.text)
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'; script-src 'self'" in policy
+            assert "unsafe" not in policy
+            assert answer.headers["cache-control"] == "no-store"
+            assert not re.search(r"(?:src|href)=\"(?:https?:)?//", answer.text)
+            assert " style=" not in answer.text
+            assert "<script>" not in answer.text
+
+
+def test_no_link_of_a_page_is_dead(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        links = {link for path in PAGES for link in re.findall(r'href="(/c/[^"#]+)"', client.get(HERE + path).text)}
+        assert len(links) > 15
+        # Letters and subscriptions are read from brokers, which this cluster does not have.
+        brokers = re.compile(r"/dead/billing|/subscriptions|/messages\?")
+        for link in links:
+            status = client.get(link.replace("&amp;", "&")).status_code
+            assert status == 200 or (brokers.search(link) and status == 502), (link, status)
+
+
+def test_another_host_is_refused(console: Running) -> None:
+    with console.client() as client:
+        assert client.get(HERE, headers={"Host": "evil.example"}).status_code == 421
+        assert client.get(HERE, headers={"Host": "10.1.2.3"}).status_code == 421
+
+
+def test_a_form_needs_the_token_of_its_session(console: Running) -> None:
+    until_figures(console)
+    where = f"{HERE}/actions/topic"
+    with console.client() as client, console.client() as other:
+        mine, theirs = csrf_of(client.get(f"{HERE}/actions").text), csrf_of(other.get(f"{HERE}/actions").text)
+        form = {"topic": "T", "queues": "0"}
+        assert client.post(where, data=form).status_code == 403
+        assert client.post(where, data=form | {"csrf": theirs}).status_code == 403
+        strange = client.post(where, data=form | {"csrf": mine}, headers={"Origin": "http://evil.example"})
+        assert strange.status_code == 403
+        answer = client.post(where, data=form | {"csrf": mine})
+        assert answer.status_code == 400
+        assert "queues is 0: write a number from 1 to 1024" in answer.text
+        assert client.post(where, content=b"x" * (MAX_FORM + 1)).status_code == 413
+        assert client.get(f"{HERE}/topics", params={"q": "x" * 600}).status_code == 414
+
+
+def test_who_may_only_read_changes_nothing() -> None:
+    with running(FakeSource(), ReadOnly) as console:
+        until_figures(console)
+        with console.client() as client:
+            page = client.get(f"{HERE}/actions").text
+            assert "You may read this cluster, but not change it" in page
+            form = {"csrf": csrf_of(page), "topic": "T", "queues": "8", "group": "a", "which": "waiting", "to_ms": "-1"}
+            for path in ("actions/topic", "actions/switchover", "actions/user", "actions/pause", "dead/billing/resend",
+                         "groups/billing/reset"):  # fmt: skip
+                assert client.post(f"{HERE}/{path}", data=form).status_code == 403, path
+
+
+def test_signing_out_ends_the_session(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        csrf = csrf_of(client.get(HERE).text)
+        kept = dict(client.cookies)
+        assert client.post("/logout", data={"csrf": csrf}).status_code == 401
+        assert httpx.get(f"{console.base}{HERE}", cookies=kept).status_code == 401
+
+
+def test_ten_thousand_topics_need_no_request_for_each() -> None:
+    source = FakeSource(10_000)
+    with running(source) as console:
+        until_figures(console)
+        with console.client() as client:
+            before = Counter(source.calls)["/v1/tables"]
+            first = client.get(f"{HERE}/topics")
+            assert "1\N{EN DASH}50 of 10,000" in first.text
+            last = client.get(f"{HERE}/topics", params={"page": 200})
+            assert "orders-09999" in last.text
+            found = client.get(f"{HERE}/topics", params={"q": "ORDERS-07777"})
+            assert "1\N{EN DASH}1 of 1" in found.text
+            paths = Counter(source.calls)
+    assert set(paths) == {"/v1/status", "/v1/tables"}
+    assert paths["/v1/tables"] - before <= 3
+
+
+def test_the_audit_shows_who_changed_what() -> None:
+    source = FakeSource()
+    line = {"time_ms": 5, "result": "refused", "reason": "permission", "user": "<ann>", "request": "SEND_MESSAGE_V2"}
+
+    async def audit() -> AuditView:
+        return AuditView([line | {"resource": "Topic:Secret", "address": "10.0.0.7", "member": "fake-a-0"}], "grep")
+
+    source.audit = audit  # type: ignore[method-assign]
+    with running(source) as console:
+        until_figures(console)
+        with console.client() as client:
+            page = client.get(f"{HERE}/activity").text
+    for text in ("refused: permission", "&lt;ann&gt;", "SEND_MESSAGE_V2", "Topic:Secret", "1970-01-01 00:00:00.005"):
+        assert text in page
+
+
+def test_a_broker_without_an_answer_delays_no_page() -> None:
+    source = FakeSource()
+    with running(source) as console:
+        until_figures(console)
+        source.silent |= {"fake-a-0", "fake-a-1", "fake-a-2"}
+        with console.client() as client:
+            client.timeout = httpx.Timeout(10)
+            for path in PAGES:
+                assert client.get(HERE + path).status_code == 200
+            deadline = time.monotonic() + 30
+            while "it does not answer" not in client.get(f"{HERE}/members").text:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+
+
+def test_a_cluster_that_cannot_be_read_has_pages() -> None:
+    source = FakeSource()
+
+    async def unreadable() -> object:
+        raise SourceError("the folder is damaged")
+
+    source.resource = unreadable  # type: ignore[method-assign,assignment]
+    with running(source) as console, console.client() as client:
+        deadline = time.monotonic() + 20
+        while "Old figures: the cluster&#39;s status: the folder is damaged" not in (page := client.get(HERE).text):
+            assert time.monotonic() < deadline, page
+            time.sleep(0.1)
