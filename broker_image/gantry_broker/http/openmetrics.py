@@ -11,17 +11,18 @@ from prometheus_client.exposition import choose_encoder
 from gantry_broker.exposition import Family
 
 
-def _metric(family: Family) -> Metric:
+def metric(family: Family) -> Metric:
+    """Return a family as `prometheus_client` has it."""
     name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
-    metric = Metric(name, family.text, family.kind)
+    made = Metric(name, family.text, family.kind)
     for labels, value in family.rows:
-        metric.add_sample(family.name, labels, value)
+        made.add_sample(family.name, labels, value)
     for labels, histogram in family.histograms:
         for bound, count in histogram.cumulative():
-            metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
-        metric.add_sample(f"{name}_count", labels, histogram.count)
-        metric.add_sample(f"{name}_sum", labels, histogram.sum)
-    return metric
+            made.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        made.add_sample(f"{name}_count", labels, histogram.count)
+        made.add_sample(f"{name}_sum", labels, histogram.sum)
+    return made
 
 
 class _Families:
@@ -31,7 +32,7 @@ class _Families:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        return map(_metric, self._families)
+        return map(metric, self._families)
 
 
 def render(families: Iterable[Family], accept: str = "") -> tuple[bytes, str]:

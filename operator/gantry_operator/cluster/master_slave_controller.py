@@ -340,6 +340,7 @@ class MasterSlaveController(GroupController):
             at_unix_ms=time.time_ns() // 1_000_000,
             duration_ms=int((time.monotonic() - noticed) * 1000),
             planned=promoted.kind == "handover",
+            kind=promoted.kind,
         )
         self._platform.changed(done)
 

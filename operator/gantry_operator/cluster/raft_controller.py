@@ -170,6 +170,7 @@ class RaftController(GroupController):
                 at_unix_ms=time.time_ns() // 1_000_000,
                 duration_ms=int((now - started) * 1000),
                 planned=planned,
+                kind="handover" if planned else "election",
             )
         )
 

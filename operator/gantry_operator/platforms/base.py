@@ -55,6 +55,10 @@ class Event:
     group: str
 
 
+ChangeKind = Literal["failover", "restart", "handover", "unproven", "unclean", "election"]
+"""Why a leader changed: the kinds of `Promote`, and `election` in a Raft group."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A completed change of the leader, as status.lastFailover shows it."""
@@ -68,6 +72,7 @@ class Change:
     duration_ms: int
     """Milliseconds from the detection of the failure until the new leader has taken the role."""
     planned: bool
+    kind: ChangeKind = "failover"
 
 
 class Platform(Protocol):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -118,15 +118,23 @@ async def load_config(context: str | None = None) -> Configuration:
 
 
 class KubeApi:
-    """A client with one connection pool. Use it as an async context manager, or call `close`."""
+    """A client with one connection pool. Use it as an async context manager, or call `close`.
 
-    def __init__(self, configuration: Configuration) -> None:
+    `on_answer` gets (verb, resource, status) of each request; the status is None if there was no answer.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        on_answer: Callable[[str, str, int | None], None] = lambda verb, resource, status: None,
+    ) -> None:
         # 0 means no limit in aiohttp: each watch holds a connection.
         configuration.connection_pool_maxsize = 0
         self._client = ApiClient(configuration)
+        self._on_answer = on_answer
         self._gate = asyncio.Semaphore(AT_ONCE)
         self.calls = 0
-        """Number of requests so far, for the metrics."""
+        """Number of requests so far."""
 
     async def __aenter__(self) -> KubeApi:
         return self
@@ -152,7 +160,7 @@ class KubeApi:
         """Return the log of a pod's only container."""
         limits = aiohttp.ClientTimeout(total=60, sock_connect=5)
         path = POD.path(namespace, pod, "log")
-        response = await self._raw("GET", path, None, None, None, limits)
+        response = await self._raw("GET", path, None, None, None, limits, ("GET", "pods/log"))
         try:
             return await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -163,7 +171,7 @@ class KubeApi:
     async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> tuple[list[Object], str]:
         """Return all objects (namespace None: of all namespaces) and the resource version to watch from."""
         query = {"labelSelector": labels} if labels else {}
-        answer = await self._call(kind, "GET", kind.path(namespace), query, timeout=60)
+        answer = await self._call(kind, "GET", kind.path(namespace), query, timeout=60, verb="LIST")
         items = answer.get("items") or []
         for item in items:
             # List responses leave these two fields out of their items.
@@ -188,7 +196,7 @@ class KubeApi:
         if labels:
             query["labelSelector"] = labels
         timeout = aiohttp.ClientTimeout(total=seconds + 15, sock_connect=5, sock_read=silence_s)
-        response = await self._raw("GET", kind.path(namespace), query, None, None, timeout)
+        response = await self._raw("GET", kind.path(namespace), query, None, None, timeout, ("WATCH", kind.plural))
         try:
             _probe(response)
             async for line in response.content:
@@ -278,12 +286,13 @@ class KubeApi:
         body: Mapping[str, Any] | Sequence[Any] | None = None,
         content_type: str = "application/json",
         timeout: float | None = None,
+        verb: str = "",
     ) -> Object:
         if timeout is None:
             timeout = URGENT_S if kind in URGENT else REQUEST_S
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         async with contextlib.nullcontext() if kind in URGENT else self._gate:
-            return await self._answer(method, path, query, body, content_type, limits)
+            return await self._answer(method, path, query, body, content_type, limits, (verb or method, kind.plural))
 
     async def _answer(
         self,
@@ -293,8 +302,9 @@ class KubeApi:
         body: Mapping[str, Any] | Sequence[Any] | None,
         content_type: str,
         limits: aiohttp.ClientTimeout,
+        what: tuple[str, str],
     ) -> Object:
-        response = await self._raw(method, path, query, body, content_type, limits)
+        response = await self._raw(method, path, query, body, content_type, limits, what)
         try:
             found: Object = json.loads(await response.read())
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
@@ -311,24 +321,30 @@ class KubeApi:
         body: Mapping[str, Any] | Sequence[Any] | None,
         content_type: str | None,
         timeout: aiohttp.ClientTimeout,
+        what: tuple[str, str],
     ) -> aiohttp.ClientResponse:
+        """`what`: verb and resource, for `on_answer`."""
         self.calls += 1
         headers: dict[str, str] = {"Accept": "application/json, */*"}
         if content_type is not None:
             headers["Content-Type"] = content_type
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
         url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        status: int | None = None
         try:
             answer = await self._client.rest_client.request(  # type: ignore[no-untyped-call]
                 method, url, headers=headers, body=body, _request_timeout=timeout
             )
             response: aiohttp.ClientResponse = answer.response
+            status = response.status
             if response.status >= 400:
                 text = await response.read()
                 response.release()
                 raise _refused(response.status, text)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+        finally:
+            self._on_answer(*what, status)
         return response
 
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
-from gantry_operator.api.status import Addresses
+from gantry_operator.api.status import Addresses, BrokerClusterStatus
 from gantry_operator.certificates import KeyPair
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
@@ -30,7 +30,7 @@ from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.cluster.status import ObservedState
+from gantry_operator.cluster.status import ObservedMember, ObservedState
 from gantry_operator.plan import Plan, member_name, plan
 from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, volumes
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
@@ -136,7 +136,9 @@ class ClusterController:
         contains the answer."""
         api, caches, key = shared.api, shared.caches, (self.namespace, self.name)
         self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
-        self._report = StatusWriter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
+        self._report = StatusWriter(
+            api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look, self._saw
+        )
         self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
         self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
         self._certificates = CertificateReconciler(api, self._objects, self._events, self.uid)
@@ -154,6 +156,7 @@ class ClusterController:
     # ---- life cycle
 
     def start(self) -> None:
+        metrics.SHOWN.show(self._groups.figures)
         work: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("reconcile", self._reconcile_forever),
             ("status", self._report.run),
@@ -174,7 +177,8 @@ class ClusterController:
         await self._remoting.close()
         await self._users.close()
         await self._events.close()
-        metrics.AVAILABLE.remove(self.namespace, self.name)
+        metrics.SHOWN.hide(self._groups.figures)
+        self._certificates.close()
 
     def update(self, obj: Object) -> None:
         """The resource changed. A change of the status alone is ignored."""
@@ -509,6 +513,9 @@ class ClusterController:
             self._obj = written
 
     # ---- input of the status
+
+    def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
+        self._groups.figures.saw(status, members)
 
     def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
         if self._obj["metadata"].get("deletionTimestamp") is not None:

@@ -13,8 +13,8 @@ from gantry_operator.cluster.member_watch import QUIET_MS
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.platforms.base import Change, Event
-from gantry_operator.platforms.kubernetes import metrics
 from gantry_operator.platforms.kubernetes.client import ApiError, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.cluster_figures import ClusterFigures
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LeaseRegistry
@@ -45,6 +45,7 @@ class KubernetesGroupControllers(GroupControllers):
         """`trusted`: the authorities of the members' certificates, as PEM."""
         self.namespace, self.name = cluster
         self.last: LastFailover | None = None
+        self.figures = ClusterFigures(self.namespace, self.name)
         self.registry = LeaseRegistry(api, self.name, self.namespace)
         self.pods = KubernetesPlatform(
             api,
@@ -112,15 +113,14 @@ class KubernetesGroupControllers(GroupControllers):
         await self.http.aclose()
 
     def record(self, event: Event) -> None:
+        self.figures.heard(event)
         about = f"group {event.group}: " if event.group else ""
         self._events.record(event.kind, event.reason, about + event.message)
         self._on_news()
 
     def _changed(self, change: Change) -> None:
         self.last = last_failover(change)
-        planned = str(change.planned).lower()
-        metrics.FAILOVERS.labels(self.namespace, self.name, planned).inc()
-        metrics.FAILOVER_SECONDS.labels(planned).observe(change.duration_ms / 1000)
+        self.figures.changed(change)
         self._events.record(
             "Normal" if change.planned or change.old == change.new else "Warning",
             "SwitchoverCompleted" if change.planned else "FailoverCompleted",

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from collections.abc import Callable, Iterable
 
-REGISTRY = CollectorRegistry()
+from gantry_broker.exposition import Family
+from gantry_broker.http.metrics import build_info
+from gantry_broker.http.openmetrics import metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from gantry_operator.platforms.kubernetes.cluster_figures import ClusterFigures, families
+
+REGISTRY = CollectorRegistry(auto_describe=False)
 ProcessCollector(registry=REGISTRY)
 
 RECONCILES = Counter("gantry_operator_reconciles_total", "Reconciliations by outcome.", ["outcome"], registry=REGISTRY)
@@ -15,33 +24,54 @@ RECONCILE_SECONDS = Histogram(
     registry=REGISTRY,
 )
 WRITES = Counter("gantry_operator_objects_applied_total", "Objects applied, by kind.", ["kind"], registry=REGISTRY)
-FAILOVERS = Counter(
-    "gantry_operator_failovers_total",
-    "Changes of a master. A planned change is a switchover.",
-    ["namespace", "cluster", "planned"],
-    registry=REGISTRY,
-)
-FAILOVER_SECONDS = Histogram(
-    "gantry_operator_failover_duration_seconds",
-    "Time from the detection of a lost master until the new one has taken the role.",
-    ["planned"],
-    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30),
-    registry=REGISTRY,
-)
 LEADER = Gauge("gantry_operator_leader", "1 while this operator leads.", registry=REGISTRY)
 CLUSTERS = Gauge("gantry_operator_clusters", "Clusters that this operator controls.", registry=REGISTRY)
-AVAILABLE = Gauge(
-    "gantry_operator_cluster_available", "1 while clients can send and read.", ["namespace", "cluster"],
-    registry=REGISTRY,
-)  # fmt: skip
 CERTIFICATE_EXPIRY = Gauge(
     "gantry_operator_certificate_expiry_timestamp_seconds",
     "End of the validity of a certificate or authority, as Unix time, by the name of its Secret.",
     ["namespace", "cluster", "secret"],
     registry=REGISTRY,
 )
-API_CALLS = Gauge("gantry_operator_api_requests", "Requests made to the Kubernetes API.", registry=REGISTRY)
+API_REQUESTS = Counter(
+    "gantry_operator_api_requests_total",
+    "Requests made to the Kubernetes API, by the status of the answer; none: there was no answer.",
+    ["verb", "resource", "code"],
+    registry=REGISTRY,
+)
+CODES = frozenset({200, 201, 202, 400, 401, 403, 404, 405, 409, 410, 413, 415, 422, 429, 500, 501, 502, 503, 504})
+"""Statuses with a series of their own; of the others only the first digit shows."""
+
+
+def api_request(verb: str, resource: str, status: int | None) -> None:
+    """Count one request to the Kubernetes API. `status`: None: there was no answer."""
+    code = "none" if status is None else str(status) if status in CODES else f"{status // 100}xx"
+    API_REQUESTS.labels(verb, resource, code).inc()
+
+
 WATCH_AGE = Gauge(
     "gantry_operator_watch_age_seconds", "Time since the last data from a watch, bookmarks included.", ["kind"],
     registry=REGISTRY,
 )  # fmt: skip
+
+
+class _Clusters(Collector):
+    """The families of the clusters that this operator controls."""
+
+    def __init__(self) -> None:
+        self._shown: list[ClusterFigures] = []
+        self.further: list[Callable[[], Family]] = []
+        """Make families that are on the page, too."""
+
+    def show(self, figures: ClusterFigures) -> None:
+        self._shown.append(figures)
+
+    def hide(self, figures: ClusterFigures) -> None:
+        self._shown = [one for one in self._shown if one is not figures]
+
+    def collect(self) -> Iterable[Metric]:
+        return map(metric, [*families(self._shown), build_info("operator"), *(make() for make in self.further)])
+
+
+SHOWN = _Clusters()
+"""Figures between `show` and `hide` are on the page."""
+REGISTRY.register(SHOWN)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
-from gantry_operator.cluster.status import ObservedState, significant, status_of
+from gantry_operator.cluster.status import ObservedMember, ObservedState, significant, status_of
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.platforms.kubernetes import metrics
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 
@@ -43,7 +42,10 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 class StatusWriter:
-    """`look` returns the observations: the last accepted cluster, its generation, and the rest; None: write nothing."""
+    """`look` returns the observations: the last accepted cluster, its generation, and the rest; None: write nothing.
+
+    `saw` gets each new status, and the members that it is made of.
+    """
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class StatusWriter:
         written: dict[str, Any],
         events: EventRecorder,
         look: Callable[[], tuple[BrokerCluster | None, int, ObservedState] | None],
+        saw: Callable[[BrokerClusterStatus, Sequence[ObservedMember]], None],
     ) -> None:
         self._api = api
         self._namespace = namespace
@@ -62,6 +65,7 @@ class StatusWriter:
         self._status = BrokerClusterStatus.model_validate(written)
         self._events = events
         self._look = look
+        self._saw = saw
         self._news = asyncio.Event()
 
     def wake(self) -> None:
@@ -86,9 +90,7 @@ class StatusWriter:
         cluster, generation, seen = looked
         paused = cluster is not None and cluster.paused
         new = status_of(cluster, self._status, seen, utc(), generation, paused)
-        metrics.AVAILABLE.labels(self._namespace, self._name).set(
-            any(c.type == "Available" and c.status == "True" for c in new.conditions)
-        )
+        self._saw(new, seen.members)
         before, self._status = self._status, new
         body = new.to_object()
         if significant(new) == significant(BrokerClusterStatus.model_validate(self._written)):
