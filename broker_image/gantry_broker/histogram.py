@@ -8,6 +8,8 @@ from typing import Final
 
 LATENCY_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of latencies, in seconds."""
+RPC_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+"""Upper bounds of `rocketmq_rpc_latency_milliseconds`: those of RocketMQ 5.5.0."""
 SIZE_BYTES: Final = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024)
 """Upper bounds of `rocketmq_message_size`, bytes: those of RocketMQ 5.5.0."""
 

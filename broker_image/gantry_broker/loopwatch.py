@@ -19,6 +19,8 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.histogram import LATENCY_S, Histogram
+
 if TYPE_CHECKING:
     from gantry_broker.exposition import Kind
 
@@ -70,6 +72,8 @@ class LoopWatch:
 
     def __init__(self, stack_s: float = STACK_S, log_every_s: float = LOG_EVERY_S) -> None:
         self.holds = Holds()
+        self.lag = Histogram(LATENCY_S)
+        """How late the timer ran, in seconds."""
         self._stack_s = stack_s
         self._log_every_s = log_every_s
         self._due = 0.0
@@ -104,6 +108,7 @@ class LoopWatch:
         now = time.monotonic()
         late = max(now - self._due, 0.0)
         self.holds.late(late)
+        self.lag.observe(late)
         if late > self._stack_s and self._seen_due == self._due:
             log.warning("the event loop stood still for %.1f s", late)
         busy = time.thread_time() - self._cpu > BUSY_SHARE * (waited_s + late)

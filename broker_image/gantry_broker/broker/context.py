@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from gantry_broker.broker.access_control import AccessControl
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.dead_letters import DeadLetters
+    from gantry_broker.broker.disk_forecast import DiskForecast
     from gantry_broker.broker.group_notifier import GroupNotifier
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.latencies import Latencies
@@ -82,6 +84,8 @@ class BrokerContext:
     stats: Stats
     counts: MessageCounts
     latencies: Latencies
+    dead_letters: DeadLetters
+    disk_forecast: DiskForecast
     slices: TimeSlices
     """Turns for costly work on the event loop."""
     loop_watch: LoopWatch

@@ -1,10 +1,62 @@
-"""Histograms of a member's latencies, in seconds. They count batches at the weight of their messages."""
+"""Histograms of a member's latencies. They count batches at the weight of their messages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
-from gantry_broker.histogram import LATENCY_S, Histogram
+from gantry_broker.histogram import LATENCY_S, RPC_MS, Histogram
+from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+
+Result = Literal["success", "oneway"]
+
+MAX_RPC: Final = 1_000
+"""Histograms of requests, by code, code of the answer and the rest; further ones are not counted."""
+UNSUPPORTED: Final = -1
+"""Stands for the codes of requests that no handler has."""
+_CODES: Final = {int(code): code.name.lower() for code in RequestCode}
+_ANSWERS: Final = {int(code): code.name.lower() for code in ResponseCode}
+
+
+class RpcLatencies:
+    """Milliseconds from the arrival of a request to its answer, by what `rocketmq_rpc_latency_milliseconds` names."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, Result, bool], Histogram] = {}
+
+    def observe(
+        self, request: int, answer: int, seconds: float, times: int = 1, flag: int = 0, held: bool = False
+    ) -> None:
+        """Count `times` requests. `flag`: of their frames. `held`: they waited for messages."""
+        histogram = self._histogram((request, answer, "oneway" if flag & FLAG_ONEWAY else "success", held))
+        if histogram is not None:
+            histogram.observe(seconds * 1000, times)
+
+    def observe_held(self, request: int, answer: int, milliseconds: Iterable[int]) -> None:
+        """Count requests that were held, each with its own time."""
+        histogram = self._histogram((request, answer, "success", True))
+        if histogram is not None:
+            for each in milliseconds:
+                histogram.observe(each)
+
+    def _histogram(self, key: tuple[int, int, Result, bool]) -> Histogram | None:
+        histogram = self._found.get(key)
+        if histogram is None and len(self._found) < MAX_RPC:
+            histogram = self._found[key] = Histogram(RPC_MS)
+        return histogram
+
+    def rows(self) -> Iterator[tuple[dict[str, str], Histogram]]:
+        """Yield the histograms with the labels that RocketMQ has."""
+        for (request, answer, result, held), histogram in sorted(self._found.items()):
+            labels = {
+                "protocol_type": "remoting",
+                "request_code": "unsupported" if request == UNSUPPORTED else _CODES.get(request, str(request)),
+                "response_code": _ANSWERS.get(answer, str(answer)),
+                "result": result,
+                "is_long_polling": "true" if held else "false",
+            }
+            yield labels, histogram
 
 
 def _seconds() -> Histogram:
@@ -13,11 +65,17 @@ def _seconds() -> Histogram:
 
 @dataclass(slots=True)
 class Latencies:
-    """One member's latencies since its start."""
+    """One member's latencies since its start, in seconds."""
 
     send: Histogram = field(default_factory=_seconds)
     """From the arrival of a send until its answer is written."""
     append: Histogram = field(default_factory=_seconds)
     """The append of a batch of sends to the log."""
+    replication: Histogram = field(default_factory=_seconds)
+    """From the end of the append until the records are confirmed."""
     flush: Histogram = field(default_factory=_seconds)
     """One fsync of the log, from its request to its end."""
+    pull: Histogram = field(default_factory=_seconds)
+    """From the arrival of a pull to its answer. A held pull counts from the moment at which its queue grew."""
+    rpc: RpcLatencies = field(default_factory=RpcLatencies)
+    """All requests of clients."""

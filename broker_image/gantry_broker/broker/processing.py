@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.errors import failure_answer
 from gantry_broker.broker.forward import request_bytes
+from gantry_broker.broker.latencies import UNSUPPORTED
 from gantry_broker.broker.pull.service import SENT_MS
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -74,6 +76,7 @@ class RequestProcessor:
         self._handlers = handlers
         self._take_sends = sender.take
         self._role = context.role
+        self._observe = context.latencies.rpc.observe
         self._slices = context.slices
         self._max_bytes = max_bytes
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,17 +120,15 @@ class RequestProcessor:
     def _one(self, conn: Connection, frame: Frame, at_once: bool) -> None:
         """`at_once` False: the read had so many requests that this one waits for its turn, cheap or not."""
         conn.attrs["client"] = True
+        begun = time.perf_counter()
         handler = self._handlers.get(frame.code)
         if handler is None:
-            self._answer(conn, frame, not_supported(frame))
+            self._answer(conn, frame, not_supported(frame), begun, UNSUPPORTED)
             return
         if at_once and frame.code in CHEAP:
-            self._handle(conn, frame, handler)
+            self._handle(conn, frame, handler, begun)
         else:
-            self._handle_in_turn(conn, frame, handler)
-
-    def _handle_in_turn(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
-        self._run_in_turn(conn, frame, partial(self._handle, conn, frame, handler))
+            self._run_in_turn(conn, frame, partial(self._handle, conn, frame, handler, begun))
 
     def _run_in_turn(self, conn: Connection, frame: Frame, work: Callable[[], None]) -> None:
         """Runs costly work within a slice of each pass of the event loop, which all connections share.
@@ -140,7 +141,8 @@ class RequestProcessor:
             return
         size = request_bytes(frame)
         if self._waiting_bytes + size > self._max_bytes:
-            self._answer(conn, frame, error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
+            busy = error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait")
+            self._answer(conn, frame, busy, time.perf_counter())
             return
         self._waiting_bytes += size
         conn.attrs["waiting"] = conn.attrs.get("waiting", 0) + 1
@@ -156,26 +158,30 @@ class RequestProcessor:
 
         slices.run(begin)
 
-    def _handle(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
+    def _handle(self, conn: Connection, frame: Frame, handler: HandlerFunction, begun: float) -> None:
+        """`begun`: when the request arrived, by `time.perf_counter`."""
         try:
             result = handler(self._context, conn, frame)
         except Exception as error:
-            self._answer(conn, frame, failure_answer(frame, error))
+            self._answer(conn, frame, failure_answer(frame, error), begun)
             return
         if result is None:
             return
         if isinstance(result, Frame):
-            self._answer(conn, frame, result)
+            self._answer(conn, frame, result, begun)
             return
         if len(self._tasks) >= MAX_TASKS:
             result.close()
-            self._answer(conn, frame, error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
+            busy = error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait")
+            self._answer(conn, frame, busy, begun)
             return
-        task = asyncio.get_running_loop().create_task(self._later(conn, frame, result))
+        task = asyncio.get_running_loop().create_task(self._later(conn, frame, result, begun))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _later(self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None]) -> None:
+    async def _later(
+        self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None], begun: float
+    ) -> None:
         try:
             if frame.code not in CHEAP:
                 await self._slices.grant()
@@ -183,10 +189,11 @@ class RequestProcessor:
         except Exception as error:
             answer = failure_answer(frame, error)
         if answer is not None:
-            self._answer(conn, frame, answer)
+            self._answer(conn, frame, answer, begun)
 
-    @staticmethod
-    def _answer(conn: Connection, frame: Frame, answer: Frame) -> None:
+    def _answer(self, conn: Connection, frame: Frame, answer: Frame, begun: float, code: int | None = None) -> None:
+        """`code`: under which the request counts, if not its own."""
+        self._observe(frame.code if code is None else code, answer.code, time.perf_counter() - begun, flag=frame.flag)
         if not frame.is_oneway and not conn.closed:
             conn.send(answer)
 

@@ -17,7 +17,9 @@ from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.confirmed import ConfirmedRecords
 from gantry_broker.broker.context import BrokerContext
+from gantry_broker.broker.dead_letters import DeadLetters
 from gantry_broker.broker.delay import Delays
+from gantry_broker.broker.disk_forecast import FORECAST_MS, DiskForecast
 from gantry_broker.broker.dispatch import Dispatcher
 from gantry_broker.broker.events import Events
 from gantry_broker.broker.forward import Forwarder
@@ -115,10 +117,12 @@ def wire(
     stats = Stats(started_ms)
     counts = MessageCounts(stats, config.cluster)
     latencies = Latencies()
+    disk_forecast = DiskForecast()
     next_opaque = opaque_numbers()
 
     # The tables, and what follows when records are confirmed.
     meta = Metadata(base_tables(config, settings, len(delay_levels)))
+    dead_letters = DeadLetters(meta, store)
     replay = Replay(meta, store, events.tables_changed)
     confirmed = ConfirmedRecords(replay, held)
 
@@ -179,7 +183,8 @@ def wire(
     checks = PullChecks(settings, meta, role, filters=filters, clients=clients, creation=creation)
     pulls = PullService(
         store, meta, role, held=held, filters=filters, checks=checks,
-        slave_reads=SlaveReads(settings, store, replication, memory), counts=counts, slices=slices, clock=clock,
+        slave_reads=SlaveReads(settings, store, replication, memory), counts=counts, latencies=latencies, slices=slices,
+        clock=clock,
     )  # fmt: skip
     confirmed.wake_pulls = pulls.wake
     context = BrokerContext(
@@ -212,6 +217,8 @@ def wire(
         stats=stats,
         counts=counts,
         latencies=latencies,
+        dead_letters=dead_letters,
+        disk_forecast=disk_forecast,
         slices=slices,
         loop_watch=loop_watch,
         shared=shared,
@@ -253,6 +260,8 @@ def wire(
             PeriodicTask("clients", lambda: 5_000, expire_clients),
             PeriodicTask("statistics", lambda: 10_000, lambda now: stats.sample(clock.unix_ms())),
             PeriodicTask("snapshots", flush_interval_ms, lambda now: snapshots.save_changed()),
+            PeriodicTask("dead letters", lambda: 5_000, lambda now: dead_letters.look()),
+            PeriodicTask("disk forecast", lambda: FORECAST_MS, lambda now: disk_forecast.note(now, store.disk().free)),
             PeriodicTask("retention", lambda: 10_000, lambda now: retention.expire()),
         ],
         clock,

@@ -5,6 +5,7 @@ Each value is a plain number of the broker, so there is no registry and no objec
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
+    forecast = broker.disk_forecast.full_in_s
     full = broker.health.disk_full
     used = resource.getrusage(resource.RUSAGE_SELF)
     me = {"cluster": broker.config.cluster, "group": broker.config.group, "member": str(broker.config.member)}
@@ -108,11 +110,25 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
             "HTTP requests and connections refused, by reason: host, token, body, time, connections.",
             [({**me, "reason": reason}, count) for reason, count in sorted(http_refused.items())],
         ),
+        (
+            "gantry_dead_letters",
+            "gauge",
+            "Messages in the dead letter topic of a consumer group.",
+            [({**me, "consumer_group": group}, n) for group, n in _top(broker.dead_letters.by_group)]
+            if broker.role.leading
+            else [],
+        ),
         ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
         ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
+        (
+            "gantry_disk_full_forecast_seconds",
+            "gauge",
+            "Seconds until the disk is full at the pace of the last hour; +Inf: it does not fill, or not known yet.",
+            one(math.inf if forecast is None else forecast),
+        ),
         ("gantry_disk_full", "gauge", "1 while sends are refused because the disk is full.", one(int(full))),
         (
             "gantry_log_damaged_places",
@@ -149,6 +165,17 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
         ("gantry_send_latency_seconds", "From the arrival of a send until its answer is written.", latencies.send),
         ("gantry_append_latency_seconds", "Appends to the log, by message.", latencies.append),
         ("gantry_flush_latency_seconds", "Each fsync of the log.", latencies.flush),
+        (
+            "gantry_replication_latency_seconds",
+            "From the append of messages until they are confirmed.",
+            latencies.replication,
+        ),
+        (
+            "gantry_pull_latency_seconds",
+            "Pulls until their answer, without the time for which they were held.",
+            latencies.pull,
+        ),
+        ("gantry_event_loop_lag_seconds", "How late a timer of the event loop runs.", broker.loop_watch.lag),
     ]
     return [
         *(Family(name, kind, text, found) for name, kind, text, found in rows),

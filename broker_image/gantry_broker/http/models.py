@@ -143,6 +143,9 @@ class DiskStatus(_Model):
     total_bytes: int
     free_bytes: int
     full: bool = False
+    full_in_s: int = Field(
+        -1, description="Seconds until it is full at the pace of the last hour; -1: it does not fill, or not known yet."
+    )
 
 
 class AccessStatus(_Model):
@@ -188,6 +191,7 @@ class MemberStatus(_Model):
         default_factory=dict, description="End of validity in Unix seconds by port: client, internal. Empty: no TLS."
     )
     access: AccessStatus = Field(default_factory=AccessStatus)
+    dead_letters: int = Field(0, description="Messages in dead letter topics.")
     connections: int = 0
     address: str = ""
     pid: int = 0

@@ -144,6 +144,7 @@ async def rocketmq_families(broker: BrokerContext, times: StoreTimes) -> list[Fa
         lambda: _connections(broker, me),
         lambda: _tables(broker, me),
         lambda: _storage(broker, me),
+        lambda: _requests(broker, me),
     )
     async for part in broker.slices.sliced(parts):
         families += part()
@@ -277,3 +278,9 @@ def _storage(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
         Family(flush, "gauge", "Bytes of the log that are not on disk.", [(labels, store.end - store.flushed)]),
         Family(dispatch, "gauge", "Bytes that no consumer sees yet.", [(labels, store.end - store.confirmed)]),
     ]
+
+
+def _requests(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
+    family = Family("rocketmq_rpc_latency_milliseconds", "histogram", "Requests of clients, until their answer.")
+    family.histograms = [({**me, **labels}, histogram) for labels, histogram in broker.latencies.rpc.rows()]
+    return [family]

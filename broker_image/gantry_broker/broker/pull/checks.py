@@ -95,13 +95,14 @@ class Consumption:
 class Pull(HeldPull):
     """One pull, from its request to its answer."""
 
-    __slots__ = ("asked", "commit", "conn", "filter", "offset", "opaque", "queue_id", "serialize")
+    __slots__ = ("asked", "code", "commit", "conn", "filter", "offset", "opaque", "queue_id", "serialize")
 
     def __init__(
         self, conn: Connection, frame: Frame, asked: Consumption, queue_id: int, offset: int, commit: int
     ) -> None:
         """`commit`: the consumer's progress, which counts if `asked.commits`."""
         self.conn = conn
+        self.code = frame.code
         self.opaque = frame.opaque
         self.serialize = frame.serialize
         self.asked = asked

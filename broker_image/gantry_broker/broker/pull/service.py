@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,7 @@ from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.latencies import Latencies
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.pull.filters import Filters
     from gantry_broker.broker.pull.slave_reads import SlaveReads
@@ -90,6 +91,7 @@ class PullService:
         checks: PullChecks,
         slave_reads: SlaveReads,
         counts: MessageCounts,
+        latencies: Latencies,
         slices: TimeSlices,
         clock: Clock,
     ) -> None:
@@ -102,6 +104,7 @@ class PullService:
         self._check = checks.take
         self._slave_reads = slave_reads
         self._count_gets = counts.gets
+        self._latencies = latencies
         self._settling: asyncio.Task[None] | None = None
         self._slices = slices
         self._clock = clock
@@ -109,28 +112,32 @@ class PullService:
         self._pace = WakePace()
         self._waking: set[tuple[str, int]] = set()
         """Queues whose held pulls are being tried, in slices."""
-        self._gathered: dict[tuple[str, int], None] = {}
-        """Queues whose held pulls are tried at the next turn."""
+        self._gathered: dict[tuple[str, int], float] = {}
+        """Queues whose held pulls are tried at the next turn, with the time at which they grew (`perf_counter`)."""
         self._unread: dict[Connection, None] = {}
         """Connections that are read again at the next turn."""
         self._turn_is_set = False
+        self._answered: list[tuple[Pull, int]] = []
+        """Held pulls that were answered, with the codes, until `_note_answered`."""
         self._tally: dict[Consumption, Tally] | None = None
         """Answers of this turn, counted at its end; None between turns."""
 
     def handle(self, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
+        begun = perf_counter()
         made = self._check(conn, frame)
         if made.asked.sql is not None and self._slices.left_s <= 0:
-            return self._pull_in_turn(made)
-        self._serve(made)
+            return self._pull_in_turn(made, begun)
+        self._serve(made, begun)
         return None
 
-    async def _pull_in_turn(self, made: Pull) -> None:
+    async def _pull_in_turn(self, made: Pull, begun: float) -> None:
         """Serves a pull with an SQL92 filter in a later slice, when this pass of the event loop has done enough."""
         await self._slices.grant()
         if not made.conn.closed:
-            self._serve(made)
+            self._serve(made, begun)
 
-    def _serve(self, made: Pull) -> None:
+    def _serve(self, made: Pull, begun: float) -> None:
+        """`begun`: when the pull arrived, by `perf_counter`."""
         asked = made.asked
         if asked.sql is not None:
             made.filter = self._sql(asked.sql)
@@ -143,6 +150,9 @@ class PullService:
         if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(made):
             return
         self.answer(made, got, code)
+        seconds = perf_counter() - begun
+        self._latencies.pull.observe(seconds)
+        self._latencies.rpc.observe(made.code, code, seconds)
 
     def _hold(self, made: Pull) -> bool:
         asked = made.asked
@@ -161,7 +171,7 @@ class PullService:
             self._pace.note(1)
             if not (self._turn_is_set or self._pace.wait_ms(self._loop.time())) or not self._hold(made):
                 return False
-            self._gathered[made.key] = None
+            self._gathered.setdefault(made.key, perf_counter())
         if self._turn_is_set:
             self._read_later(made.conn)
         elif wait_ms := self._pace.wait_ms(self._loop.time()):
@@ -182,13 +192,15 @@ class PullService:
         if not waiting:
             return
         self._pace.note(sum(waiting.values()))
-        if self._turn_is_set:
-            self._gathered.update(dict.fromkeys(waiting))
-        elif wait_ms := self._pace.wait_ms(self._loop.time()):
-            self._gathered.update(dict.fromkeys(waiting))
+        now = perf_counter()
+        wait_ms = 0 if self._turn_is_set else self._pace.wait_ms(self._loop.time())
+        if not self._turn_is_set and not wait_ms:
+            self._wake_now(dict.fromkeys(waiting, now))
+            return
+        for key in waiting:
+            self._gathered.setdefault(key, now)
+        if wait_ms:
             self._set_turn(wait_ms)
-        else:
-            self._wake_now(waiting)
 
     def _set_turn(self, wait_ms: int) -> None:
         self._turn_is_set = True
@@ -208,25 +220,29 @@ class PullService:
             self._set_turn(self._pace.wait_ms(self._loop.time()) or 1)
         self._wake_now(gathered)
 
-    def _wake_now(self, queues: Collection[tuple[str, int]]) -> None:
-        """Tries the pulls of these queues for one slice of the event loop, and the rest in later passes."""
+    def _wake_now(self, queues: Mapping[tuple[str, int], float]) -> None:
+        """Tries the pulls of these queues for one slice of the event loop, and the rest in later passes.
+
+        `queues`: with the time at which each grew.
+        """
         ends = perf_counter() + SLICE_S
         pieces = self._store.together()
         held, waking, attempt = self._held, self._waking, self._attempt
         tally: dict[Consumption, Tally] = {}
         self._tally = tally
         try:
-            for key in queues:
+            for key, grew in queues.items():
                 if key in waking:
                     held.passed_over.add(key)
                     continue
                 few = held.few(key, FEW)
                 if few is None or perf_counter() > ends:
-                    self._try_each(key, held.waiting(*key), pieces, ends)
+                    self._try_each(key, held.waiting(*key), pieces, ends, grew)
                     continue
                 for made in few:
                     if attempt(made, pieces):
                         held.end(made)
+                self._note_answered(grew)
         except BaseException:
             held.passed_over.update(queues)  # The disk failed: `expire` tries them again.
             raise
@@ -235,18 +251,39 @@ class PullService:
             for asked, entry in tally.items():
                 self._count_gets(asked.topic_name, asked.group_name, entry.count, entry.size, entry.offsets)
 
-    def _try_each(self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float) -> None:
+    def _try_each(
+        self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float, grew: float
+    ) -> None:
         """Tries pulls until a time, and the rest in a later pass."""
         self._held.try_each(waiting, lambda made: self._attempt(made, pieces), lambda: perf_counter() < ends)
+        self._note_answered(grew)
         if waiting:
             self._waking.add(key)
             self._slices.charge(SLICE_S)
-            self._slices.run(lambda: self._try_rest(key, waiting))
+            self._slices.run(lambda: self._try_rest(key, waiting, grew))
         else:
             self._waking.discard(key)
 
-    def _try_rest(self, key: tuple[str, int], waiting: deque[Pull]) -> None:
-        self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S)
+    def _try_rest(self, key: tuple[str, int], waiting: deque[Pull], grew: float) -> None:
+        self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S, grew)
+
+    def _note_answered(self, grew: float) -> None:
+        """Counts the answers to held pulls of one queue, which grew at that time."""
+        answered, self._answered = self._answered, []
+        if not answered:
+            return
+        self._latencies.pull.observe(perf_counter() - grew, len(answered))
+        now_ms = self._clock.now_ms()
+        first, code = answered[0]
+        if len(answered) == 1 or all([c == code and made.code == first.code for made, c in answered]):
+            times = [now_ms - made.deadline_ms + made.asked.hold_ms for made, _ in answered]
+            self._latencies.rpc.observe_held(first.code, code, times)
+        else:
+            for made, c in answered:
+                self._note_held(made, c, now_ms)
+
+    def _note_held(self, made: Pull, code: int, now_ms: int) -> None:
+        self._latencies.rpc.observe_held(made.code, code, (now_ms - made.deadline_ms + made.asked.hold_ms,))
 
     def settle_soon(self) -> None:
         """Answers every held pull as `settle_all`, in slices of later passes of the event loop."""
@@ -263,7 +300,7 @@ class PullService:
     def expire(self, now_ms: int) -> None:
         """Answers the pulls whose time is over, and tries the pulls again that could not take new messages before."""
         again, self._held.passed_over = self._held.passed_over, set()
-        self._wake_now(again)
+        self._wake_now(dict.fromkeys(again, perf_counter()))
         self._answer_due(now_ms)
 
     def _answer_due(self, now_ms: int) -> None:
@@ -280,6 +317,7 @@ class PullService:
         if not made.conn.closed:
             got, code = self._read(made, self._store.together())
             self.answer(made, got, code)
+            self._note_held(made, code, self._clock.now_ms())
 
     def _attempt(self, made: Pull, pieces: LogPieces) -> bool:
         """Tries a pull; returns True when it is answered or given up."""
@@ -296,6 +334,7 @@ class PullService:
             made.offset = got.next_offset
             return False
         self.answer(made, got, code)
+        self._answered.append((made, code))
         return True
 
     def _sql(self, data: SubscriptionData) -> Filter:

@@ -122,6 +122,7 @@ class Sender:
         self._count_refused = stats.refuse
         self._count = stats.add
         self._latencies = latencies
+        self._rpc = latencies.rpc.observe
         self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
         """Checked topics with their number of queues; cleared at each change of topics."""
@@ -134,6 +135,7 @@ class Sender:
 
         No frame of a client makes it raise.
         """
+        begun = time.perf_counter()
         puts: list[Put] = []
         asked: list[Asked] = []
         refused: list[bytes] = []
@@ -201,6 +203,7 @@ class Sender:
             except Exception as error:
                 answer = failure_answer(frame, error)
                 self._count_refused(answer.code)
+                self._rpc(frame.code, answer.code, time.perf_counter() - begun, flag=frame.flag)
                 if not frame.flag & FLAG_ONEWAY:
                     refused.append(encode_frame(answer))
                 continue
@@ -209,11 +212,12 @@ class Sender:
         if refused:
             conn.write(b"".join(refused))
         if puts:
-            self._store_puts(conn, puts, asked, now_ms)
+            self._store_puts(conn, puts, asked, now_ms, begun)
         return later
 
-    def _store_puts(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int) -> None:
-        begun = time.perf_counter()
+    def _store_puts(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int, begun: float) -> None:
+        """`begun`: when the sends arrived, by `time.perf_counter`."""
+        append = time.perf_counter()
         try:
             stored = self._store.put(puts, now_ms)
         except StoreError as error:
@@ -222,15 +226,21 @@ class Sender:
             conn.write(
                 b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
             )
+            self._answered(asked, code, time.perf_counter() - begun)
             self._store_failed(error)
             return
-        self._latencies.append.observe(time.perf_counter() - begun, len(puts))
+        appended = time.perf_counter()
+        self._latencies.append.observe(appended - append, len(puts))
         self._store_took()
         self._count_puts(puts, stored)
         pending, content = self._pending(asked, stored)
         host = self._store_host_hex
         if content:
             conn.write(send_answers(int(ResponseCode.SUCCESS), host, content))
+        if len(pending) < len(asked):
+            early = [a for a in asked if not a[4] or a[0].flag & FLAG_ONEWAY]
+            asked = [a for a in asked if a[4] and not a[0].flag & FLAG_ONEWAY]
+            self._answered(early, ResponseCode.SUCCESS, time.perf_counter() - begun)
         if not pending:
             self._appended(None)
             return
@@ -238,11 +248,25 @@ class Sender:
         def on_status(status: SendStatus) -> None:
             code = STATUS_CODE[status]
             conn.write(send_answers(code, host, pending))
-            self._latencies.send.observe(time.perf_counter() - begun, len(pending))
+            now = time.perf_counter()
+            self._latencies.send.observe(now - begun, len(pending))
+            self._answered(asked, code, now - begun)
             if code != ResponseCode.SUCCESS:
                 self._count_refused(code, len(pending))
+            else:
+                self._latencies.replication.observe(now - appended, len(pending))
 
         self._appended(on_status)
+
+    def _answered(self, asked: list[Asked], code: int, seconds: float) -> None:
+        """Count answers that leave together. Sends of one read have mostly one code."""
+        first = asked[0][0]
+        request, flag = first.code, first.flag
+        if all([a[0].code == request and a[0].flag == flag for a in asked]):
+            self._rpc(request, code, seconds, len(asked), flag)
+        else:
+            for frame, *_ in asked:
+                self._rpc(frame.code, code, seconds, 1, frame.flag)
 
     def _pending(self, asked: list[Asked], stored: list[Stored]) -> tuple[list[Pending], list[Pending]]:
         """Returns the answers that wait for confirmation, and those that wait for the leader's copy alone."""
