@@ -134,7 +134,7 @@ def _stat(panel: Panel) -> Json:
 
 def _graph(panel: Panel) -> Json:
     custom = {
-        "drawStyle": "line", "lineInterpolation": "linear", "lineWidth": 1, "fillOpacity": 18 if panel.stacked else 6,
+        "drawStyle": "line", "lineInterpolation": "linear", "lineWidth": 1, "fillOpacity": fill(panel),
         "gradientMode": "none", "showPoints": "never", "spanNulls": False, "axisPlacement": "auto", "axisLabel": "",
         "axisColorMode": "text", "axisBorderShow": False, "barAlignment": 0, "pointSize": 4,
         "scaleDistribution": {"type": "linear"}, "thresholdsStyle": {"mode": "off"},
@@ -160,6 +160,11 @@ def _graph(panel: Panel) -> Json:
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
     }
+
+
+def fill(panel: Panel) -> int:
+    """Percent of colour below a line: a little where lines do not hide each other."""
+    return 40 if panel.stacked else 6 if panel.queries[0].colour else 0
 
 
 def _bars(panel: Panel) -> Json:

@@ -20,6 +20,10 @@ SELECTORS: Final = {
     "@consumer": (
         'namespace=~"$namespace",cluster=~"$cluster",is_system="false",topic=~"$topic",consumer_group=~"$consumer_group"'
     ),
+    "@own": (
+        'namespace=~"$namespace",cluster=~"$cluster",is_system="false",is_retry="false",'
+        'topic=~"$topic",consumer_group=~"$consumer_group"'
+    ),
     "@reader": 'namespace=~"$namespace",cluster=~"$cluster",is_system="false",consumer_group=~"$consumer_group"',
     "@user": 'namespace=~"$namespace",cluster=~"$cluster",is_system="false"',
 }

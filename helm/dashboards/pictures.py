@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from typing import Any, Final
 
+from helm.dashboards.grafana import fill
 from helm.dashboards.model import Board, Panel, Placed, Query, placed
 from helm.dashboards.style import PLAIN, SERIES, Unit
 
@@ -57,7 +59,8 @@ def number(value: float, decimals: int | None = None) -> str:
     size = abs(value)
     if size >= 100 or value == int(value):
         return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
+    text = f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _scaled(value: float, base: float, names: Sequence[str], decimals: int | None) -> str:
@@ -78,7 +81,7 @@ def _duration(value: float) -> str:
 def formatted(value: float, unit: Unit, decimals: int | None = None, now: float = 0.0) -> str:
     """Write a value as Grafana shows its unit. `now`: Unix seconds, for points in time (which are in ms)."""
     if math.isnan(value):
-        return "–"
+        return "none"
     if math.isinf(value):
         return "∞"
     if unit in ("bytes", "bytes/s"):
@@ -138,8 +141,7 @@ def page(shown: Shown) -> tuple[str, int]:
 def _place(shown: Shown, at: Placed) -> str:
     column = (PAGE - 2 * MARGIN + GAP) / 24
     box = (
-        f"left:{at.x * column:.1f}px;top:{at.y * CELL}px;"
-        f"width:{at.w * column - GAP:.1f}px;height:{at.h * CELL - GAP}px"
+        f"left:{at.x * column:.1f}px;top:{at.y * CELL}px;width:{at.w * column - GAP:.1f}px;height:{at.h * CELL - GAP}px"
     )
     if isinstance(at.what, str):
         return f"<h2 style='{box}'>{escape(at.what)}</h2>"
@@ -207,24 +209,27 @@ def _bars(shown: Shown, panel: Panel, width: float, height: float) -> str:
     return f"<div class=bars>{rows}</div>"
 
 
+Named = tuple[str, str, list[tuple[float, float]]]
+"""Name, colour and points of a line."""
+
+
 def top_of(most: float) -> float:
     """The end of an axis: a round number not below `most`."""
     if most <= 0:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(most))
-    return next(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= most * (1 - 1e-9))
+    return next(step * power for step in (1, 1.2, 1.6, 2, 3, 4, 6, 8, 10) if step * power >= most * (1 - 1e-9))
 
 
 def _graph(shown: Shown, panel: Panel, width: float, height: float) -> str:
-    named: list[tuple[str, str, list[tuple[float, float]]]] = []
-    counted = 0
-    for number_, query in enumerate(panel.queries):
-        for line in sorted(shown.data.get((panel.title, number_), []), key=lambda line: sorted(line.labels.items())):
+    named: list[Named] = []
+    free = iter(SERIES * 9)
+    for query_number, query in enumerate(panel.queries):
+        found = [(legend(query.name, line.labels), line) for line in shown.data.get((panel.title, query_number), [])]
+        for name, line in sorted(found, key=lambda pair: pair[0]):
             points = [(t, v) for t, v in line.points if math.isfinite(v)]
             if points:
-                colour = query.colour or SERIES[counted % len(SERIES)]
-                counted += 1
-                named.append((legend(query.name, line.labels) or panel.title, colour, points))
+                named.append((name or panel.title, query.colour or next(free), points))
     if not named:
         return _empty(panel)
     if panel.stacked:
@@ -255,20 +260,20 @@ def _graph(shown: Shown, panel: Panel, width: float, height: float) -> str:
         when = time.strftime("%H:%M" if span > 240 else "%H:%M:%S", time.gmtime(at))
         parts.append(f"<text x={x(at):.1f} y={tall + 16:.1f} class=b>{when}</text>")
     # A gap is longer than three steps between points.
-    step = min((b[0] - a[0] for _, _, p in named for a, b in zip(p, p[1:], strict=False)), default=1)
+    step = min((b[0] - a[0] for _, _, p in named for a, b in pairwise(p)), default=1)
     for _, colour, points in named if not panel.stacked else reversed(named):
         for piece in _pieces(points, 3 * step):
             path = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in piece)
             area = f"{x(piece[0][0]):.1f},{y(0):.1f} {path} {x(piece[-1][0]):.1f},{y(0):.1f}"
             parts.append(
-                f"<polygon points='{area}' fill='{colour}' fill-opacity={0.55 if panel.stacked else 0.07} />"
+                f"<polygon points='{area}' fill='{colour}' fill-opacity={fill(panel) / 100} />"
                 f"<polyline points='{path}' stroke='{colour}' class=l />"
             )
     names = "".join(f"<span><i style='background:{c}'></i>{escape(n)}</span>" for n, c, _ in named)
     return f"<svg width={width:.0f} height={tall + 22:.0f}>{''.join(parts)}</svg><div class=legend>{names}</div>"
 
 
-def _stacked(named: list[tuple[str, str, list[tuple[float, float]]]]) -> list[tuple[str, str, list[tuple[float, float]]]]:
+def _stacked(named: list[Named]) -> list[Named]:
     below: dict[float, float] = {}
     found = []
     for name, colour, points in named:
@@ -280,7 +285,7 @@ def _stacked(named: list[tuple[str, str, list[tuple[float, float]]]]) -> list[tu
 
 def _pieces(points: Sequence[tuple[float, float]], gap: float) -> list[list[tuple[float, float]]]:
     pieces = [[points[0]]]
-    for before, point in zip(points, points[1:], strict=False):
+    for before, point in pairwise(points):
         if point[0] - before[0] > gap:
             pieces.append([])
         pieces[-1].append(point)
@@ -302,13 +307,15 @@ h1{{font-size:20px;font-weight:600;margin-right:12px}}
 .v b{{color:#1F2A36;font-weight:600}} .t{{margin-left:auto;color:#5B6B7B}}
 main{{position:relative;margin:0 {MARGIN}px}}
 h2{{position:absolute;font-size:14px;font-weight:600;color:#43515F;padding-top:8px}}
-section{{position:absolute;background:#fff;border:1px solid #E1E6EB;border-radius:8px;padding:10px 12px;overflow:hidden}}
+section{{position:absolute;background:#fff;
+border:1px solid #E1E6EB;border-radius:8px;padding:10px 12px;overflow:hidden}}
 h3{{font-size:12.5px;font-weight:600;color:#43515F;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}}
-.stat{{font-weight:600;text-align:center;margin-top:22px;font-size:26px;line-height:44px;white-space:nowrap}}
+.stat{{font-weight:600;text-align:center;margin-top:8px;font-size:26px;line-height:44px;white-space:nowrap}}
 .empty{{color:#8A97A5;text-align:center;margin-top:80px}}
 svg{{display:block;margin-top:8px;overflow:visible}} .g{{stroke:#E8ECF0}} .l{{fill:none;stroke-width:1.6}}
 text{{font-size:11px;fill:#6B7A89}} .a{{text-anchor:end}} .b{{text-anchor:middle}}
-.legend{{display:flex;flex-wrap:wrap;gap:0 14px;font-size:11.5px;color:#43515F;max-height:36px;overflow:hidden}}
+.legend{{display:flex;flex-wrap:wrap;gap:0 14px;
+font-size:11.5px;color:#43515F;line-height:17px;max-height:34px;overflow:hidden}}
 .legend i{{display:inline-block;width:12px;height:3px;border-radius:2px;margin:0 5px 3px 0}}
 table{{width:100%;border-collapse:collapse;margin-top:6px}}
 th{{text-align:left;font-size:11.5px;font-weight:600;color:#6B7A89;padding:5px 8px;border-bottom:1px solid #E1E6EB}}

@@ -13,13 +13,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 from helm.dashboards.boards import BOARDS
 from helm.dashboards.model import Board
 from helm.dashboards.pictures import PAGE, Data, Line, Shown, page
-
 from tests.dashboards.rig import Prometheus, expanded, rig
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "dashboards"
@@ -70,9 +70,9 @@ async def main(minutes: float) -> None:
             os.kill(int(cluster.master()["pid"]), signal.SIGKILL)
             await asyncio.sleep(minutes * 60 * 0.35)
             print(f"first master {master['name']}, then {other}, then {cluster.master()['name']}")
-            (now,) = await asyncio.to_thread(asked.query, "time()")
-            end = float(now["value"][1])
-            start = end - minutes * 60
+            end = time.time()
+            # Rates need a minute of data.
+            start = end - minutes * 60 + min(60, minutes * 20)
             FOLDER.mkdir(exist_ok=True)
             for name, board in BOARDS.items():
                 html, height = page(Shown(board, await asyncio.to_thread(fetch, asked, board, start, end), start, end))

@@ -39,9 +39,9 @@ from gantry_operator.platforms.kubernetes.cluster_controller import ClusterContr
 from gantry_operator.platforms.kubernetes.cluster_figures import ClusterFigures
 from gantry_operator.platforms.kubernetes.health_server import HealthServer
 from gantry_operator.platforms.local.ports import Ports
-from helm.dashboards.model import selected
 from kubernetes.aio.client.configuration import Configuration
 
+from helm.dashboards.model import selected
 from tests.kubernetes.fake_api import FakeApi
 from tests.kubernetes.test_cluster_controller import kept
 from tests.local.cluster import Cluster, take_down
@@ -115,7 +115,8 @@ def prometheus(folder: Path, jobs: list[dict[str, Any]], rules: Path | None = No
         try:
             deadline = time.monotonic() + 60
             while not asked.ready():
-                assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
                 time.sleep(0.1)
             yield asked
         finally:
@@ -203,7 +204,9 @@ class Figures:
             at = int(datetime.fromisoformat(last.time).timestamp() * 1000)
             kind: Any = "handover" if last.planned else "failover"
             self.figures.changed(
-                Change(last.group, last.from_, last.to, last.reason, last.epoch, at, last.durationMs, last.planned, kind)
+                Change(
+                    last.group, last.from_, last.to, last.reason, last.epoch, at, last.durationMs, last.planned, kind
+                )
             )
         lines = self._cluster.folder.events.read_text().splitlines()
         for event in map(json.loads, lines[self._events :]):
@@ -317,7 +320,9 @@ class Traffic:
 
 
 @asynccontextmanager
-async def rig(folder: Path, *, rules: Path | None = None, each: float = 0.02) -> AsyncIterator[tuple[Cluster, Prometheus]]:
+async def rig(
+    folder: Path, *, rules: Path | None = None, each: float = 0.02
+) -> AsyncIterator[tuple[Cluster, Prometheus]]:
     """All of it. The caller waits for data."""
     cluster = Cluster(folder)
     try:

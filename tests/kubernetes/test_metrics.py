@@ -78,6 +78,8 @@ def test_members_masters_and_conditions_are_those_of_the_status(figures: Cluster
     assert [value(f"members{kind}", A) for kind in ("", "_ready", "_degraded")] == [3, 2, 1]
     assert (value("in_sync_members", A), value("group_master", A), value("leader_epoch", A)) == (2, 1, 7)
     assert (value("name_servers", C), value("name_servers_ready", C)) == (2, 1)
+    assert value("failovers_total", {**A, "planned": "false", "reason": "failover"}) == 0
+    assert value("in_sync_changes_total", {**A, "change": "shrunk"}) == 0
     assert value("cluster_available", C) == 1
     conditions = {
         c: value("cluster_condition", {**C, "condition": c}) for c in ("Available", "Degraded", "Progressing")

@@ -132,13 +132,17 @@ def _add(found: Mapping[str, Family], figures: ClusterFigures) -> None:
                 group=member.group,
                 member=member.name,
             )
-    for (group, planned, reason), count in sorted(figures.failovers.items()):
+    groups = {} if figures.status is None else dict.fromkeys(row.group for row in figures.status.members)
+    # They begin with 0, so that Prometheus sees the first one as an increase.
+    never = {(group, *kind): 0 for group in groups for kind in (("false", "failover"), ("true", "handover"))}
+    for (group, planned, reason), count in sorted((never | figures.failovers).items()):
         add("failovers_total", count, group=group, planned=planned, reason=reason)
     for group, change in sorted(figures.last.items()):
         labels = {"group": group, "planned": str(change.planned).lower(), "reason": change.kind}
         add("last_failover_timestamp_seconds", change.at_unix_ms / 1000, **labels)
         add("last_failover_duration_seconds", change.duration_ms / 1000, **labels)
-    for (group, kind), count in sorted(figures.in_sync_changes.items()):
+    unchanged = {(group, kind): 0 for group in groups for kind in IN_SYNC_CHANGES.values()}
+    for (group, kind), count in sorted((unchanged | figures.in_sync_changes).items()):
         add("in_sync_changes_total", count, group=group, change=kind)
     durations = found["gantry_operator_failover_duration_seconds"].histograms
     for (planned, reason), histogram in sorted(figures.durations.items()):
