@@ -17,6 +17,7 @@ SELECTORS: Final = {
     "@cluster": 'namespace=~"$namespace",cluster=~"$cluster"',
     "@group": 'namespace=~"$namespace",cluster=~"$cluster",group=~"$group"',
     "@topic": 'namespace=~"$namespace",cluster=~"$cluster",is_system="false",topic=~"$topic"',
+    "@fresh": 'namespace=~"$namespace",cluster=~"$cluster",is_system="false",is_retry="false",topic=~"$topic"',
     "@consumer": (
         'namespace=~"$namespace",cluster=~"$cluster",is_system="false",topic=~"$topic",consumer_group=~"$consumer_group"'
     ),

@@ -238,6 +238,9 @@ def _graph(shown: Shown, panel: Panel, width: float, height: float) -> str:
     if panel.unit in ("bytes", "bytes/s"):
         scale = 1024.0 ** max(0, math.floor(math.log(max(unit_top, 1), 1024)))
         unit_top = top_of(unit_top / scale) * scale
+    if panel.unit == "seconds" and unit_top > 120:
+        scale = 60 if unit_top < 7200 else 3600
+        unit_top = top_of(unit_top / scale) * scale
     left, bottom = 66.0, 22.0
     lines_of_legend = 1 if sum(len(n) + 4 for n, _, _ in named) * 6.4 < width else 2
     tall = height - bottom - 18 * lines_of_legend
@@ -265,6 +268,8 @@ def _graph(shown: Shown, panel: Panel, width: float, height: float) -> str:
         for piece in _pieces(points, 3 * step):
             path = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in piece)
             area = f"{x(piece[0][0]):.1f},{y(0):.1f} {path} {x(piece[-1][0]):.1f},{y(0):.1f}"
+            if panel.stacked:
+                parts.append(f"<polygon points='{area}' fill=#fff />")
             parts.append(
                 f"<polygon points='{area}' fill='{colour}' fill-opacity={fill(panel) / 100} />"
                 f"<polyline points='{path}' stroke='{colour}' class=l />"

@@ -39,7 +39,6 @@ ANALYTICS: Final = Board(
                     words={0: "succeeded", 1: "failed"},
                     width=4,
                     empty="no report",
-                    may_be_empty="local clusters have no schedule of reports",
                 ),
                 stat(
                     "Age of the report",
@@ -135,6 +134,7 @@ ANALYTICS: Final = Board(
                     ),
                     "bytes",
                     text="The ten topics with the most stored bytes.",
+                    height=6,
                 ),
                 Panel(
                     "bars",
@@ -148,6 +148,7 @@ ANALYTICS: Final = Board(
                     ),
                     "messages",
                     text="The ten topics with the most messages.",
+                    height=6,
                 ),
                 Panel(
                     "bars",
@@ -162,6 +163,7 @@ ANALYTICS: Final = Board(
                     ),
                     "bytes",
                     text="Topics with the largest savings, from the last good run.",
+                    height=6,
                     empty="no report",
                 ),
             ),
@@ -185,7 +187,7 @@ ANALYTICS: Final = Board(
                     text="Retention must be longer than this.",
                 ),
                 graph(
-                    "Report: time and bytes read",
+                    "Read by the last report",
                     "bytes",
                     Query(
                         "max by (namespace, cluster) (gantry_operator_report_scanned_bytes{@cluster})", "{{cluster}}"

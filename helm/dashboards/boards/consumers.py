@@ -195,7 +195,6 @@ CONSUMERS: Final = Board(
                     ),
                     text="Messages that failed more often than their group allows.",
                     empty="none",
-                    may_be_empty="a group has a series once it has a dead letter",
                 ),
                 graph(
                     "Dead letters",
@@ -206,7 +205,6 @@ CONSUMERS: Final = Board(
                     ),
                     text="Messages in each group's dead letter topic.",
                     empty="none",
-                    may_be_empty="a group has a series once it has a dead letter",
                 ),
                 graph(
                     "Consumers",
@@ -233,7 +231,6 @@ CONSUMERS: Final = Board(
                     ),
                     text="Unread messages of retry topics: deliveries that failed and come again.",
                     empty="none",
-                    may_be_empty="a group has a retry topic once a delivery failed",
                 ),
             ),
         ),

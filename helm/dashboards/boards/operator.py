@@ -80,7 +80,6 @@ OPERATORS: Final = Board(
                     steps=((None, GOOD), (120, WARNING), (300, BAD)),
                     decimals=0,
                     empty=OPERATOR,
-                    may_be_empty="watches exist beside a real API server only",
                 ),
                 stat(
                     "Last new master",
@@ -176,7 +175,6 @@ OPERATORS: Final = Board(
                     ),
                     text="From the detection of a lost master until the new one has the role.",
                     empty="none yet",
-                    may_be_empty="a reason has a series once a master changed for it",
                 ),
                 graph(
                     "Changes of in-sync sets",
@@ -222,14 +220,12 @@ OPERATORS: Final = Board(
                     ),
                     text="Requests without an answer, or with other codes than 2xx. 404 and 409 belong to the work.",
                     empty="none",
-                    may_be_empty="a code has a series once the API server answered with it",
                 ),
                 graph(
                     "Age of watches",
                     "seconds",
                     Query("max by (kind) (gantry_operator_watch_age_seconds)", "{{kind}}"),
                     text="Time since the last data of a watch.",
-                    may_be_empty="watches exist beside a real API server only",
                 ),
             ),
         ),

@@ -36,7 +36,7 @@ TOPICS: Final = Board(
                     width=4,
                 ),
                 stat(
-                    "Messages in",
+                    "In, all topics",
                     f"sum(rate(rocketmq_messages_in_total{{@topic}}[{RATE}]))",
                     "Messages stored for producers.",
                     unit="messages/s",
@@ -44,7 +44,7 @@ TOPICS: Final = Board(
                     decimals=1,
                 ),
                 stat(
-                    "Bytes in",
+                    "Bytes, all topics",
                     f"sum(rate(rocketmq_throughput_in_total{{@topic}}[{RATE}]))",
                     "Their stored bytes.",
                     unit="bytes/s",
@@ -122,10 +122,10 @@ TOPICS: Final = Board(
                             unit="messages/s",
                         ),
                         Query(
-                            f"sum by ({BY_TOPIC}) (rocketmq_consumer_lag_messages{{@topic}})", "Unread", unit="messages"
+                            f"sum by ({BY_TOPIC}) (rocketmq_consumer_lag_messages{{@fresh}})", "Unread", unit="messages"
                         ),
                         Query(
-                            f"max by ({BY_TOPIC}) (rocketmq_consumer_lag_latency_milliseconds{{@topic}}) / 1000",
+                            f"max by ({BY_TOPIC}) (rocketmq_consumer_lag_latency_milliseconds{{@fresh}}) / 1000",
                             "Oldest unread",
                             unit="seconds",
                             steps=((None, GOOD), (600, WARNING), (3600, BAD)),
