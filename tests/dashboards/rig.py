@@ -42,6 +42,7 @@ from gantry_operator.platforms.local.ports import Ports
 from kubernetes.aio.client.configuration import Configuration
 
 from helm.dashboards.model import selected
+from tests.dashboards.programs import program
 from tests.kubernetes.fake_api import FakeApi
 from tests.kubernetes.test_cluster_controller import kept
 from tests.local.cluster import Cluster, take_down
@@ -107,7 +108,7 @@ def prometheus(folder: Path, jobs: list[dict[str, Any]], rules: Path | None = No
     (folder / "prometheus.yml").write_text(json.dumps(config))
     port = free_port()
     words = [
-        "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+        program("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--storage.tsdb.retention.time=6h",
     ]  # fmt: skip
     with (folder / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:

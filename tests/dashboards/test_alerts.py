@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from tests.dashboards.alert_cases import CASES, MORE, Series
+from tests.dashboards.programs import program
 
 ROOT: Final = Path(__file__).parents[2]
 FILE: Final = ROOT / "helm" / "gantry" / "files" / "alerts.yaml"
@@ -21,9 +21,7 @@ FUNCTIONS: Final = {"humanize", "humanize1024", "humanizeDuration", "humanizePer
 
 
 def promtool(*words: str | Path) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool of Debian's package prometheus is not here")
-    done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, check=False)
+    done = subprocess.run([program("promtool"), *map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
