@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from helm.dashboards.model import Board, Panel, Placed, Query, Variable, placed, selected
-from helm.dashboards.style import GRAFANA_UNIT, PLAIN, SERIES
+from helm.dashboards.model import Board, Panel, Placed, Query, Variable, Words, placed, selected
+from helm.dashboards.style import GRAFANA_UNIT, SERIES
 
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 TAG: Final = "gantry"
@@ -94,17 +94,11 @@ def _steps(steps: Sequence[tuple[float | None, str]]) -> Json:
     return {"mode": "absolute", "steps": [{"value": value, "color": colour} for value, colour in steps]}
 
 
-def _mappings(words: Mapping[Any, str]) -> list[Json]:
-    """A key is a number; `null` stands for no data, and `inf` for what has no end."""
-    found: list[Json] = []
-    for value, word in words.items():
-        if value == "null":
-            found.append({"type": "special", "options": {"match": "null", "result": {"text": word}}})
-        elif value == "inf":
-            found.append({"type": "value", "options": {"Infinity": {"text": word}}})
-        else:
-            found.append({"type": "value", "options": {f"{value:g}": {"text": word}}})
-    return found
+def _mappings(words: Words) -> list[Json]:
+    return [
+        {"type": "value", "options": {"Infinity" if value == "inf" else f"{value:g}": {"text": word}}}
+        for value, word in words.items()
+    ]
 
 
 def _defaults(panel: Panel, **more: Any) -> Json:
@@ -220,6 +214,3 @@ def _column(query: Query) -> Json:
             {"id": "custom.cellOptions", "value": {"type": "color-text"}},
         ]
     return {"matcher": {"id": "byName", "options": query.name}, "properties": properties}
-
-
-__all__ = ["PLAIN", "dashboard", "ref"]

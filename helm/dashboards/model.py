@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from helm.dashboards.style import GOOD, PLAIN, Unit
+from helm.dashboards.style import PLAIN, Unit
 
+Words = Mapping[Any, str]
+"""Words for values; the key "inf" stands for what has no end."""
 Kind = Literal["stat", "graph", "table", "bars"]
 
 WIDTH: Final = 24
@@ -48,7 +50,7 @@ class Query:
     colour: str | None = None
     unit: Unit | None = None
     """Of a table's column."""
-    words: Mapping[int, str] = field(default_factory=dict)
+    words: Words = field(default_factory=dict)
     """Of a table's column: words for values."""
     steps: tuple[tuple[float | None, str], ...] = ()
     """Of a table's column: colours by value."""
@@ -66,7 +68,7 @@ class Panel:
     height: int = 8
     text: str = ""
     steps: tuple[tuple[float | None, str], ...] = ((None, PLAIN),)
-    words: Mapping[float | str, str] = field(default_factory=dict)
+    words: Words = field(default_factory=dict)
     decimals: int | None = None
     stacked: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -137,6 +139,3 @@ def placed(board: Board) -> list[Placed]:
             x, line = x + panel.width, max(line, panel.height)
         y += line
     return found
-
-
-NONE_IS_GOOD: Final = ((None, GOOD),)

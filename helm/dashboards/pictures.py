@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from helm.dashboards.grafana import fill
-from helm.dashboards.model import Board, Panel, Placed, Query, placed
+from helm.dashboards.model import Board, Panel, Placed, Query, Words, placed
 from helm.dashboards.style import PLAIN, SERIES, Unit
 
 PAGE: Final = 1600
@@ -111,7 +111,7 @@ def colour_of(value: float, steps: Sequence[tuple[float | None, str]]) -> str:
     return found
 
 
-def word_of(value: float, words: Mapping[Any, str]) -> str | None:
+def word_of(value: float, words: Words) -> str | None:
     return words.get("inf") if math.isinf(value) else words.get(value)
 
 

@@ -190,7 +190,7 @@ CASES: Final = {
     ),
 }  # fmt: skip
 
-MORE: Final = (
+MORE: Final[tuple[tuple[str, dict[str, str], Series], ...]] = (
     # The other half of alerts that two kinds of series can raise.
     ("GantryMasterMissing", GROUP, {f'gantry_role_master{{{G},member="{n}"}}': "0x60" for n in range(3)}),
     (

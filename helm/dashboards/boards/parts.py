@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from helm.dashboards.model import Panel, Query, Variable
+from helm.dashboards.model import Panel, Query, Variable, Words
 from helm.dashboards.style import BAD, DAY, GOOD, HIGH, LOW, MIDDLE, PLAIN, WARNING, Unit
 
 RATE: Final = "$__rate_interval"
@@ -37,7 +36,7 @@ def stat(
     unit: Unit = "short",
     steps: Steps = NEUTRAL,
     width: int = 3,
-    words: Mapping[float | str, str] | None = None,
+    words: Words | None = None,
     **more: Any,
 ) -> Panel:
     """One figure. It always has a value, or says in words why not."""
