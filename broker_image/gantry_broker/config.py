@@ -58,6 +58,17 @@ class InternalTlsConfig(_Config):
     ca_file: Path = Field(description="The CAs whose certificates members must show.")
 
 
+class OtlpConfig(_Config):
+    """Where metrics are pushed, besides the page that Prometheus reads."""
+
+    endpoint: str = Field(
+        pattern=r"^https?://[^\s/]+[^\s]*$",
+        max_length=512,
+        description="Base URL of a collector; /v1/metrics is added.",
+    )
+    interval_s: float = Field(60.0, ge=1, le=3_600, description="Seconds between two pushes.")
+
+
 Authentication = Literal["Enabled", "Permissive", "Disabled"]
 
 
@@ -145,6 +156,7 @@ class BrokerConfig(_Config):
         None, description="TLS of the replication port, of HTTP and of registrations; None: plaintext."
     )
     metrics_need_token: bool = Field(False, description="Whether /metrics needs the token, too.")
+    otlp: OtlpConfig | None = Field(None, description="Push of metrics by OTLP over HTTP; None: none.")
     authentication: Authentication = Field(
         "Disabled", description="Whether clients sign their requests; counts until an access table has come."
     )

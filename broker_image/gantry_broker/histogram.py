@@ -17,25 +17,27 @@ SIZE_BYTES: Final = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1
 class Histogram:
     """Counts values by upper bound. `bounds` ascend; values above the last one count in `+Inf`."""
 
-    __slots__ = ("_bounds", "_counts", "count", "sum")
+    __slots__ = ("_bounds", "_counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        self.count = 0
         self.sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self._counts)
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count one value `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
-        self.count += times
         self.sum += value * times
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Count each value. Values that all lie below the first bound, as most batches do, cost one step."""
         if max(values) <= self._bounds[0]:
             self._counts[0] += len(values)
-            self.count += len(values)
             self.sum += sum(values)
         else:
             for value in values:

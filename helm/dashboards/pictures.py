@@ -163,7 +163,7 @@ def _stat(shown: Shown, panel: Panel, width: float, height: float) -> str:
         return f"<p class=stat style='color:{PLAIN}'>{escape(panel.empty or 'No data')}</p>"
     value = lines[0].points[-1][1]
     said = word_of(value, panel.words) or formatted(value, panel.unit, panel.decimals, shown.end)
-    size = 30 if len(said) < 9 else 24
+    size = 30 if len(said) < 9 else 24 if len(said) < 12 else 21
     return f"<p class=stat style='color:{colour_of(value, panel.steps)};font-size:{size}px'>{escape(said)}</p>"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.client import ReceivedMessage
-from gantry_broker.config import BrokerConfig
+from gantry_broker.config import BrokerConfig, OtlpConfig
 from gantry_broker.namesrv.routes import RouteTable
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.replication.types import Assignment, LeadershipRecord
@@ -36,7 +36,9 @@ class Inbox:
 class OneBroker:
     """A group of one member that can stop and start again at the same addresses."""
 
-    def __init__(self, directory: Path, name_server: NameServer, group: str, **settings: object) -> None:
+    def __init__(
+        self, directory: Path, name_server: NameServer, group: str, otlp: OtlpConfig | None = None, **settings: object
+    ) -> None:
         self._directory = directory
         self.group = group
         self._port = free_port()
@@ -57,6 +59,7 @@ class OneBroker:
             group_address=self.address,
             name_servers=[f"127.0.0.1:{name_server.port}"],
             registration_addresses=[f"127.0.0.1:{name_server.registration_port}"],
+            otlp=otlp,
             settings=BrokerSettings(
                 mappedFileSizeCommitLog=16 * 1024 * 1024, maxHashSlotNum=1000, maxIndexNum=4000, **settings
             ),
@@ -86,9 +89,9 @@ class Cluster:
         self.name_server = f"127.0.0.1:{name_server.port}"
         self.brokers: dict[str, OneBroker] = {}
 
-    async def add(self, group: str, **settings: object) -> OneBroker:
+    async def add(self, group: str, otlp: OtlpConfig | None = None, **settings: object) -> OneBroker:
         """Starts a broker group and waits for its registration."""
-        broker = self.brokers[group] = OneBroker(self._directory, self._name_server, group, **settings)
+        broker = self.brokers[group] = OneBroker(self._directory, self._name_server, group, otlp, **settings)
         await broker.start()
         await until(lambda: self.registered(group), f"group {group} registers")
         return broker

@@ -29,18 +29,20 @@ class RpcLatencies:
         self, request: int, answer: int, seconds: float, times: int = 1, flag: int = 0, held: bool = False
     ) -> None:
         """Count `times` requests. `flag`: of their frames. `held`: they waited for messages."""
-        histogram = self._histogram((request, answer, "oneway" if flag & FLAG_ONEWAY else "success", held))
+        histogram = self.histogram(request, answer, "oneway" if flag & FLAG_ONEWAY else "success", held)
         if histogram is not None:
             histogram.observe(seconds * 1000, times)
 
     def observe_held(self, request: int, answer: int, milliseconds: Iterable[int]) -> None:
         """Count requests that were held, each with its own time."""
-        histogram = self._histogram((request, answer, "success", True))
+        histogram = self.histogram(request, answer, "success", True)
         if histogram is not None:
             for each in milliseconds:
                 histogram.observe(each)
 
-    def _histogram(self, key: tuple[int, int, Result, bool]) -> Histogram | None:
+    def histogram(self, request: int, answer: int, result: Result = "success", held: bool = False) -> Histogram | None:
+        """Return the histogram of these requests, in milliseconds; None: there are too many kinds."""
+        key = (request, answer, result, held)
         histogram = self._found.get(key)
         if histogram is None and len(self._found) < MAX_RPC:
             histogram = self._found[key] = Histogram(RPC_MS)

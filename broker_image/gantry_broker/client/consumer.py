@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from gantry_broker.client.allocation import Strategy, averagely
 from gantry_broker.client.credentials import Credentials
@@ -22,11 +22,14 @@ from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets, OffsetStore
 from gantry_broker.client.process_queue import DEFAULT_LIMITS, FlowLimits, ProcessQueue
+from gantry_broker.client.producer import Producer
 from gantry_broker.client.pulling import Puller, PullStatus
 from gantry_broker.client.queue_allocation import AllocationUnavailable, QueueAllocation
 from gantry_broker.client.sendback import RETRY_TIMES, SendBack
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
+from gantry_broker.client.spans import Spans, spans_of
 from gantry_broker.client.subscription import subscription
+from gantry_broker.client.trace import GROUP_PREFIX, MessageTrace, consumed, now_ms
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue, dumps
@@ -35,6 +38,9 @@ from gantry_broker.protocol.headers import BadField
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +92,13 @@ class Consumer:
         rebalance_s: float = REBALANCE_SECONDS,
         tls: TlsOptions | ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
+        trace: bool = False,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
         """`from_where` applies only to a group without offsets; `from_time_ms` (default: half an hour ago) belongs
         to `FromWhere.TIMESTAMP`. With `broadcasting` every member gets every message, `offset_file` holds the
         offsets, and failed messages are not delivered again. `tls`: see `Session`; a given session has its own.
+        `trace`, `tracer_provider`: as for `Producer`.
         """
         check_group(group)
         self.session = session_of(name_servers, credentials, tls)
@@ -117,6 +126,11 @@ class Consumer:
         self._tasks: list[asyncio.Task[None]] = []
         self._suspended = False
         self._closing = False
+        self._trace: MessageTrace | None = None
+        if trace:
+            self._trace = MessageTrace(Producer(self.session, f"{GROUP_PREFIX}{group[:200]}-CONSUME"))
+        self._tracer_provider = tracer_provider
+        self._spans: Spans | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -129,6 +143,9 @@ class Consumer:
 
     async def start(self) -> None:
         await self.session.start()
+        self._spans = self.puller.spans = spans_of(self._tracer_provider, self.group)
+        if self._trace is not None:
+            await self._trace.start()
         self.session.consumers[self.group] = self.consumer_data
         self.session.on_group_change.append(self._on_group_change)
         self.session.on_disconnect.append(self._disconnected)
@@ -168,6 +185,8 @@ class Consumer:
         await asyncio.gather(*(self._on_queue_stopped(queue, item.process) for queue, item in self._assigned.items()))
         self._assigned.clear()
         await self.offsets.commit(wait=True)
+        if self._trace is not None:
+            await self._trace.close()
         await self.session.unregister(consumer=self.group)
         self.session.consumers.pop(self.group, None)
         self.session.on_group_change.remove(self._on_group_change)
@@ -443,6 +462,22 @@ class Consumer:
 
     async def handle(self, message: ReceivedMessage) -> int | None:
         """Calls the application. Returns None when it consumed the message, otherwise the delay level of the retry."""
+        if self._spans is None and self._trace is None:
+            return await self._call(message)
+        begun_ms = now_ms()
+        if self._spans is None:
+            delay_level = await self._call(message)
+        else:
+            with self._spans.process(message) as span:
+                delay_level = await self._call(message)
+                if delay_level is not None:
+                    self._spans.failed(span, "the message is delivered again")
+        if self._trace is not None and self._trace.wants(message.topic):
+            success = delay_level is None
+            self._trace.add(consumed(message, self.group, begun_ms, now_ms() - begun_ms, success))
+        return delay_level
+
+    async def _call(self, message: ReceivedMessage) -> int | None:
         handler = self._handlers.get(message.topic)
         if handler is None:
             log.warning("%s: no handler for topic %s of %r; sent back", self.group, message.topic, message)
@@ -457,6 +492,8 @@ class Consumer:
                 raise
             # The handler awaited a task that was cancelled. Its caller was not cancelled.
             log.exception("%s: handling %r failed", self.group, message)
+            if self._spans is not None:
+                self._spans.raised(error)
             return 0
         return 0 if answer is False else None
 
@@ -496,7 +533,3 @@ class AssignedQueue:
         self.process.dropped = True
         self.task.cancel()
         await asyncio.wait({self.task})
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gantry_broker.client.consumer import Consumer, now_ms
+from gantry_broker.client.consumer import Consumer
 from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.client.session import BACKOFF_FIRST
+from gantry_broker.client.trace import now_ms
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, LockRequest, locked_queues
 from gantry_broker.protocol.codes import RequestCode

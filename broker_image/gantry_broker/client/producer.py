@@ -11,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Sequence
-from typing import Final, Self
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, Self
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
 from gantry_broker.client.message import MAX_BODY, Message, ReceivedMessage, SendResult, check_group, pack_properties
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
 from gantry_broker.client.session import BACKOFF_FIRST, ROUTE_POLL_SECONDS, Session, next_backoff, session_of
+from gantry_broker.client.spans import Spans, spans_of
+from gantry_broker.client.trace import GROUP_PREFIX, MessageTrace, Sent, TraceRecord, now_ms, sent
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import (
@@ -38,6 +41,9 @@ from gantry_broker.protocol.headers import parse_int
 from gantry_broker.protocol.message import BatchItem, encode_batch
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 from gantry_broker.remoting.tls import TlsOptions
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 SEND_SECONDS: Final = 3.0
 RETRIES: Final = 2
@@ -77,6 +83,16 @@ _OTHER_BROKER_CODES: Final = frozenset(
 )
 
 
+class _Watch:
+    """A send under way: properties to add, and its result once there is one."""
+
+    __slots__ = ("properties", "result")
+
+    def __init__(self) -> None:
+        self.properties: dict[str, str] = {}
+        self.result: SendResult | None = None
+
+
 class Producer:
     """Sends messages.
 
@@ -96,10 +112,14 @@ class Producer:
         max_body: int = MAX_BODY,
         tls: TlsOptions | ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
+        trace: bool = False,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:
         """`timeout` is in seconds and covers all attempts of one send; `compress_over` and `max_body` are bytes.
 
-        Consumers of 4.x read only `compression` ZLIB. `tls`: see `Session`; a given session has its own.
+        Consumers of 4.x read only `compression` ZLIB. `tls`: see `Session`; a given session has its own. `trace`:
+        write RocketMQ's message trace (`trace.py`). `tracer_provider`: of OpenTelemetry (`spans.py`); None: the one
+        that the program has set, if any.
         """
         check_group(group)
         self.session = session_of(name_servers, credentials, tls)
@@ -109,6 +129,11 @@ class Producer:
         self._compress_over = compress_over
         self._compression = compression
         self._max_body = max_body
+        self._trace: MessageTrace | None = None
+        if trace:
+            self._trace = MessageTrace(Producer(self.session, f"{GROUP_PREFIX}{group[:200]}-PRODUCE"))
+        self._tracer_provider = tracer_provider
+        self._spans: Spans | None = None
         self._round_robins: dict[str, RoundRobin] = {}
         self._cache: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
         self._auto_created: dict[str, tuple[float, list[MessageQueue]]] = {}
@@ -124,8 +149,14 @@ class Producer:
     async def start(self) -> None:
         self.session.producer_groups.add(self.group)
         await self.session.start()
+        if not self.group.startswith(GROUP_PREFIX):
+            self._spans = spans_of(self._tracer_provider, self.group)
+        if self._trace is not None:
+            await self._trace.start()
 
     async def close(self) -> None:
+        if self._trace is not None:
+            await self._trace.close()
         await self.session.unregister(producer=self.group)
         self.session.producer_groups.discard(self.group)
         await self.session.close()
@@ -150,19 +181,31 @@ class Producer:
         """
         if isinstance(message, str):
             message = Message(message, body or b"", tags, keys)
-        frame, unique_key = self._frame(message)
         if selector is None and key is not None:
             selector = select_by_hash
-        return await self._deliver(frame, message, unique_key, queue, selector, key, timeout or self.timeout)
+        wanted = timeout or self.timeout
+        if self._spans is None and self._trace is None:
+            frame, unique_key = self._frame(message)
+            return await self._deliver(frame, message, unique_key, queue, selector, key, wanted)
+        async with self._watched([message]) as watch:
+            frame, unique_key = self._frame(message, watch.properties)
+            result = await self._deliver(frame, message, unique_key, queue, selector, key, wanted)
+            watch.result = result
+        return result
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
     ) -> SendResult:
         """Sends messages of one topic in one request, to one queue. Raises as `send`."""
-        frame, unique_keys = self._batch_frame(messages)
-        return await self._deliver(
-            frame, messages[0], ",".join(unique_keys), queue, None, None, timeout or self.timeout
-        )
+        wanted = timeout or self.timeout
+        if self._spans is None and self._trace is None:
+            frame, unique_keys = self._batch_frame(messages)
+            return await self._deliver(frame, messages[0], ",".join(unique_keys), queue, None, None, wanted)
+        async with self._watched(messages) as watch:
+            frame, unique_keys = self._batch_frame(messages, watch.properties)
+            result = await self._deliver(frame, messages[0], ",".join(unique_keys), queue, None, None, wanted)
+            watch.result = result
+        return result
 
     async def send_oneway(self, message: Message | str, body: bytes | None = None) -> None:
         """Sends without an acknowledgement. Raises InvalidMessage, NoRoute, or RemotingError when the request was
@@ -170,7 +213,14 @@ class Producer:
         """
         if isinstance(message, str):
             message = Message(message, body or b"")
-        frame, _ = self._frame(message)
+        if self._spans is None:
+            await self._send_oneway(message, None)
+            return
+        with self._spans.send([message]) as (_, properties):
+            await self._send_oneway(message, properties)
+
+    async def _send_oneway(self, message: Message, extra: dict[str, str] | None) -> None:
+        frame, _ = self._frame(message, extra)
         queue = self._round_robin(message.topic).choose(await self._queues(message.topic))
         self._set_queue(frame, queue)
         frame.flag |= FLAG_ONEWAY
@@ -199,6 +249,32 @@ class Producer:
         """Returns the writable queues of a topic. Raises NoRoute."""
         return await self._queues(topic)
 
+    # What is seen of a send
+
+    @asynccontextmanager
+    async def _watched(self, messages: Sequence[Message], half: bool = False) -> AsyncIterator[_Watch]:
+        """A span and a record of the message trace around a send. `half`: of a transaction."""
+        watch, begun_ms = _Watch(), now_ms()
+        try:
+            if self._spans is None or not messages:
+                yield watch
+            else:
+                with self._spans.send(messages) as (span, properties):
+                    watch.properties = properties
+                    yield watch
+                    if watch.result is not None:
+                        self._spans.sent(span, watch.result)
+        finally:
+            if self._trace is not None and watch.result is not None and self._trace.wants(messages[0].topic):
+                self._trace.add(self._records(messages, watch.result, begun_ms, half))
+
+    def _records(self, messages: Sequence[Message], result: SendResult, begun_ms: int, half: bool) -> list[TraceRecord]:
+        address = self.session.address(result.queue.broker) or result.queue.broker
+        ok = result.status is SendStatus.SEND_OK
+        how = Sent(self.group, begun_ms, now_ms() - begun_ms, address, ok, half)
+        ids, places = result.message_id.split(","), result.offset_id.split(",")
+        return [sent(m, id, place, how) for m, id, place in zip(messages, ids, places, strict=False)]
+
     # Frames
 
     def _frame(self, message: Message, extra: dict[str, str] | None = None, sys_flag: int = 0) -> tuple[Frame, str]:
@@ -216,7 +292,7 @@ class Producer:
         ext = self._ext(message, pack_properties(properties).decode(), sys_flag)
         return Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=body), unique_key
 
-    def _batch_frame(self, messages: Sequence[Message]) -> tuple[Frame, list[str]]:
+    def _batch_frame(self, messages: Sequence[Message], extra: dict[str, str] | None = None) -> tuple[Frame, list[str]]:
         if not messages:
             raise InvalidMessage("a batch needs at least one message")
         items = []
@@ -230,7 +306,8 @@ class Producer:
                 raise InvalidMessage("a batch cannot hold delayed messages or messages for a retry topic")
             unique_key = create_unique_key()
             unique_keys.append(unique_key)
-            items.append(BatchItem(message.body, pack_properties(message.wire_properties(unique_key)), message.flag))
+            properties = message.wire_properties(unique_key) | (extra or {})
+            items.append(BatchItem(message.body, pack_properties(properties), message.flag))
         body = encode_batch(items)
         if len(body) > self._max_body:
             raise InvalidMessage(f"the batch has {len(body)} bytes; at most {self._max_body} are allowed")

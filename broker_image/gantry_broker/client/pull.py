@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gantry_broker.client.consumer import Consumer, now_ms
+from gantry_broker.client.consumer import Consumer
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.subscription import subscription
+from gantry_broker.client.trace import now_ms
 from gantry_broker.protocol.codes import RETRY_PREFIX
 from gantry_broker.protocol.fastjson import MessageQueue
 

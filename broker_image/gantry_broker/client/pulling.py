@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.message import FromWhere, ReceivedMessage, restore_topic
 from gantry_broker.client.session import Session
+from gantry_broker.client.spans import Spans
 from gantry_broker.client.subscription import wanted
 from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import (
@@ -66,6 +68,8 @@ class Puller:
         self._session = session
         self._group = group
         self._suggested: dict[MessageQueue, int] = {}
+        self.spans: Spans | None = None
+        """Spans of pulls that bring messages; None: no tracer is configured."""
 
     def source(self, queue: MessageQueue) -> int:
         """Returns the broker id for the queue's next pull."""
@@ -107,6 +111,7 @@ class Puller:
             bname=queue.broker,
         )
         frame = Frame(RequestCode.PULL_MESSAGE, ext=header.ext())
+        begun_ns = time.time_ns() if self.spans is not None else 0
         answer = await self._session.call(address, frame, suspend_ms / 1000 + PULL_GRACE_SECONDS)
         status = _STATUS.get(answer.code)
         if status is None:
@@ -120,6 +125,8 @@ class Puller:
                 message = restore_topic(record, queue.broker, self._group)
                 if wanted(message, data):
                     messages.append(message)
+        if self.spans is not None and messages:
+            self.spans.received(queue.topic, messages, begun_ns)
         return PullResult(status, messages, reply.nextBeginOffset, reply.minOffset, reply.maxOffset)
 
     async def _address(self, queue: MessageQueue) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from gantry_broker.client.message import Message, ReceivedMessage, SendResult
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
+from gantry_broker.client.trace import ended, now_ms
 from gantry_broker.client.transaction_state import Check, TransactionState
 from gantry_broker.protocol.codes import Prop, RequestCode, ResponseCode, SendStatus, SysFlag
 from gantry_broker.protocol.frame import Frame
@@ -55,9 +56,11 @@ class TransactionProducer(Producer):
         not done. Raises as `send`.
         """
         extra = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self.group}
-        frame, unique_key = self._frame(message, extra, SysFlag.TRANSACTION_PREPARED)
         known = set(self.session.remoting.addresses)
-        result = await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
+        async with self._watched([message], half=True) as watch:
+            frame, unique_key = self._frame(message, extra | watch.properties, SysFlag.TRANSACTION_PREPARED)
+            result = await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
+            watch.result = result
         address = await self.session.master(result.queue.broker, message.topic)
         if address not in known:
             await self.session.send_heartbeats([address])  # so that the broker knows this client and can ask it
@@ -84,6 +87,8 @@ class TransactionProducer(Producer):
             await self.session.remoting.oneway(address, Frame(RequestCode.END_TRANSACTION, ext=ext))
         except RemotingError as error:
             log.warning("end of transaction %s was not sent; the broker will ask: %s", transaction_id, error)
+        if self._trace is not None:
+            self._trace.add([ended(message, unique_key, transaction_id, state, self.group, now_ms(), address)])
         return result, state
 
     async def _on_check(self, conn: Connection, frame: Frame) -> Frame | None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client.core import Metric
 from pydantic import ValidationError
 
 from gantry_broker import descriptors
@@ -39,7 +40,8 @@ from gantry_broker.http.models import (
     RemovalAnswer,
     RemovalRequest,
 )
-from gantry_broker.http.openmetrics import render
+from gantry_broker.http.openmetrics import metric, render
+from gantry_broker.http.otlp import OtlpPush
 from gantry_broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
 from gantry_broker.http.token import TokenFile
 from gantry_broker.protocol import plausible
@@ -76,9 +78,15 @@ class HttpServer:
         self._streams = StatusStreams(lambda: member_status(broker, ports.connections), status_changed)
         most = descriptors.budget().http
         gate = self._gate = broker.tls.http_gate(handshakes(most))
+        self._ports = ports
+        self._times = StoreTimes()
+        self._families_lock = asyncio.Lock()
+        self._otlp: OtlpPush | None = None
+        if broker.config.otlp is not None:
+            self._otlp = OtlpPush(broker.config.otlp, self._metrics, "gantry-broker", broker.config.name)
         self._connections = Connections(most if gate is None else most - handshakes(most))
         config = uvicorn.Config(
-            self._guarded(make_app(broker, ports, self._streams, lambda: self._connections.refused)),
+            self._guarded(make_app(broker, self._streams, self._families)),
             host=broker.config.listen_host,
             port=broker.config.http_port,
             lifespan="off",
@@ -94,6 +102,19 @@ class HttpServer:
         )
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
+
+    async def _families(self) -> list[Family]:
+        async with self._families_lock:  # `StoreTimes` follows one page at a time
+            broker, refused = self._broker, self._connections.refused
+            found = [
+                *gantry_families(broker, self._ports, refused),
+                *await rocketmq_families(broker, self._times),
+            ]
+        return found if self._otlp is None else [*found, self._otlp.family()]
+
+    async def _metrics(self) -> list[Metric]:
+        families = await self._families()
+        return await asyncio.to_thread(lambda: [metric(family) for family in families])
 
     def _guarded(self, app: FastAPI) -> Guard:
         config = self._broker.config
@@ -123,6 +144,8 @@ class HttpServer:
                 self._task.result()
                 raise OSError(f"HTTP port {self._broker.config.http_port} cannot be served")
             await asyncio.sleep(0.005)
+        if self._otlp is not None:
+            self._otlp.start()
 
     async def _serve(self) -> None:
         try:
@@ -131,6 +154,8 @@ class HttpServer:
             raise OSError(f"HTTP port {self._broker.config.http_port} cannot be bound") from None
 
     async def close(self) -> None:
+        if self._otlp is not None:
+            await self._otlp.close()
         self._streams.close()
         self._server.should_exit = True
         if self._task is not None:
@@ -217,16 +242,9 @@ class MetricsPage:
             return page
 
 
-def make_app(
-    broker: BrokerContext, ports: Ports, streams: StatusStreams, refused: Callable[[], Mapping[str, int]]
-) -> FastAPI:
-    """Return all routes of one broker. `refused`: refused HTTP requests and connections, by reason."""
+def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[], Awaitable[list[Family]]]) -> FastAPI:
+    """Return all routes of one broker. `families` makes its metrics."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    times = StoreTimes()
-
-    async def families() -> list[Family]:
-        return [*gantry_families(broker, ports, refused()), *await rocketmq_families(broker, times)]
-
     page = MetricsPage(families, METRICS_SHARE)
 
     @app.exception_handler(RequestValidationError)

@@ -526,7 +526,6 @@ def metrics(service: NameService) -> str:
         *access_families(service.access.gate, {}),
         *([] if service.tls is None else service.tls.families({})),
         build_info("nameserver"),
-        *([] if service.tls is None else service.tls.families({})),
     ]
     return text_page(families)
 

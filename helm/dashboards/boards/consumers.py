@@ -220,7 +220,8 @@ CONSUMERS: Final = Board(
                     "Pull latency",
                     "gantry_pull_latency_seconds",
                     "@cluster",
-                    "From the pull to its answer, without the time that it waited for messages.",
+                    "From the pull to its answer; of one that waited for messages, from their arrival.",
+                    width=12,
                 ),
                 graph(
                     "Retries that wait",
@@ -230,6 +231,7 @@ CONSUMERS: Final = Board(
                         "{{consumer_group}}",
                     ),
                     text="Unread messages of retry topics: deliveries that failed and come again.",
+                    width=12,
                     empty="none",
                 ),
             ),

@@ -18,6 +18,7 @@ _QUANTITY = r"^(\d+|\d+\.\d+|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DURATION = r"^(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"
 _WINDOW = r"^\d+[smhd]$"
 _VOLUME = r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
+_URL = r"^https?://[^\s/]+[^\s]*$"
 _OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
 SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
 ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
@@ -26,6 +27,7 @@ FORMS = {
     _DURATION: "a time span like 500ms, 2s or 1m30s",
     _WINDOW: "a time span in one unit, like 30m, 12h or 7d",
     _VOLUME: "a size like 10Gi",
+    _URL: "a URL like http://collector:4318",
     SOURCE: "an address or a network like 10.0.0.0/8",
     ACCESS_KEY: "a name of letters, digits, '.', '_' and '-'",
 }
@@ -122,6 +124,9 @@ Quantity = Annotated[
 
 Duration = Annotated[str, Field(pattern=_DURATION, min_length=2, max_length=32)]
 """A time span: 500ms, 2s, 1m30s."""
+
+Url = Annotated[str, Field(pattern=_URL, min_length=8, max_length=512)]
+"""An address on the web: http://collector:4318."""
 
 Window = Annotated[str, Field(pattern=_WINDOW, max_length=16)]
 """A longer time span in one unit: 30m, 12h, 7d."""

@@ -9,7 +9,7 @@ from gantry_broker.settings import BrokerSettings
 from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
-from gantry_operator.api.base import Duration, Model, Rule, VolumeSize, immutable, parse_duration
+from gantry_operator.api.base import Duration, Model, Rule, Url, VolumeSize, immutable, parse_duration
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.api.security import Security
 
@@ -192,6 +192,24 @@ class External(Model):
     )
 
 
+class Otlp(Model):
+    """Push of the brokers' metrics to an OpenTelemetry collector, by OTLP over HTTP."""
+
+    endpoint: Url = Field(
+        description="Base URL of the collector, for example http://collector.monitoring:4318. /v1/metrics is added.",
+    )
+    interval: Duration = Field("60s", description="Time between two pushes, 1s to 1h.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "duration(self.interval) >= duration('1s') && duration(self.interval) <= duration('1h')",
+            "interval is out of range: write 1s to 1h",
+            lambda o: 1 <= parse_duration(o.interval) <= 3_600,
+            "interval",
+        ),
+    )
+
+
 class BrokerClusterSpec(Model):
     """Desired state of the cluster. Every field but brokerGroups has a default."""
 
@@ -253,6 +271,7 @@ class BrokerClusterSpec(Model):
         description="Whether the brokers' /metrics, which names topics and groups, requires the admin token, like all "
         "else of their HTTP interface except health.",
     )
+    otlp: Otlp | None = Field(None, description="Push of metrics by OTLP. Default: none.")
     reclaim: Literal["Retain", "Delete"] = Field(
         "Retain", description="Whether volumes are kept (Retain) or deleted (Delete) together with the resource."
     )

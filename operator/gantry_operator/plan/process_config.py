@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gantry_broker.config import BrokerConfig, InternalTlsConfig, Listener, NameServerConfig, TlsConfig
+from gantry_broker.config import BrokerConfig, InternalTlsConfig, Listener, NameServerConfig, OtlpConfig, TlsConfig
 
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.base import parse_duration
 from gantry_operator.plan.plan import MemberPlan, NameServerPlan
 
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
@@ -147,6 +148,9 @@ def broker_config(
         tls=tls.for_clients(cluster),
         internal_tls=tls.for_members(),
         metrics_need_token=spec.metricsNeedToken,
+        otlp=None
+        if spec.otlp is None
+        else OtlpConfig(endpoint=spec.otlp.endpoint, interval_s=parse_duration(spec.otlp.interval)),
         authentication=spec.security.mode(loopback=loopback),
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,

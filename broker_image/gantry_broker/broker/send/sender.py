@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from gantry_broker.timeslice import TimeSlices
 
 _V2: Final = int(RequestCode.SEND_MESSAGE_V2)
+_OK: Final = int(ResponseCode.SUCCESS)
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _WRITE: Final = Perm.WRITE
 _INT_MAX: Final = 0x7FFFFFFF
@@ -123,6 +124,10 @@ class Sender:
         self._count = stats.add
         self._latencies = latencies
         self._rpc = latencies.rpc.observe
+        usual = latencies.rpc.histogram(_V2, _OK)
+        assert usual is not None
+        self._usual = usual
+        """Of nearly all sends."""
         self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
         """Checked topics with their number of queues; cleared at each change of topics."""
@@ -139,6 +144,7 @@ class Sender:
         puts: list[Put] = []
         asked: list[Asked] = []
         refused: list[bytes] = []
+        plain = True
         later: list[Frame] = []
         sendable = self._sendable
         suffix = self._suffix
@@ -209,14 +215,17 @@ class Sender:
                 continue
             puts += made
             asked.append((frame, queue_id, len(made), transaction_id, waits))
+            plain = False
         if refused:
             conn.write(b"".join(refused))
         if puts:
-            self._store_puts(conn, puts, asked, now_ms, begun)
+            self._store_puts(conn, puts, asked, now_ms, begun, plain)
         return later
 
-    def _store_puts(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int, begun: float) -> None:
-        """`begun`: when the sends arrived, by `time.perf_counter`."""
+    def _store_puts(
+        self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int, begun: float, plain: bool
+    ) -> None:
+        """`begun`: when the sends arrived, by `time.perf_counter`. `plain`: all took the fast path."""
         append = time.perf_counter()
         try:
             stored = self._store.put(puts, now_ms)
@@ -238,6 +247,7 @@ class Sender:
         if content:
             conn.write(send_answers(int(ResponseCode.SUCCESS), host, content))
         if len(pending) < len(asked):
+            plain = False
             early = [a for a in asked if not a[4] or a[0].flag & FLAG_ONEWAY]
             asked = [a for a in asked if a[4] and not a[0].flag & FLAG_ONEWAY]
             self._answered(early, ResponseCode.SUCCESS, time.perf_counter() - begun)
@@ -250,11 +260,14 @@ class Sender:
             conn.write(send_answers(code, host, pending))
             now = time.perf_counter()
             self._latencies.send.observe(now - begun, len(pending))
-            self._answered(asked, code, now - begun)
-            if code != ResponseCode.SUCCESS:
-                self._count_refused(code, len(pending))
-            else:
+            if code == _OK:
                 self._latencies.replication.observe(now - appended, len(pending))
+            else:
+                self._count_refused(code, len(pending))
+            if plain and code == _OK:
+                self._usual.observe((now - begun) * 1000, len(pending))
+            else:
+                self._answered(asked, code, now - begun)
 
         self._appended(on_status)
 

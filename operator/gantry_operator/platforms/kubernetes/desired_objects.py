@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gantry_broker.config import OtlpConfig
+
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import access, external, group, nameserver
@@ -34,6 +36,8 @@ class OperatorSettings:
     """Further images that clusters may use; * stands for any text."""
     allowed_spark_conf: tuple[str, ...] = ()
     """Further keys that `sparkConf` may have (see `allowed`); * stands for any text."""
+    otlp: OtlpConfig | None = None
+    """Where the operator pushes its own metrics; None: nowhere."""
 
 
 def image(cluster: BrokerCluster, settings: OperatorSettings) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from gantry_broker.exposition import Family
 from gantry_broker.http.metrics import build_info
 from gantry_broker.http.openmetrics import metric
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -58,6 +59,8 @@ class _Clusters(Collector):
 
     def __init__(self) -> None:
         self._shown: list[ClusterFigures] = []
+        self.further: list[Callable[[], Family]] = []
+        """Make families that are on the page, too."""
 
     def show(self, figures: ClusterFigures) -> None:
         self._shown.append(figures)
@@ -66,7 +69,7 @@ class _Clusters(Collector):
         self._shown = [one for one in self._shown if one is not figures]
 
     def collect(self) -> Iterable[Metric]:
-        return map(metric, [*families(self._shown), build_info("operator")])
+        return map(metric, [*families(self._shown), build_info("operator"), *(make() for make in self.further)])
 
 
 SHOWN = _Clusters()

@@ -6,7 +6,8 @@ forward events to each cluster's `ClusterController`. `informer_cache` watches t
 The chart sets these environment variables: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE, POD_NAME, POD_IP,
 GANTRY_SERVICE (name of the operator's Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty: all),
 GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT,
-GANTRY_LOG_LEVEL.
+GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
+GANTRY_OTLP_INTERVAL (60s).
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import kopf
 import uvloop
+from gantry_broker.config import OtlpConfig
+from gantry_broker.http.otlp import OtlpPush
+from prometheus_client.core import Metric
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
+from gantry_operator.api.base import parse_duration
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.platforms.kubernetes import allowed, logs, metrics, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
@@ -204,9 +210,10 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
     configuration = await load_config()
     service = names.host_forms(names.service_host(settings.service, settings.namespace)) if settings.service else []
     server = HealthServer(http_port, names=service)
+    pushing = _pushing(settings.otlp, identity)
     # Lease renewals use their own connections: they must not wait behind the requests for many clusters.
     count = metrics.api_request
-    async with KubeApi(configuration, count) as api, KubeApi(configuration, count) as own, server as health:
+    async with KubeApi(configuration, count) as api, KubeApi(configuration, count) as own, server as health, pushing:
         address = f"{host}:{http_port}" if host else ""
         election = Election(own, settings.namespace, LEASE_NAME, identity, address)
         stopping = asyncio.create_task(stop.wait())
@@ -238,6 +245,26 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
     return 0
 
 
+@contextlib.asynccontextmanager
+async def _pushing(config: OtlpConfig | None, identity: str) -> AsyncIterator[None]:
+    """Push the operator's metrics, if that is configured; a standby pushes, too."""
+    if config is None:
+        yield
+        return
+
+    async def collect() -> Iterable[Metric]:
+        return list(metrics.REGISTRY.collect())
+
+    push = OtlpPush(config, collect, "gantry-operator", identity)
+    metrics.SHOWN.further.append(push.family)
+    push.start()
+    try:
+        yield
+    finally:
+        metrics.SHOWN.further.remove(push.family)
+        await push.close()
+
+
 def settings_from(environ: dict[str, str]) -> OperatorSettings:
     """Read the environment. Raises SystemExit with the missing setting."""
     image = environ.get("GANTRY_BROKER_IMAGE", "")
@@ -252,6 +279,13 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         why = allowed.bad_pattern(entry)
         if why:
             raise SystemExit(f"GANTRY_ALLOWED_SPARK_CONF (analytics.allowedSparkConf of the chart): {entry}: {why}")
+    otlp = None
+    if environ.get("GANTRY_OTLP_ENDPOINT"):
+        try:
+            interval_s = parse_duration(environ.get("GANTRY_OTLP_INTERVAL") or "60s")
+            otlp = OtlpConfig(endpoint=environ["GANTRY_OTLP_ENDPOINT"], interval_s=interval_s)
+        except ValueError as error:
+            raise SystemExit(f"GANTRY_OTLP_ENDPOINT or GANTRY_OTLP_INTERVAL (1s to 1h): {error}") from None
     return OperatorSettings(
         broker_image=image,
         spark_image=environ.get("GANTRY_SPARK_IMAGE", ""),
@@ -260,6 +294,7 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         watch_namespaces=listed("GANTRY_WATCH_NAMESPACES"),
         allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
         allowed_spark_conf=spark_conf,
+        otlp=otlp,
     )
 
 
