@@ -30,6 +30,7 @@ LINT = {
     "types": [[BIN / "mypy"]],
     "lock files": [[sys.executable, "requirements/lock.py", "--check"]],
     "CRD": [[sys.executable, "-m", "gantry_operator.api.crd", "--check"]],
+    "dashboards": [[sys.executable, "-m", "helm.dashboards", "--check"]],
 }
 
 
