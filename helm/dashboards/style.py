@@ -33,14 +33,14 @@ Unit = Literal[
 GRAFANA_UNIT: Final[dict[Unit, str]] = {
     "short": "short",
     "messages": "short",
-    "messages/s": "suffix: msg/s",
+    "messages/s": "suffix:msg/s",
     "bytes": "bytes",
     "bytes/s": "binBps",
     "seconds": "s",
     "milliseconds": "ms",
     "percent": "percentunit",
-    "per second": "suffix: /s",
-    "cores": "suffix: cores",
+    "per second": "suffix:/s",
+    "cores": "suffix:cores",
     "time": "dateTimeFromNow",
     "none": "none",
 }

@@ -31,6 +31,7 @@ from gantry_broker.client import (
 )
 from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, TopicSaving
+from gantry_operator.cluster.member_http import TokenAuth
 from gantry_operator.cluster.status import ObservedMember
 from gantry_operator.platforms.base import Change, Event
 from gantry_operator.platforms.kubernetes import metrics
@@ -178,9 +179,13 @@ class Figures:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.figures = ClusterFigures(NAMESPACE, "t")
+        self._http = httpx.Client(auth=TokenAuth(cluster.folder.token.read), timeout=1)
         self._events = 0
         self._epochs: dict[str, int] = {}
         self._report = REPORT.model_copy(update={"lastSuccess": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+
+    def close(self) -> None:
+        self._http.close()
 
     async def run(self) -> None:
         while True:
@@ -192,9 +197,8 @@ class Figures:
         status.analytics = self._report
         rows = [
             ObservedMember(
-                row.name, row.group, number,
-                {"role": row.role, "epoch": row.epoch, "dead_letters": self.letters(), "disk": {}},
-                row.ready, in_sync=row.inSync, master=row.role == "Master",
+                row.name, row.group, number, self._said(row.name), row.ready,
+                in_sync=row.inSync, master=row.role == "Master",
             )
             for number, row in enumerate(status.members)
         ]  # fmt: skip
@@ -214,8 +218,14 @@ class Figures:
             self.figures.heard(Event("Normal", event["reason"], event["message"], "a"))
         self._events = len(lines)
 
-    def letters(self) -> int:
-        return 1
+    def _said(self, member: str) -> dict[str, Any] | None:
+        """The status that a member reports; None: it does not answer."""
+        port = Ports.load(self._cluster.folder.ports).taken[f"{member}/http"]
+        try:
+            answer = self._http.get(f"http://127.0.0.1:{port}/v1/status")
+        except httpx.HTTPError:
+            return None
+        return dict(answer.json()) if answer.status_code == 200 else None
 
 
 @asynccontextmanager
@@ -239,6 +249,7 @@ async def operator_page(cluster: Cluster) -> AsyncIterator[int]:
         stack.callback(metrics.CERTIFICATE_EXPIRY.remove, NAMESPACE, "t", "t-a-tls")
         server = await stack.enter_async_context(HealthServer(0, "127.0.0.1"))
         server.follow(controller._shared.caches)
+        stack.callback(shown.close)
         for work in (shown.run(), _passes(fake, controller)):
             stack.callback(asyncio.create_task(work).cancel)
         yield server.port
