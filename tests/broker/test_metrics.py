@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from typing import Any
 
 import pytest
+from gantry_broker.broker.dead_letters import AT_ONCE, DeadLetters
+from gantry_broker.broker.disk_forecast import FORECAST_MS, LONGEST_S, WINDOW, DiskForecast
+from gantry_broker.broker.latencies import MAX_RPC, UNSUPPORTED, RpcLatencies
+from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.exposition import Family, text_page
 from gantry_broker.histogram import LATENCY_S, SIZE_BYTES, Histogram
 from gantry_broker.http.openmetrics import render
 from gantry_broker.http.rocketmq_metrics import version_name
+from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
@@ -73,3 +80,92 @@ def test_the_small_writer_agrees_with_the_library() -> None:
         for text in (text_page(families), render(families)[0].decode())
     )
     assert mine == other
+
+
+# ---- latencies of requests
+
+
+def test_requests_count_under_the_labels_of_rocketmq() -> None:
+    rpc = RpcLatencies()
+    rpc.observe(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS, 0.002, 5)
+    rpc.observe(RequestCode.UPDATE_CONSUMER_OFFSET, ResponseCode.SUCCESS, 0.0, flag=FLAG_ONEWAY)
+    rpc.observe(UNSUPPORTED, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 0.0)
+    rpc.observe_held(RequestCode.PULL_MESSAGE, ResponseCode.PULL_NOT_FOUND, [15_000, 2])
+    found = {(r["request_code"], r["response_code"], r["result"], r["is_long_polling"]): h for r, h in rpc.rows()}
+    assert set(found) == {
+        ("send_message_v2", "success", "success", "false"),
+        ("update_consumer_offset", "success", "oneway", "false"),
+        ("unsupported", "request_code_not_supported", "success", "false"),
+        ("pull_message", "pull_not_found", "success", "true"),
+    }
+    sends = found["send_message_v2", "success", "success", "false"]
+    assert (sends.count, sends.sum, dict(sends.cumulative())["1.0"], dict(sends.cumulative())["3.0"]) == (5, 10.0, 0, 5)
+    assert found["pull_message", "pull_not_found", "success", "true"].sum == 15_002
+
+
+def test_the_kinds_of_requests_are_bounded() -> None:
+    rpc = RpcLatencies()
+    for code in range(2 * MAX_RPC):
+        rpc.observe(code, 0, 0.0)
+    assert len(list(rpc.rows())) == MAX_RPC
+
+
+# ---- the disk's end
+
+
+def forecast(frees: list[int]) -> int | None:
+    found = DiskForecast()
+    for number, free in enumerate(frees):
+        found.note(number * FORECAST_MS, free)
+    return found.full_in_s
+
+
+@pytest.mark.parametrize(
+    ("frees", "seconds"),
+    [
+        ([], None),
+        ([100], None),
+        ([100, 90, 80, 70, 60], None),  # four minutes say little
+        ([100, 90, 80, 70, 60, 50], 300),  # ten a minute
+        ([100] * 10, None),
+        ([50, 60, 70, 80, 90, 100], None),  # retention deletes more than is written
+        ([10, 0, 0, 0, 0, 0], 0),
+        ([2**60, *[2**60 - 1] * 5], None),  # in millions of years
+        ([10**6] * 50 + [10**6 - 100 * n for n in range(WINDOW + 1)], (10**6 - 100 * WINDOW) // 100 * 60),
+    ],
+)
+def test_the_disk_is_full_at_the_pace_of_the_last_hour(frees: list[int], seconds: int | None) -> None:
+    assert forecast(frees) == seconds
+    assert seconds is None or seconds <= LONGEST_S
+
+
+# ---- dead letters
+
+
+class Queues:
+    """The part of a store that counts messages: two of five in each queue were deleted."""
+
+    def max_offset(self, topic: str, queue: int) -> int:
+        return 0 if topic.endswith("-0") else 5
+
+    def min_offset(self, topic: str, queue: int) -> int:
+        return 0 if topic.endswith("-0") else 2
+
+
+def test_dead_letters_are_counted_in_parts() -> None:
+    meta = Metadata(Tables())
+    for number in range(AT_ONCE + 50):
+        name = f"%DLQ%g-{number}"
+        meta.working.topics[name] = TopicConfig(name, 1, 1, 6)
+    meta.working.topics["Orders"] = TopicConfig("Orders", 4, 4, 6)
+    store: Any = Queues()
+    letters = DeadLetters(meta, store)
+    assert letters.look(), "there are more"
+    assert (letters.total, letters.by_group) == (0, {}), "a part is no figure yet"
+    assert not letters.look()
+    assert letters.total == 3 * (AT_ONCE + 49)
+    assert "g-0" not in letters.by_group
+    assert letters.by_group["g-1"] == 3
+    meta.working.topics.clear()
+    assert not letters.look()
+    assert letters.total == 0

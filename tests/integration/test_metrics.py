@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -136,6 +137,8 @@ async def test_dead_letters_and_refused_sends_count(group: Group) -> None:
         async with Consumer(group.name_server, "billing", from_where=FromWhere.FIRST, max_retries=0) as consumer:
             await consumer.subscribe("Orders", refuse)
             await reach(master, {("send_to_dlq_messages_total", "Orders", "billing"): 1})
+            await reach(master, {("gantry_dead_letters", "", "billing"): 1})
+            assert (await master.status()).dead_letters == 1
             text = await page(master)
     assert "rocketmq_consumer_connections{" in text
     assert 'consume_mode="push"' in text
@@ -168,3 +171,44 @@ async def test_names_kinds_and_labels_are_those_of_rocketmq(group: Group) -> Non
     for name, what in expected.items():
         if name not in empty:
             assert found.get(name) == what, name
+
+
+async def histogram(member: Member, name: str, **labels: str) -> tuple[float, float]:
+    """The count and the sum of the histograms with these labels."""
+    found = [s for s in samples(await page(member)) if labels.items() <= s.labels.items()]
+    count, total = (sum(s.value for s in found if s.name == f"{name}_{what}") for what in ("count", "sum"))
+    return count, total
+
+
+async def test_the_time_of_a_held_pull_is_in_rocketmq_s_latency_and_not_in_ours(group: Group) -> None:
+    """Held for a second, and answered at once when a message comes."""
+    master = group.members[0]
+    held = {"request_code": "pull_message", "is_long_polling": "true", "response_code": "success"}
+    async with Producer(group.name_server) as producer:
+        await producer.send(Message("Orders", b"x"))
+        async with PullConsumer(group.name_server, "billing") as consumer:
+            await consumer.assign(await consumer.queues("Orders"))
+
+            async def waiting() -> bool:
+                found = [s.value for s in samples(await page(master)) if s.name == "gantry_held_pulls"]
+                return found == [QUEUES]
+
+            await until(waiting, "held pulls")
+            ours = await histogram(master, "gantry_pull_latency_seconds")
+            assert await histogram(master, "rocketmq_rpc_latency_milliseconds", **held) == (0, 0)
+            await asyncio.sleep(1)
+            await producer.send(Message("Orders", b"x"))
+            assert await consumer.poll()
+
+            async def counted() -> bool:
+                return (await histogram(master, "rocketmq_rpc_latency_milliseconds", **held))[0] == 1
+
+            await until(counted, "the answer counts")
+            assert (await histogram(master, "rocketmq_rpc_latency_milliseconds", **held))[1] >= 1_000
+            later = await histogram(master, "gantry_pull_latency_seconds")
+            assert later[0] >= ours[0] + 1
+            assert later[1] - ours[1] < 1, "the second for which it was held is not in it"
+    sends = {"request_code": "send_message_v2", "response_code": "success", "result": "success"}
+    assert (await histogram(master, "rocketmq_rpc_latency_milliseconds", **sends))[0] == 2
+    assert (await histogram(master, "gantry_replication_latency_seconds"))[0] == 2
+    assert (await histogram(master, "gantry_event_loop_lag_seconds"))[0] > 0
