@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from kube import Cluster, Figure, Load, get, kubectl, until
@@ -42,6 +43,71 @@ def test_edited(demo: Cluster, kind: str, name: str, edit: dict[str, object]) ->
     time.sleep(1)
     assert {n: u for n, u in demo.uids().items() if u in before.values()} == before or kind == "statefulset"
     demo.wait_running()
+
+
+def template(cluster: Cluster) -> Any:
+    return get(cluster.namespace, "statefulset", "demo-a")["spec"]["template"]["spec"]
+
+
+BY_HAND: list[tuple[str, str, dict[str, Any]]] = [
+    ("statefulset", "demo-a", {"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}}}),
+    ("statefulset", "demo-a", {"spec": {"template": {"spec": {"dnsConfig": {"searches": ["example.org"]}}}}}),
+    ("service", "demo-a-master", {"spec": {"sessionAffinity": "ClientIP", "externalIPs": ["192.0.2.7"]}}),
+    ("configmap", "demo-a", {"data": {"more.json": "{}"}}),
+]
+
+
+LAST: dict[tuple[str, str], float] = {}
+"""When the fields that were added to an object were removed (monotonic seconds)."""
+
+
+@pytest.mark.parametrize(("kind", "name", "added"), BY_HAND, ids=[f"{n}-{i}" for i, (_, n, _) in enumerate(BY_HAND)])
+def test_fields_added_by_hand_are_removed(demo: Cluster, kind: str, name: str, added: dict[str, Any]) -> None:
+    """One edit for each object or each minute: the operator does not fight with another program."""
+    until("the last edit is a minute ago", lambda: time.monotonic() > LAST.get((kind, name), 0.0) + 61, 70)
+    before = get(demo.namespace, kind, name)
+    part = "data" if "data" in added else "spec"
+    kubectl("-n", demo.namespace, "patch", kind, name, "--type", "merge", "-p", json.dumps(added))
+    until("as before", lambda: get(demo.namespace, kind, name)[part] == before[part], 15, 0.1)
+    LAST[kind, name] = time.monotonic()
+    demo.wait_running()
+
+
+def test_fields_removed_from_the_spec_are_removed_from_the_pods(demo: Cluster) -> None:
+    kubectl("create", "priorityclass", "gantry-e2e", "--value=1000", check=False)
+    before = template(demo)
+    resources = demo.object()["spec"].get("resources")
+    tolerations = [{"key": "mq", "operator": "Exists"}]
+    placement = {"nodeSelector": {"kubernetes.io/os": "linux"}, "tolerations": tolerations,
+                 "priorityClassName": "gantry-e2e"}  # fmt: skip
+    demo.patch({"spec": {"placement": placement, "resources": {"limits": {"cpu": "1"}},
+                         "imagePullSecrets": ["nowhere"]}})  # fmt: skip
+    until("they are there", lambda: template(demo).get("priorityClassName") == "gantry-e2e", 30)
+    demo.wait_running()
+    there = template(demo)
+    assert there["nodeSelector"] == placement["nodeSelector"]
+    assert there["imagePullSecrets"] == [{"name": "nowhere"}]
+    demo.patch({"spec": {"placement": None, "imagePullSecrets": None, "resources": resources}})
+    if resources is None or "cpu" not in resources.get("limits", {}):
+        demo.patch({"spec": {"resources": {"limits": {"cpu": None}}}})
+    until("they are gone", lambda: template(demo) == before, 30)
+    demo.wait_running()
+    kubectl("delete", "priorityclass", "gantry-e2e")
+
+
+def test_a_pod_that_cannot_be_scheduled_is_replaced_after_the_correction(demo: Cluster) -> None:
+    before = demo.object()["spec"].get("resources")
+    demo.patch({"spec": {"resources": {"requests": {"cpu": "64"}}}})
+
+    def pending() -> bool:
+        return any(p["status"]["phase"] == "Pending" for p in demo.pods())
+
+    until("a pod is pending", pending, 120)
+    load = Load(demo, "pending")
+    demo.patch({"spec": {"resources": before or {"requests": {"cpu": "100m"}}}})
+    until("no pod is pending", lambda: not pending(), 60)
+    demo.wait_running()
+    assert load.stop()["errors"] == 0
 
 
 def test_a_role_label_is_corrected(demo: Cluster) -> None:

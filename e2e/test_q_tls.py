@@ -14,8 +14,6 @@ from gantry_broker.client import Producer
 from gantry_operator.platforms.kubernetes.target import KubeTarget
 from kube import BROKER_IMAGE, Cluster, Figure, Load, apply, example, get, kubectl, until
 
-pytestmark = pytest.mark.alone
-
 SPREAD_S = 180
 """Seconds after which a requested authority signs, and again until the former one is dropped."""
 

@@ -103,7 +103,7 @@ def test_users_come_and_change() -> None:
         (lambda users: plain_config(users, {"accessKey": "u", "topicPerms": "x"}), "PUB|SUB"),
     ],
 )
-def test_what_is_wrong_is_named_and_no_key_is_shown(call: Any, words: str) -> None:
+def test_errors_name_the_field_and_show_no_key(call: Any, words: str) -> None:
     with pytest.raises(Wrong) as caught:
         call({"u": User(name="u", keys=(KEY,))})
     assert words in str(caught.value)

@@ -124,6 +124,6 @@ def test_deny_counts_for_each_action_alone() -> None:
 @pytest.mark.parametrize(
     "value", [{}, {"version": 1}, {"version": "1", "mode": "Enabled"}, {"version": 1, "mode": "x"}]
 )
-def test_what_is_no_table_is_a_value_error(value: dict[str, Any]) -> None:
+def test_a_malformed_table_is_a_value_error(value: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="access table"):
         Policy.of(value)

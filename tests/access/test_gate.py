@@ -64,7 +64,7 @@ SUB = {"type": "Topic", "name": "orders", "actions": ["Sub"]}
 GROUP = {"type": "Group", "name": "billing", "actions": ["Sub"]}
 
 
-def test_who_may_send() -> None:
+def test_permission_to_send() -> None:
     made = gate({"name": "orders", "rules": [PUB]}, {"name": "billing", "enabled": False, "rules": [PUB]})
     assert reason(made, signed(SEND, b="orders")) == ""
     assert reason(made, signed(SEND, b="secret")) == "permission"
@@ -79,7 +79,7 @@ def test_who_may_send() -> None:
     assert made.dropped == 1
 
 
-def test_nothing_tells_which_users_exist() -> None:
+def test_answers_do_not_reveal_which_users_exist() -> None:
     made = gate({"name": "orders", "rules": [PUB]}, {"name": "billing", "enabled": False})
     answers = {
         made.check(Caller("10.0.0.1"), signed(SEND, user, "wrong-key", b="orders"), 0, 0)
@@ -104,7 +104,7 @@ def test_the_mode_until_there_is_a_table() -> None:
     assert not permissive.active
 
 
-def test_permissive_lets_in_who_does_not_sign_and_no_one_else() -> None:
+def test_permissive_admits_unsigned_requests_only() -> None:
     made = gate({"name": "orders", "rules": [PUB]}, mode="Permissive")
     assert reason(made, Frame(int(SEND), ext={"b": "secret"})) == ""
     assert reason(made, signed(SEND, b="orders", key="wrong-key")) == "signature"
@@ -162,7 +162,7 @@ def test_a_heartbeat_needs_each_group_and_subscription() -> None:
 
 
 @pytest.mark.parametrize("code", sorted({int(code) for code in RequestCode} - {int(code) for code in ROWS}))
-def test_what_is_not_in_the_table_needs_a_super_user(code: int) -> None:
+def test_a_code_outside_the_table_needs_a_super_user(code: int) -> None:
     everything = {"type": "Any", "pattern": "Any", "actions": ["Any"]}
     made = gate({"name": "orders", "rules": [everything]}, {"name": "admin", "super": True})
     assert reason(made, signed(code)) == "permission"
@@ -260,7 +260,7 @@ def test_quotas_of_topics_count_without_authentication() -> None:
     assert reason(made, Frame(int(SEND), ext={"b": "other"})) == ""
 
 
-def test_what_a_producer_may_be_asked() -> None:
+def test_requests_to_a_producer_are_checked() -> None:
     made = gate({"name": "orders", "rules": [PUB]})
     caller = Caller("10.0.0.1")
     assert not made.may_be_asked(caller, "Topic", "orders", ["Pub"]), "nobody has signed here"

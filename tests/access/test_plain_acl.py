@@ -65,7 +65,7 @@ def test_the_sample_file() -> None:
         ("accounts: [{accessKey: a, secretKey: hidden-secret]", "not YAML"),
     ],
 )
-def test_what_is_wrong_is_named_and_no_key_is_shown(text: str, words: str) -> None:
+def test_errors_name_the_field_and_show_no_key(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         read_plain_acl(text)
     assert "hidden" not in str(caught.value)

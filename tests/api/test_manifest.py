@@ -43,6 +43,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (manifest(broker={"deleteWhen": 4}), "spec.broker.deleteWhen", "quote it"),
     (manifest(broker={"maxMessageSize": 1}), "spec.broker.maxMessageSize", "1024 or more"),
     (manifest(storage={"size": "10 GB"}), "spec.storage.size", "10Gi"),
+    (manifest(storage={"size": "0Gi"}), "spec.storage.size", "above 0"),
+    (manifest(resources={"limits": {"memroy": "1Gi"}}), "spec.resources.limits", "write cpu, memory"),
     (manifest(resources={"limits": {"memory": "1 G"}}), "spec.resources.limits.memory", "512Mi"),
     (
         manifest(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),

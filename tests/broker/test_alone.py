@@ -34,7 +34,7 @@ async def name_server(registration_port: int) -> NameServer:
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["master", "slave"])
-async def test_whom_no_name_server_answers_should_not_lead(
+async def test_a_member_without_a_name_server_should_not_lead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
 ) -> None:
     monkeypatch.setattr(registrar, "RETRY_S", 0.05)

@@ -48,7 +48,7 @@ async def test_messages_delayed_by_a_full_disk_are_delivered_once_there_is_room(
     await bench.close()
 
 
-async def test_a_level_goes_on_once_a_damaged_record_is_mended(
+async def test_a_level_continues_after_a_damaged_record_is_repaired(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delay, "RETRY_MS", 20)

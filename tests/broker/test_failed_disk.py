@@ -243,7 +243,7 @@ async def test_a_master_that_cannot_read_the_only_copy_of_the_end_steps_down(
 
 
 @pytest.mark.parametrize("numbers", [[errno.EIO], [errno.EMFILE], [errno.EMFILE, errno.EIO]])
-async def test_a_want_of_descriptors_tells_nothing_of_the_disk(bench: Bench, numbers: list[int]) -> None:
+async def test_missing_descriptors_do_not_mark_the_disk_as_failed(bench: Bench, numbers: list[int]) -> None:
     """The process ends, when it came at a bad moment, and the next one has lost nothing of its proof (rule 16)."""
     await bench.lead()
     files = [bench.config.data_dir / "config" / name for name in ("replica.json", "recoveryPoint.json")]

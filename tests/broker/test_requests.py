@@ -256,7 +256,7 @@ async def test_refused_pulls(bench: Bench, fields: dict[str, Any], code: int, sa
     assert says in (answer.remark or "")
 
 
-async def test_heartbeats_make_groups_and_their_retry_topics_and_tell_members(bench: Bench) -> None:
+async def test_heartbeats_create_groups_with_retry_topics_and_notify_members(bench: Bench) -> None:
     def beat(name: str, expression: str = "*", version: int = 1) -> bytes:
         data = {"topic": "T", "subString": expression, "subVersion": version}
         consumer = {"groupName": "G", "subscriptionDataSet": [data]}

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
         ("a = 1 OR b = 2 AND c = 3", {"a": "1"}, True),
     ],
 )
-def test_what_matches(expression: str, props: dict[str, str], wanted: bool) -> None:
+def test_matching_expressions(expression: str, props: dict[str, str], wanted: bool) -> None:
     assert compile_filter(expression)(props) is wanted
 
 

@@ -136,7 +136,7 @@ class TestHeldPulls:
         held: HeldPulls[Numbered] = HeldPulls(limit=2)
         assert [held.hold("T", 0, Numbered(n), 10) for n in range(3)] == [True, True, False]
 
-    def test_what_is_done_leaves_nothing_behind_but_its_time(self) -> None:
+    def test_finished_work_leaves_only_its_time(self) -> None:
         held: HeldPulls[Numbered] = HeldPulls()
         for n in range(1_000):
             pull = Numbered(n)

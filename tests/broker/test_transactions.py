@@ -123,7 +123,7 @@ async def test_producers_that_are_there_are_asked_however_many_have_gone(
     assert [f.code for f in producer.frames] == [RequestCode.CHECK_TRANSACTION_STATE]
 
 
-async def test_a_damaged_half_and_those_behind_it_are_known_once_it_is_mended(bench: Bench) -> None:
+async def test_half_messages_are_known_after_a_damaged_one_is_repaired(bench: Bench) -> None:
     """Nothing else comes in that would have the broker look at its queue again."""
     store, made = bench.store, bench.broker.transactions
     await made.loaded.wait()

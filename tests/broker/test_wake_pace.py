@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
+import pytest
 from gantry_broker.broker.pull.answers import found_answer
+from gantry_broker.broker.pull.checks import Pull
 from gantry_broker.broker.pull.pace import CALM, MOST_MS, WakePace
 from gantry_broker.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode, SerializeType
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.store.read import LogPieces
+from gantry_broker.timeslice import SLICE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,7 +137,7 @@ async def test_a_peer_that_pulls_within_a_turn_is_read_again_after_the_next_one(
     assert len(wire.frames) == 2
 
 
-async def test_who_sends_too_is_read_at_once(bench: Bench) -> None:
+async def test_a_connection_with_sends_is_read_at_once(bench: Bench) -> None:
     await bench.send(b"first")
     be_busy(bench)
     frame = bench.frame(11, bench.pull_ext(offset=0, sysFlag=6, suspendTimeoutMillis=10_000))
@@ -169,7 +174,7 @@ async def test_a_change_of_role_answers_what_waits_for_the_turn(bench: Bench) ->
     assert len(wire.frames) == 1
 
 
-async def test_what_pulls_have_in_common_is_checked_again_when_it_changes(bench: Bench) -> None:
+async def test_cached_checks_of_pulls_end_with_a_change(bench: Bench) -> None:
     await bench.send(b"first")
     for _ in range(2):
         assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.SUCCESS
@@ -181,3 +186,36 @@ async def test_what_pulls_have_in_common_is_checked_again_when_it_changes(bench:
     assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.SUCCESS
     for fields in ({"queueId": 4}, {"queueId": "1_0"}, {"queueOffset": "\u0661"}, {"commitOffset": "x"}):
         assert (await bench.ask(11, {**bench.pull_ext(), **fields})).code == ResponseCode.SYSTEM_ERROR, fields
+
+
+async def test_a_disk_that_fails_between_two_slices_leaves_no_pull_unanswered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More pulls of a queue than one slice answers; the rest meets an error."""
+    await bench.send(b"first")
+    wire = Wire(40_001)
+    for _ in range(40):
+        bench.give(bench.frame(11, bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=10_000)), wire=wire)
+    pulls = bench.broker.pulls
+    assert wire.frames == []
+    attempt, tried = pulls._attempt, 0
+
+    def attempt_on_a_bad_disk(made: Pull, pieces: LogPieces) -> bool:
+        nonlocal tried
+        tried += 1
+        if tried > 1:
+            raise OSError(5, "a planned error")
+        time.sleep(SLICE_S * 1.1)
+        return attempt(made, pieces)
+
+    monkeypatch.setattr(pulls, "_attempt", attempt_on_a_bad_disk)
+    await bench.send(b"second")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (len(wire.frames), tried) == (1, 2)
+    monkeypatch.undo()
+    pulls.expire(bench.broker.clock.now_ms())
+    async with asyncio.timeout(5):
+        while len(wire.frames) < 40:
+            wire.arrived.clear()
+            await wire.arrived.wait()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from tests.chaos.cluster import NotInTime
@@ -22,6 +23,8 @@ _AWAITED = ("cr_await", "gi_yieldfrom", "ag_await")
 """Of coroutines, generators and asynchronous generators."""
 SETTLES_S = 40.0
 """Cancelled work should have ended after this time."""
+REPORT = Path(__file__).resolve().parents[2] / "build" / "chaos-did-not-end.txt"
+"""The report of runs whose process was ended."""
 LEAVES_S = 60.0
 """After this many more seconds a thread kills the processes, because the event loop itself may be blocked."""
 
@@ -98,14 +101,21 @@ def at_the_latest(
     done = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
+    REPORT.parent.mkdir(exist_ok=True)
+
     def watch() -> None:
         if done.wait(seconds):
             return
         stream = out or sys.stderr
-        print(f"{what}: no end after {seconds:.0f} s\n{where_threads_stand()}", file=stream, flush=True)
         try:
-            for loop in loops:
-                print(where_tasks_stand(loop), file=stream, flush=True)
+            for part in (
+                f"{what}: no end after {seconds:.0f} s",
+                where_threads_stand(),
+                *map(where_tasks_stand, loops),
+            ):
+                print(part, file=stream, flush=True)
+                with REPORT.open("a") as report:  # pytest loses the output of a process that ends.
+                    print(part, file=report)
             clear_away()
         finally:
             os._exit(1)

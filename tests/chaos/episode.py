@@ -181,8 +181,8 @@ async def run(
                 if keep is not None:
                     with suppress(OSError):
                         shutil.copytree(cluster.folder.root, keep / f"seed-{plan.seed}", dirs_exist_ok=True)
-    except NotInTime as error:
-        problems = [f"NOT IN TIME: {error}"]
+    except NotInTime as error:  # The cluster did not start.
+        problems, story = [f"NOT IN TIME: {error}"], cluster.story()
     for problem in problems:
         tell(problem)
     return Outcome(plan, problems, trace, history, time.monotonic() - began, story, played, lost, given_up)

@@ -58,6 +58,8 @@ class Links:
         self._rng = random.Random(seed)
         self._cuts: set[tuple[str, str]] = set()
         self._healed = asyncio.Event()
+        self._listening: dict[int, str] = {}
+        """Inode by port, of the listeners at the last look."""
         self._servers: dict[int, asyncio.Server] = {}
         self._open: dict[asyncio.StreamWriter, tuple[str, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +112,7 @@ class Links:
     async def _follow_listeners(self) -> None:
         """Listen on a port while a process listens behind it."""
         while True:
-            there = whois.listening()
+            self._listening = there = whois.listening(self._ports)
             for real, told in self._ports.items():
                 if real in there and told not in self._servers:
                     with contextlib.suppress(OSError):
@@ -131,11 +133,11 @@ class Links:
         here = writer.get_extra_info("sockname")
         far: asyncio.StreamWriter | None = None
         try:
-            if peer is None:
-                return
+            if peer is None or whois.peer_is_gone(writer.get_extra_info("socket")):
+                return  # It gave up while this process was busy.
             processes = self._processes()
             source = whois.owner(whois.inode_of(peer[1], here[1]), processes)
-            target = whois.owner(whois.listening().get(real), processes)
+            target = whois.owner(self._listening.get(real), processes)
             # A handshake needs both directions.
             while self.is_cut(source, target) or self.is_cut(target, source):
                 await self._healed.wait()

@@ -50,7 +50,7 @@ def test_images_contain_only_packages_with_a_hash() -> None:
         (1, "", "error: the lock file is damaged", "error: the lock file"),
     ],
 )
-def test_an_audit_that_did_not_run_is_told_from_a_weakness(
+def test_a_failed_audit_differs_from_a_vulnerability(
     monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str, begins: str
 ) -> None:
     module = load()

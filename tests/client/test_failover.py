@@ -130,6 +130,8 @@ class Scripted(RequestOnly):
         self.address = ""
         self.second = ""
         """The address of another group, b, of the same topic; empty: there is none."""
+        self.master = True
+        """Whether group a has a master; without one it has a slave only."""
         self.routes_asked: asyncio.Event | None = None
         """When set: it no longer answers route requests, and sets the event for each."""
 
@@ -140,7 +142,10 @@ class Scripted(RequestOnly):
                     self.routes_asked.set()
                     continue
                 groups = {"a": self.address} | ({"b": self.second} if self.second else {})
-                brokers = [BrokerData("c", name, {0: address}) for name, address in groups.items()]
+                brokers = [
+                    BrokerData("c", name, {0 if self.master or name == "b" else 1: address})
+                    for name, address in groups.items()
+                ]
                 route = TopicRoute([QueueData(name, 2, 2, 6) for name in groups], brokers)
                 conn.send(Frame.response_to(frame, 0, body=fastjson.dumps(route.to_json())))
             elif frame.code == RequestCode.SEND_MESSAGE_V2:
@@ -185,6 +190,27 @@ async def test_a_retried_send_keeps_its_unique_key() -> None:
         assert len(script.seen) == 4
 
     await with_script(script, work)
+
+
+async def test_a_send_to_a_topic_without_a_master_leaves_others_their_turn() -> None:
+    """The route names slaves only, as while a group elects its master. The send waits, and then succeeds."""
+    script = Scripted()
+
+    async def work(producer: Producer) -> None:
+        await producer.send("T", b"x")
+        script.master = False
+        with pytest.raises(SendFailed, match="no master"):
+            await producer.send("T", b"x", timeout=1.5)
+        waiting = asyncio.create_task(producer.send("T", b"x", timeout=20))
+        await asyncio.sleep(1.2)
+        assert not waiting.done()
+        script.master = True
+        assert (await waiting).status is SendStatus.SEND_OK
+
+    async with asyncio.timeout(30):
+        unavailable = refuse(ResponseCode.SERVICE_NOT_AVAILABLE)
+        script.answers = [lambda frame: ok(frame) if script.master else unavailable(frame)] * 1000
+        await with_script(script, work)
 
 
 async def test_a_busy_broker_is_retried_until_the_timeout() -> None:

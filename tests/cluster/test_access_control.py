@@ -168,7 +168,7 @@ async def test_a_member_that_does_not_keep_it_is_asked_again_and_again() -> None
         await until(lambda: w.holds(1))
 
 
-async def test_a_member_that_refuses_holds_nobody_up() -> None:
+async def test_a_refusing_member_delays_no_other() -> None:
     async with world() as w:
         w.members["demo-a-1"].refuses = True
         await until(lambda: w.store.secrets)
@@ -208,7 +208,7 @@ async def test_a_change_of_mqadmin_at_one_member_reaches_the_others() -> None:
         assert w.store.state.made[0]["name"] == "bob"
 
 
-async def test_a_state_that_cannot_be_kept_reaches_nobody() -> None:
+async def test_a_state_that_cannot_be_stored_reaches_no_member() -> None:
     w = World()
     w.store.broken = True
     async with world(w):

@@ -187,7 +187,7 @@ def test_when_all_members_are_being_stopped_the_role_does_not_move() -> None:
     assert d.target == C
 
 
-def test_no_candidate_says_who_is_missing() -> None:
+def test_without_a_candidate_the_reason_names_missing_members() -> None:
     w = wait(group(a=unheard(0, gone=True), leadership=replace(LEADERSHIP, in_sync=frozenset({A}))))
     assert w.code == "no-candidate"
     assert "in-sync set (demo-a-0)" in w.reason

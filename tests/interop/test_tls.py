@@ -88,7 +88,7 @@ def test_java_without_tls(start: Start, version: str, fresh: str) -> None:
     nothing_sent(start("Required", version), fresh)
 
 
-def test_java_checks_the_server_only_when_told_to(start: Start, files: Files, fresh: str, tmp_path: Path) -> None:
+def test_java_checks_the_server_only_when_configured(start: Start, files: Files, fresh: str, tmp_path: Path) -> None:
     """It verifies the chain with `tls.client.authServer` outside of its test mode."""
     other = Authority("another CA").write(tmp_path / "other.crt")
     right, wrong = f"-Dtls.client.trustCertPath={files.ca}", f"-Dtls.client.trustCertPath={other}"

@@ -376,7 +376,7 @@ def test_a_context_for_clients_can_show_a_certificate() -> None:
         ("", "False", "Unreadable"),
     ],
 )
-def test_the_status_tells_of_certificates(until: str, status: str, reason: str) -> None:
+def test_the_status_shows_certificates(until: str, status: str, reason: str) -> None:
     rows = [
         CertificateRow(name="demo-ca", issuer="Operator", notAfter="2031-03-01T00:00:00Z"),
         CertificateRow(name="mine", issuer="Secret", notAfter=until),

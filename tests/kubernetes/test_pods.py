@@ -71,6 +71,7 @@ def test_a_pod_is_broken_if_kubernetes_cannot_start_it_not_if_it_is_slow() -> No
     assert not broken_for_good(pod(conditions=[ready("False", timedelta(seconds=30))]), NOW)
     assert broken_for_good(pod(conditions=[ready("False", timedelta(seconds=300))]), NOW)
     assert not broken_for_good(pod(conditions=[ready("True", timedelta(days=3))]), NOW)
+    assert broken_for_good(pod(ip=None, phase="Pending"), NOW), "it never ran, so nothing is lost with it"
 
 
 def test_brokers_that_serve_are_not_broken_because_their_kubelets_are_away() -> None:

@@ -70,7 +70,7 @@ def test_single_topics_of_a_foreign_broker_add_to_its_topics() -> None:
     assert sorted(table.topics()) == ["T", "U"]
 
 
-def test_our_brokers_tell_all_topics() -> None:
+def test_gantry_brokers_register_all_topics() -> None:
     table = group_of_three()
     table.register(ours(0, 0, 1), configs("U", version=2), 5)
     assert table.topics() == ["U"]

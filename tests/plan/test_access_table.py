@@ -110,7 +110,7 @@ def test_one_access_key_has_one_user() -> None:
     assert third.results["a"].accepted, "once the first is gone, the key is free"
 
 
-def test_nobody_takes_the_super_users_access_key() -> None:
+def test_the_super_users_access_key_is_refused_to_others() -> None:
     decision = decided(AccessState(), seen(user("me", accessKey="admin", superUser=False)))
     assert names(decision) == ["admin"]
     assert decision.table["users"][0]["super"] is True

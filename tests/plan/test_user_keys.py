@@ -97,7 +97,7 @@ def test_a_named_secret_that_cannot_be_used_keeps_the_last_key(found: str | None
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_happens_clients_keep_a_valid_key(seed: int) -> None:
+def test_clients_keep_a_valid_key_in_every_history(seed: int) -> None:
     """A client reads the Secret now and then. Its key is valid for the overlap after the Secret got another one.
 
     The process may end after each step, and members may get the table before or after the Secret is written.

@@ -165,7 +165,7 @@ async def test_a_lost_query_is_repeated_beside_the_first() -> None:
     assert await asyncio.wait_for(Resolver(names).addresses("broker", 1), 4 * LATE_S) == ["10.0.0.2"]
 
 
-async def test_what_was_known_stands_in_for_an_answer_that_is_late() -> None:
+async def test_a_known_address_replaces_a_late_answer() -> None:
     names = Names()
     resolver = Resolver(names)
     assert await resolver.addresses("broker", 1) == ["10.0.0.1"]

@@ -56,7 +56,7 @@ def play(left: HandshakeClient, right: HandshakeServer) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name_server", [False, True], ids=["broker", "NameServer"])
-def test_both_learn_who_is_there(name_server: bool) -> None:
+def test_both_ends_learn_the_identity_of_the_other(name_server: bool) -> None:
     left, right = client(), server(NAMES if name_server else TWO)
     sent = play(left, right)
     assert (left.peer, right.peer) == (NAMES if name_server else TWO, ONE)

@@ -77,7 +77,7 @@ def token(tmp_path: Path) -> Path:
     return file
 
 
-async def test_a_handler_hears_of_members_only_and_knows_who_they_are(token: Path) -> None:
+async def test_a_handler_gets_connections_of_members_with_their_identity(token: Path) -> None:
     async with port(token) as opened, RemotingClient(membership=Membership(ONE, token)) as client:
         _, stranger = await asyncio.open_connection("127.0.0.1", opened.server.port)
         assert await opened.ask(client) == b"member 1 of demo/a"
@@ -86,7 +86,7 @@ async def test_a_handler_hears_of_members_only_and_knows_who_they_are(token: Pat
         await until(lambda: opened.guard.refused.get("ended") == 1, "the stranger has left")
 
 
-async def test_the_client_knows_who_answers() -> None:
+async def test_the_client_knows_the_identity_of_the_server() -> None:
     """A leader asks its followers over the connections that they have made."""
     asked: list[Identity | None] = []
 

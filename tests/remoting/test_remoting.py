@@ -102,7 +102,7 @@ async def dribble(parts: int, wanted: int) -> tuple[asyncio.Server, str]:
     return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_an_answer_that_is_arriving_is_waited_for_by_who_wants_that(client: RemotingClient) -> None:
+async def test_a_request_can_wait_longer_while_its_answer_arrives(client: RemotingClient) -> None:
     server, address = await dribble(40, 40)
     async with server:
         with pytest.raises(RequestTimeout):
@@ -130,7 +130,7 @@ async def test_answers_find_their_requests(served: Served, client: RemotingClien
     assert max(served.handler.reads) > 10, "requests of one read come together"
 
 
-async def test_what_one_pass_of_the_loop_asks_arrives_together(served: Served, client: RemotingClient) -> None:
+async def test_requests_of_one_loop_pass_arrive_together(served: Served, client: RemotingClient) -> None:
     await client.request(served.address, Frame(ECHO), 5)
     answers = await asyncio.gather(*(client.request(served.address, Frame(ECHO, body=b"%d" % n), 5) for n in range(20)))
     assert [answer.body for answer in answers] == [b"%d" % n for n in range(20)]

@@ -258,7 +258,7 @@ def test_retention_waits_for_those_that_still_come_for_the_log() -> None:
     assert core.leader.needed_from(900_000) < log.end
 
 
-def test_who_is_sent_to_the_beginning_of_the_log_does_not_wait_for_an_answer_any_more() -> None:
+def test_a_follower_sent_to_the_start_of_the_log_stops_waiting() -> None:
     """It may die over that, and would count as one that still comes for the log for ever."""
     gone = MemberId(7, "gone")
     core, log = master(Options(keep_for_ms=10_000), A)

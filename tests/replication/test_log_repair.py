@@ -58,7 +58,7 @@ def _shown(node: Node, offset: int = 0) -> tuple[list[bytes], int]:
     return [r.body for r in decode_records(got.data)], got.damaged
 
 
-async def test_a_read_shows_no_damage_and_has_it_mended(damaged: tuple[Group, Node]) -> None:
+async def test_a_read_hides_damage_and_starts_the_repair(damaged: tuple[Group, Node]) -> None:
     group, node = damaged
     assert _shown(node) == (BODIES[:BAD], -1)
     got = node.store.get("T", 0, BAD, 1, 1 << 20)

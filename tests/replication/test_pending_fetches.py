@@ -68,7 +68,7 @@ async def unanswered(news: bool) -> int:
     return done.count(False)
 
 
-async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it() -> None:
+async def test_an_unreadable_position_fails_only_its_own_fetch() -> None:
     class Other(Follower):
         def close(self) -> None:
             self.closed = True
@@ -102,7 +102,7 @@ async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it()
     pending_fetches.close()
 
 
-async def test_a_place_that_cannot_be_read_keeps_nobody_from_stopping_or_from_asking_anew() -> None:
+async def test_an_unreadable_position_blocks_neither_stop_nor_new_fetches() -> None:
     class Other(Follower):
         def close(self) -> None:
             self.closed = True

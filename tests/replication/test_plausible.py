@@ -48,7 +48,7 @@ def test_which_epoch_may_follow(known: int, new: int, possible: bool) -> None:
 
 
 @pytest.mark.parametrize("value", ["3", "", None, True, 1.0, [], b"1", "1" * 5_000])
-def test_what_is_no_number_is_named(value: Any) -> None:
+def test_a_value_that_is_no_number_is_named(value: Any) -> None:
     with pytest.raises(plausible.Implausible, match="depth = ") as caught:
         plausible.number("depth", value, 0, 10)
     assert caught.value.reason == "malformed"
@@ -56,7 +56,7 @@ def test_what_is_no_number_is_named(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "-", "+1", "1.0", "1e3", "٣", " 1", "1_0", "--1", "1" * 5_000])
-def test_what_are_no_digits_is_named(value: str) -> None:
+def test_a_value_without_digits_is_named(value: str) -> None:
     with pytest.raises(plausible.Implausible, match="depth = "):
         plausible.integer("depth", value)
 
@@ -308,7 +308,7 @@ def test_one_whose_list_is_old_votes_for_a_candidate_that_a_member_names() -> No
     assert (core.epoch, core.state.vote) == (7, D)
 
 
-def test_what_a_stranger_answers_names_no_one() -> None:
+def test_an_answer_of_a_stranger_names_no_member() -> None:
     core = raft()
     before = raft_state(core)
     named = (*VOTERS, Voter(STRANGER, "evil:1"))

@@ -32,7 +32,7 @@ def test_of_three_the_one_that_is_behind_is_spare_and_without_the_other_it_is_no
     assert [one.is_beyond_quorum(m) for m in ALL[1:3]] == [True, False]
 
 
-def test_whom_a_leadership_goes_to_and_who_does_not_vote_yet_are_not_spare() -> None:
+def test_the_next_leader_and_members_without_a_vote_are_not_spare() -> None:
     one = leader(3)
     one.followers[ALL[1]].acked = 100
     one.followers[ALL[2]].acked = 50
@@ -44,7 +44,7 @@ def test_whom_a_leadership_goes_to_and_who_does_not_vote_yet_are_not_spare() -> 
 
 
 @given(st.integers(2, 7), st.lists(st.integers(-1, 5), min_size=6, max_size=6))
-def test_who_is_not_spare_makes_a_majority_with_the_leader_and_nobody_more(count: int, acked: list[int]) -> None:
+def test_members_that_are_not_spare_form_a_bare_majority(count: int, acked: list[int]) -> None:
     one = leader(count)
     for member, end in zip(ALL[1:count], acked, strict=False):
         one.followers[member].acked = end

@@ -153,9 +153,7 @@ def test_a_change_that_was_cut_before_the_list_was_written_does_not_come_back(
     store.close()
 
 
-def test_a_full_disk_keeps_nobody_from_a_cut_and_nothing_takes_the_place_before_the_list_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_prevent_a_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = with_changes(tmp_path)
     start = log.member_changes[1].at
     data = log.read_raw(start, 1 << 20)

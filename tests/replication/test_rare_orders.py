@@ -429,7 +429,7 @@ async def test_a_reset_to_the_beginning_that_stops_half_way_is_asked_for_again(
 
 
 @pytest.mark.parametrize("found_by", ["a follower", "a reader", "a reader that chooses", "the index"])
-async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for(
+async def test_a_sector_that_fails_after_the_scan_is_repaired_on_request(
     tmp_path: Path, bad_sector: dict[str, Any], found_by: str
 ) -> None:
     async with Group(tmp_path, 3) as group:

@@ -229,7 +229,7 @@ async def test_each_request_code_is_refused(group: Group, who: Credentials | Non
     assert await metric(group, "gantry_access_dropped_total") >= len(requests())
 
 
-async def test_a_remark_does_not_tell_whether_something_exists(group: Group) -> None:
+async def test_a_remark_does_not_reveal_whether_a_resource_exists(group: Group) -> None:
     async with raw(NOTHING) as client:
         for code in (RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_MAX_OFFSET):
             address = group.name_server if code == RequestCode.GET_ROUTEINFO_BY_TOPIC else group.group_address
@@ -329,7 +329,7 @@ async def test_a_wrong_table_is_refused_and_the_old_one_stays(group: Group) -> N
     assert (await member.status()).access.version == 1
 
 
-async def test_without_a_table_nobody_is_let_in(make_group: MakeGroup) -> None:
+async def test_without_a_table_every_client_is_refused(make_group: MakeGroup) -> None:
     group = await make_group(1, authentication="Enabled")
     await group.lead(0)
     async with raw(ADMIN) as client, raw() as stranger:

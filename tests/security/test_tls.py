@@ -188,7 +188,7 @@ async def _openssl_renegotiates(address: str) -> str:
     return out.decode(errors="replace")
 
 
-async def test_half_handshakes_keep_nobody_out(tmp_path: Path) -> None:
+async def test_half_handshakes_do_not_exclude_others(tmp_path: Path) -> None:
     """1,500 connections that stop before, in and after their first message: few are held, and members serve."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192), hard))

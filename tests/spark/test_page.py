@@ -246,7 +246,7 @@ def measured(tmp_path: Path, width: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_a_narrow_page_shows_every_cell_and_no_blank_rows(tmp_path: Path, width: int) -> None:
+def test_a_narrow_page_shows_every_table_cell_and_no_blank_rows(tmp_path: Path, width: int) -> None:
     layout = measured(tmp_path, width)
     assert layout["cells"] > 20
     assert layout["width"] <= width

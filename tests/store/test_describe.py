@@ -154,7 +154,7 @@ def test_missing_and_short_files_are_named(quick_dir: Path, small: BrokerSetting
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_a_start_would_do_is_what_it_does(quick_dir: Path, small: BrokerSettings, clean: bool) -> None:
+def test_a_start_does_what_its_description_says(quick_dir: Path, small: BrokerSettings, clean: bool) -> None:
     fill(quick_dir, small, clean=clean)
     before = content(quick_dir)
     files = StoreFiles.load(quick_dir)

@@ -375,7 +375,7 @@ def test_a_queue_emptied_in_a_later_file_continues_at_its_override(member: Membe
     assert member.store.min_offset("Old", 0) == 350
 
 
-def test_queues_tell_their_next_number_also_before_anything_is_confirmed(member: Member) -> None:
+def test_queues_know_their_next_number_before_a_confirmation(member: Member) -> None:
     store = member.store
     assert store.next_offsets() == {}
     member.one("Orders", 1)

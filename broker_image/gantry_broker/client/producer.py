@@ -439,15 +439,18 @@ class Producer:
                     if answer.code not in _OTHER_BROKER_CODES or refused > self.retries:
                         raise BrokerError(f"send to {queue}", answer.code, answer.remark)
             again = True
-            known = self.session.cached_route(message.topic)
-            others = {data.broker for data in known.queues} - failed if known is not None else ()
-            if others and fixed is None and selector is None:
+            if queue is not None and fixed is None and selector is None and self._others(message.topic, failed):
                 continue  # another broker can take it at once
             failed.clear()
             if clock() + pause >= deadline:
                 raise SendFailed(message.topic, attempts, timeout)
             await asyncio.sleep(pause)
             pause = next_backoff(pause)
+
+    def _others(self, topic: str, failed: set[str]) -> set[str]:
+        """Returns the brokers that accept messages for a topic, by the cached route, without those that failed."""
+        known = self.session.cached_route(topic)
+        return set() if known is None else {queue.broker for queue in writable_queues(topic, known)} - failed
 
     def _silent_brokers(self, queues: Sequence[MessageQueue]) -> set[str]:
         """Returns the brokers of these queues that were silent a short while ago."""

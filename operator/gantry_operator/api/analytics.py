@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from gantry_operator.api.base import Model, Rule, VolumeSize, Window
+from gantry_operator.api.base import Model, Rule, VolumeSize, Window, more_than_nothing
 from gantry_operator.api.pods import Resources
 
 _CRON = (
@@ -26,6 +26,8 @@ class ReportOutput(Model):
     className: str | None = Field(
         None, description="Storage class of that volume. Default: the default class.", max_length=253
     )
+
+    rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
 
 
 class SparkResources(Model):

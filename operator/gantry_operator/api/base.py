@@ -133,3 +133,13 @@ Window = Annotated[str, Field(pattern=_WINDOW, max_length=16)]
 
 VolumeSize = Annotated[str, Field(pattern=_VOLUME, max_length=24)]
 """Bytes of a volume with a unit: 10Gi."""
+
+
+def more_than_nothing(field: str) -> Rule:
+    """The rule for a field of type VolumeSize."""
+    return Rule(
+        f"!has(self.{field}) || quantity(self.{field}).isGreaterThan(quantity('0'))",
+        f"{field} is 0: write a size above 0, for example 10Gi",
+        lambda part: parse_quantity(getattr(part, field)) > 0,
+        field,
+    )

@@ -172,7 +172,8 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
         default = node.get("default")
         if isinstance(default, str | int | bool) and text:
             shown = str(default).lower() if isinstance(default, bool) else default
-            text += f" Default: {shown}" if text.endswith(".") else f". Default: {shown}"
+            if not text.endswith(f"Default: {shown}"):  # A part with defaults is visited once more inside its owner.
+                text += f" Default: {shown}" if text.endswith(".") else f". Default: {shown}"
         node["description"] = text
     return node
 

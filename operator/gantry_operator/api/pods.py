@@ -13,6 +13,26 @@ def _requests_fit(r: Resources) -> bool:
     return all(k not in r.limits or parse_quantity(v) <= parse_quantity(r.limits[k]) for k, v in r.requests.items())
 
 
+_NO_RESOURCE = (
+    "{field} has a resource that Kubernetes does not know: write cpu, memory, ephemeral-storage, hugepages-... "
+    "or a name with a domain, for example example.com/disk"
+)
+
+
+def _is_resource(name: str) -> bool:
+    return name in ("cpu", "memory", "ephemeral-storage") or name.startswith("hugepages-") or "/" in name
+
+
+def _known(field: Literal["requests", "limits"]) -> Rule:
+    names = "k in ['cpu', 'memory', 'ephemeral-storage'] || k.startsWith('hugepages-') || k.contains('/')"
+    return Rule(
+        f"!has(self.{field}) || self.{field}.all(k, {names})",
+        _NO_RESOURCE.format(field=field),
+        lambda r: all(map(_is_resource, getattr(r, field))),
+        field,
+    )
+
+
 class Resources(Model):
     """CPU and memory as in any pod spec. The broker keeps its caches within the memory limit."""
 
@@ -27,6 +47,8 @@ class Resources(Model):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        _known("requests"),
+        _known("limits"),
         Rule(
             "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) || "
             "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",

@@ -9,7 +9,16 @@ from gantry_broker.settings import BrokerSettings
 from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
-from gantry_operator.api.base import Duration, Model, Rule, Url, VolumeSize, immutable, parse_duration
+from gantry_operator.api.base import (
+    Duration,
+    Model,
+    Rule,
+    Url,
+    VolumeSize,
+    immutable,
+    more_than_nothing,
+    parse_duration,
+)
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.api.security import Security
 
@@ -106,6 +115,7 @@ class Storage(Model):
         None, description="Storage class. Default: the default class. It cannot be changed.", max_length=253
     )
 
+    rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
     transitions: ClassVar[tuple[dict[str, str], ...]] = (
         {
             "rule": "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",

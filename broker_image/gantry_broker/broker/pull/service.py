@@ -255,17 +255,20 @@ class PullService:
         self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float, grew: float
     ) -> None:
         """Tries pulls until a time, and the rest in a later pass."""
+        self._waking.discard(key)
         self._held.try_each(waiting, lambda made: self._attempt(made, pieces), lambda: perf_counter() < ends)
         self._note_answered(grew)
         if waiting:
             self._waking.add(key)
             self._slices.charge(SLICE_S)
             self._slices.run(lambda: self._try_rest(key, waiting, grew))
-        else:
-            self._waking.discard(key)
 
     def _try_rest(self, key: tuple[str, int], waiting: deque[Pull], grew: float) -> None:
-        self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S, grew)
+        try:
+            self._try_each(key, waiting, self._store.together(), perf_counter() + SLICE_S, grew)
+        except BaseException:
+            self._held.passed_over.add(key)  # The disk failed: `expire` tries them again.
+            raise
 
     def _note_answered(self, grew: float) -> None:
         """Counts the answers to held pulls of one queue, which grew at that time."""

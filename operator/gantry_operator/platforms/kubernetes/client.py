@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -233,6 +233,14 @@ class KubeApi:
         path, query = kind.path(namespace, name, sub), {"fieldManager": FIELD_MANAGER}
         return await self._call(kind, "PATCH", path, query, dict(patch), "application/merge-patch+json")
 
+    async def replace_parts(self, kind: Kind, live: Object, parts: Mapping[str, Any]) -> Object:
+        """Replace top-level parts of an object. Raises ApiError with Conflict if it has changed since `live`."""
+        meta = live["metadata"]
+        patch = [{"op": "replace", "path": "/metadata/resourceVersion", "value": meta["resourceVersion"]}]
+        patch += [{"op": "replace", "path": f"/{name}", "value": value} for name, value in parts.items()]
+        path, query = kind.path(meta.get("namespace"), meta["name"]), {"fieldManager": FIELD_MANAGER}
+        return await self._call(kind, "PATCH", path, query, patch, "application/json-patch+json")
+
     async def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, orphan: bool = False
     ) -> bool:
@@ -272,7 +280,7 @@ class KubeApi:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Any] | None = None,
         content_type: str = "application/json",
         timeout: float | None = None,
         verb: str = "",
@@ -288,7 +296,7 @@ class KubeApi:
         method: str,
         path: str,
         query: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | Sequence[Any] | None,
         content_type: str,
         limits: aiohttp.ClientTimeout,
         what: tuple[str, str],
@@ -307,7 +315,7 @@ class KubeApi:
         method: str,
         path: str,
         query: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | Sequence[Any] | None,
         content_type: str | None,
         timeout: aiohttp.ClientTimeout,
         what: tuple[str, str],

@@ -49,8 +49,10 @@ NOT_READY_S = 120
 
 
 def broken_for_good(pod: Object, now: datetime) -> bool:
-    """Kubernetes cannot start the pod, or the pod has not been ready for `NOT_READY_S`."""
+    """The pod has never run, Kubernetes cannot start it, or it has not been ready for `NOT_READY_S`."""
     status = pod.get("status") or {}
+    if status.get("phase") == "Pending":
+        return True
     for c in status.get("containerStatuses") or []:
         waiting = (c.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in STUCK_REASONS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes import access, drift, external, metrics, names
+from gantry_operator.platforms.kubernetes import access, drift, external, managed_fields, metrics, names
 from gantry_operator.platforms.kubernetes.client import KINDS, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
@@ -18,6 +19,10 @@ log = logging.getLogger(__name__)
 
 REMOVABLE = ("Service", "ConfigMap", "PodDisruptionBudget")
 """Kinds that a former spec may have left behind. StatefulSets are not included, because groups are never removed."""
+
+
+REMOVAL_PAUSE_S = 60.0
+"""Seconds between two removals of fields that others added to one object."""
 
 
 @dataclass
@@ -44,6 +49,8 @@ class ObjectReconciler:
         self.name = self._name = name
         self._uid = uid
         self._pinned: dict[str, int] = {}
+        self._next_removal: dict[tuple[str, str], float] = {}
+        """By kind and name: the earliest time of the next removal of fields that others added (monotonic seconds)."""
 
     def owned(self, kind: str) -> list[Object]:
         found = self._caches[kind].of(self._namespace, names.CLUSTER_LABEL, self._name)
@@ -127,7 +134,10 @@ class ObjectReconciler:
                 return False
             if live["metadata"].get("deletionTimestamp") is not None:
                 return False
-            wrong = drift.outdated(obj, live)
+            former, added = managed_fields.surplus(obj, live)
+            if added and not await self._remove_added(obj, live, added):
+                return False
+            wrong = drift.outdated(obj, live) + former
             if not wrong:
                 return True
             where = ", ".join(wrong[:5])
@@ -137,6 +147,29 @@ class ObjectReconciler:
                 await self._api.delete(STATEFUL_SET, self._namespace, name, uid=live["metadata"]["uid"], orphan=True)
                 return False
         await self._write(obj)
+        return True
+
+    async def _remove_added(self, obj: Object, live: Object, added: Sequence[managed_fields.Path]) -> bool:
+        """Remove fields that others added. False: the object changed meanwhile, so look again.
+
+        At most once a minute for an object: something may add them each time.
+        """
+        kind, name = obj["kind"], obj["metadata"]["name"]
+        now = time.monotonic()
+        if now < self._next_removal.get((kind, name), 0.0):
+            return True
+        self._next_removal[kind, name] = now + REMOVAL_PAUSE_S
+        log.info("%s %s: removing fields that the spec does not have: %s", kind, name, added[:5])
+        try:
+            parts = managed_fields.without(live, obj, added)
+            written = await self._api.replace_parts(KINDS[kind], live, parts)
+        except ApiError as error:
+            if error.reason != "Conflict":
+                raise
+            self._next_removal.pop((kind, name))
+            return False
+        metrics.WRITES.labels(kind).inc()
+        self._caches[kind].note(written)
         return True
 
     async def _write(self, obj: Object) -> None:
