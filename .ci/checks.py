@@ -20,7 +20,9 @@ JAVA_VERSIONS = (17, 21)
 """Those that Spark and RocketMQ run with. A distribution has one of them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/spark/test_page.py."""
-REAL_PROCESSES = ("chaos", "client", "delivery", "integration", "interop", "local", "security", "spark")
+PROMETHEUS = ROOT / "build" / "prometheus"
+"""As in tests/dashboards/programs.py."""
+REAL_PROCESSES = ("chaos", "client", "dashboards", "delivery", "integration", "interop", "local", "security", "spark")
 """Folders of tests whose subject are whole processes, which mostly wait; the others, which do not, come before them."""
 
 LINT = {
@@ -29,6 +31,7 @@ LINT = {
     "types": [[BIN / "mypy"]],
     "lock files": [[sys.executable, "requirements/lock.py", "--check"]],
     "CRD": [[sys.executable, "-m", "gantry_operator.api.crd", "--check"]],
+    "dashboards": [[sys.executable, "-m", "helm.dashboards", "--check"]],
 }
 
 
@@ -94,6 +97,28 @@ def bring_firewall() -> str:
     return apt_install("iptables", "iproute2")
 
 
+def bring_prometheus() -> str:
+    """Alerts and dashboards are tested with it. Empty: it is there; else why not.
+
+    Debian's package is unpacked into build/, which needs no root and starts no service.
+    """
+    if shutil.which("promtool") or (PROMETHEUS / "usr" / "bin" / "promtool").exists():
+        return ""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        return "only apt can bring it"
+    print("fetching Prometheus, with which alerts and dashboards are tested", flush=True)
+    PROMETHEUS.mkdir(parents=True, exist_ok=True)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    if os.geteuid() == 0:
+        subprocess.run(["apt-get", "update"], check=False, **quiet)  # type: ignore[call-overload]
+    fetched = subprocess.run(["apt-get", "download", "prometheus"], cwd=PROMETHEUS, check=False, **quiet)  # type: ignore[call-overload]
+    package = next(PROMETHEUS.glob("prometheus_*.deb"), None)
+    if fetched.returncode != 0 or package is None:
+        return "`apt-get download prometheus` failed"
+    done = subprocess.run(["dpkg-deb", "-x", str(package), str(PROMETHEUS)], check=False)
+    return "" if done.returncode == 0 else f"`dpkg-deb -x {package.name}` failed"
+
+
 def bring_tools() -> list[tuple[str, str]]:
     """Install what tests use from outside of Python. The result: what cannot be tested, and why."""
     bringers = {
@@ -101,6 +126,7 @@ def bring_tools() -> list[tuple[str, str]]:
         "tests with Go": bring_go,
         "page in a browser": bring_browser,
         "lost packets": bring_firewall,
+        "alerts, dashboards": bring_prometheus,
     }
     return [(what, why) for what, bring in bringers.items() if (why := bring())]
 

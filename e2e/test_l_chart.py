@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from kube import SYSTEM, Cluster, Load, apply, example, get, helm_install, kubectl, run, until
+import yaml
+from kube import ROOT, SYSTEM, Cluster, Load, apply, example, get, helm_install, kubectl, run, until
 
 pytestmark = pytest.mark.alone
 
@@ -57,22 +59,60 @@ def test_an_upgrade_of_the_chart_restarts_no_broker(demo: Cluster) -> None:
     assert demo.uids() == before
 
 
-@pytest.fixture
-def pod_monitors() -> Iterator[None]:
+@contextmanager
+def defined(kind: str) -> Iterator[None]:
     """The parts of the Prometheus operator's definition that this chart uses, if the cluster lacks it."""
-    names = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"}
+    plural = f"{kind.lower()}s"
+    names = {"kind": kind, "plural": plural, "singular": kind.lower()}
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
     made = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
         "spec": {"group": "monitoring.coreos.com", "names": names, "scope": "Namespaced", "versions": [version]},
     }
     kubectl("apply", "-f", "-", stdin=json.dumps(made))
-    kubectl("wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com")
+    kubectl("wait", "--for=condition=Established", f"crd/{plural}.monitoring.coreos.com")
     yield
-    kubectl("delete", "crd", "podmonitors.monitoring.coreos.com")
+    kubectl("delete", "crd", f"{plural}.monitoring.coreos.com")
+
+
+@pytest.fixture
+def pod_monitors() -> Iterator[None]:
+    with defined("PodMonitor"):
+        yield
+
+
+@pytest.fixture
+def prometheus_rules() -> Iterator[None]:
+    with defined("PrometheusRule"):
+        yield
+
+
+def test_dashboards_and_alerts_are_objects_of_the_chart(prometheus_rules: None) -> None:
+    chart = str(ROOT / "helm" / "gantry")
+    wanted = ("--set", "dashboards.enabled=true,alerts.enabled=true,alerts.labels.release=prometheus")
+    more = ("--set", "alerts.runbooks=https://wiki/runbooks,alerts.disabled={GantrySendsSlow}")
+    run("helm", "lint", chart, *wanted, *more)
+    helm_install(*wanted, *more)
+    try:
+        maps = get(SYSTEM, "configmaps", selector="grafana_dashboard=1")
+        shown = [json.loads(text) for made in maps for text in made["data"].values()]
+        files = [json.loads(path.read_text()) for path in (ROOT / "helm/gantry/dashboards").glob("*.json")]
+        assert sorted(shown, key=lambda d: d["uid"]) == sorted(files, key=lambda d: d["uid"])
+        (made,) = get(SYSTEM, "prometheusrules")
+        assert made["metadata"]["labels"]["release"] == "prometheus"
+        rules = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+        file = yaml.safe_load((ROOT / "helm/gantry/files/alerts.yaml").read_text())
+        expected = [rule for group in file["groups"] for rule in group["rules"] if rule["alert"] != "GantrySendsSlow"]
+        for rule in expected:
+            address = rule["annotations"]["runbook_url"].replace("docs/runbooks.md", "https://wiki/runbooks")
+            rule["annotations"]["runbook_url"] = address
+        assert rules == expected
+    finally:
+        helm_install()
+    assert get(SYSTEM, "configmaps", selector="grafana_dashboard=1") == []
 
 
 def test_pod_monitors_find_every_process(demo: Cluster, pod_monitors: None) -> None:

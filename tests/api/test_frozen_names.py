@@ -27,7 +27,7 @@ from pydantic import BaseModel
 ROOT = Path(__file__).parents[2]
 FROZEN = ROOT / "tests" / "data" / "frozen_names.json"
 METRIC = re.compile(
-    r'"(gantry_[a-z_]+_(?:total|bytes|seconds|epoch|members|full|writable|topics|groups|pulls|places|master|leader|clusters|available|connections|requests|pending|condition|ready|degraded|servers|letters|series|holds))"'
+    r'"(gantry_[a-z_]+_(?:total|bytes|seconds|epoch|members|full|writable|topics|groups|pulls|places|master|leader|clusters|available|connections|requests|pending|condition|ready|degraded|servers|letters|series|holds|failed))"'
 )
 ANNOTATION = re.compile(r"(gantry\.dev/[a-z][a-z-]+)")
 A = MemberId(0, "a")

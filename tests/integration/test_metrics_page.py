@@ -98,7 +98,11 @@ def test_the_page_has_every_metric_of_the_operator() -> None:
     figures.changed(Change("a", "demo-a-0", "demo-a-1", "gone", 2, 1, 1, False))
     figures.heard(Event("Normal", "InSyncSetShrunk", "", "a"))
     condition = {"type": "Available", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    status = {"members": [{"name": "demo-a-0", "group": "a"}], "conditions": [condition]}
+    report = {
+        "lastResult": "Succeeded", "lastSuccess": "2026-01-01T00:00:00Z", "durationSeconds": 1, "scannedBytes": 1,
+        "topSavings": [{"topic": "T"}],
+    }  # fmt: skip
+    status = {"members": [{"name": "demo-a-0", "group": "a"}], "conditions": [condition], "analytics": report}
     line = {"role": "Master", "dead_letters": 0, "disk": {}}
     member = ObservedMember("demo-a-0", "a", 0, line, True, master=True)
     figures.saw(BrokerClusterStatus.model_validate(status), [member])

@@ -78,6 +78,8 @@ def test_members_masters_and_conditions_are_those_of_the_status(figures: Cluster
     assert [value(f"members{kind}", A) for kind in ("", "_ready", "_degraded")] == [3, 2, 1]
     assert (value("in_sync_members", A), value("group_master", A), value("leader_epoch", A)) == (2, 1, 7)
     assert (value("name_servers", C), value("name_servers_ready", C)) == (2, 1)
+    assert value("failovers_total", {**A, "planned": "false", "reason": "failover"}) == 0
+    assert value("in_sync_changes_total", {**A, "change": "shrunk"}) == 0
     assert value("cluster_available", C) == 1
     conditions = {
         c: value("cluster_condition", {**C, "condition": c}) for c in ("Available", "Degraded", "Progressing")
@@ -124,6 +126,21 @@ def test_figures_that_a_member_reports_are_taken_only_if_they_are_possible(figur
         figures.members = [member(0, dead_letters=wrong, disk={"full_in_s": wrong})]
         assert value("dead_letters", A) is None
         assert value("disk_full_forecast_seconds", forecast[0]) == math.inf
+
+
+def test_the_last_report_is_what_the_status_says(figures: ClusterFigures) -> None:
+    good = {
+        "lastResult": "Succeeded", "lastSuccess": "2026-01-02T00:00:00Z", "durationSeconds": 28.5, "scannedBytes": 900,
+        "topSavings": [{"topic": "Prices", "savedBytes": 700}, {"topic": "Orders", "savedBytes": 30}],
+    }  # fmt: skip
+    names = ("failed", "last_success_timestamp_seconds", "duration_seconds", "scanned_bytes")
+    figures.saw(status(), [])
+    assert [value(f"report_{name}", C) for name in names] == [None] * 4
+    figures.saw(status(analytics=good), [])
+    assert [value(f"report_{name}", C) for name in names] == [0, 1_767_312_000, 28.5, 900]
+    assert [value("report_saved_bytes", {**C, "topic": topic}) for topic in ("Prices", "Orders")] == [700, 30]
+    figures.saw(status(analytics=good | {"lastResult": "Failed", "lastSuccess": "soon"}), [])
+    assert [value(f"report_{name}", C) for name in names] == [1, None, 28.5, 900], "the last good findings stay"
 
 
 async def test_the_series_of_a_deleted_cluster_end(fake: FakeApi, api: KubeApi) -> None:

@@ -16,7 +16,9 @@ from gantry_broker.histogram import Histogram
 from gantry_broker.protocol import plausible
 
 from gantry_operator.api import BrokerClusterStatus
+from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.cluster.status import ObservedMember
+from gantry_operator.cluster.timestamps import unix_s
 from gantry_operator.platforms.base import Change, Event
 
 FAILOVER_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30)
@@ -85,6 +87,11 @@ def _families() -> dict[str, Family]:
         ("gantry_operator_last_failover_timestamp_seconds", gauge, "Time of the group's last change of a master."),
         ("gantry_operator_last_failover_duration_seconds", gauge, "Duration of the group's last change of a master."),
         ("gantry_operator_in_sync_changes_total", counter, "Changes of the recorded in-sync set."),
+        ("gantry_operator_report_failed", gauge, "1 while the last run of the report failed."),
+        ("gantry_operator_report_last_success_timestamp_seconds", gauge, "End of the last good run of the report."),
+        ("gantry_operator_report_duration_seconds", gauge, "Duration of the last good run of the report."),
+        ("gantry_operator_report_scanned_bytes", gauge, "Bytes of log that the last good run of the report read."),
+        ("gantry_operator_report_saved_bytes", gauge, "Bytes that compaction would save, by the last good run."),
         (
             "gantry_operator_failover_duration_seconds",
             "histogram",
@@ -125,13 +132,17 @@ def _add(found: Mapping[str, Family], figures: ClusterFigures) -> None:
                 group=member.group,
                 member=member.name,
             )
-    for (group, planned, reason), count in sorted(figures.failovers.items()):
+    groups = {} if figures.status is None else dict.fromkeys(row.group for row in figures.status.members)
+    # They begin with 0, so that Prometheus sees the first one as an increase.
+    never = {(group, *kind): 0 for group in groups for kind in (("false", "failover"), ("true", "handover"))}
+    for (group, planned, reason), count in sorted((never | figures.failovers).items()):
         add("failovers_total", count, group=group, planned=planned, reason=reason)
     for group, change in sorted(figures.last.items()):
         labels = {"group": group, "planned": str(change.planned).lower(), "reason": change.kind}
         add("last_failover_timestamp_seconds", change.at_unix_ms / 1000, **labels)
         add("last_failover_duration_seconds", change.duration_ms / 1000, **labels)
-    for (group, kind), count in sorted(figures.in_sync_changes.items()):
+    unchanged = {(group, kind): 0 for group in groups for kind in IN_SYNC_CHANGES.values()}
+    for (group, kind), count in sorted((unchanged | figures.in_sync_changes).items()):
         add("in_sync_changes_total", count, group=group, change=kind)
     durations = found["gantry_operator_failover_duration_seconds"].histograms
     for (planned, reason), histogram in sorted(figures.durations.items()):
@@ -155,6 +166,23 @@ def _add_status(add: Any, status: BrokerClusterStatus) -> None:
         add("leader_epoch", max(row.epoch for row in masters or rows), group=group)
     add("name_servers", len(status.nameServerMembers))
     add("name_servers_ready", sum(server.ready for server in status.nameServerMembers))
+    if status.analytics is not None:
+        _add_report(add, status.analytics)
+
+
+def _add_report(add: Any, report: AnalyticsStatus) -> None:
+    if report.lastResult is not None:
+        add("report_failed", report.lastResult == "Failed")
+    ended = unix_s(report.lastSuccess)
+    for name, value in (
+        ("last_success_timestamp_seconds", ended),
+        ("duration_seconds", report.durationSeconds),
+        ("scanned_bytes", report.scannedBytes),
+    ):
+        if value is not None:
+            add(f"report_{name}", value)
+    for topic in report.topSavings:
+        add("report_saved_bytes", topic.savedBytes, topic=topic.topic)
 
 
 def _count(value: object) -> int | None:
