@@ -16,8 +16,14 @@ LAYERS = (
     ("cluster",),
     ("platforms.kubernetes", "platforms.local"),
     ("cli",),
+    ("console",),
+    ("cli.console",),
+    ("cli.app",),
+    ("cli.__main__",),
 )
-"""From the lowest up. A part imports itself and lower layers; parts of one layer do not import each other."""
+"""From the lowest up. A part imports itself and lower layers; parts of one layer do not import each other. A module
+belongs to the longest name that fits: the console uses the commands, and the program has the command of the console.
+"""
 
 
 def modules() -> dict[str, Path]:
@@ -52,11 +58,15 @@ def graph() -> dict[str, set[str]]:
 
 
 def layer_of(module: str) -> tuple[int, str] | None:
-    for level, parts in enumerate(LAYERS):
-        for part in parts:
-            if module == part or module.startswith(f"{part}."):
-                return level, part
-    return None
+    if module == "cli":
+        module = "cli.__main__"  # Both start the program.
+    fits = [
+        (len(part), level, part)
+        for level, parts in enumerate(LAYERS)
+        for part in parts
+        if module == part or module.startswith(f"{part}.")
+    ]
+    return max(fits)[1:] if fits else None
 
 
 def upward(found: dict[str, set[str]]) -> list[str]:
