@@ -22,7 +22,18 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/spark/test_page.py."""
 PROMETHEUS = ROOT / "build" / "prometheus"
 """As in tests/dashboards/programs.py."""
-REAL_PROCESSES = ("chaos", "client", "dashboards", "delivery", "integration", "interop", "local", "security", "spark")
+REAL_PROCESSES = (
+    "chaos",
+    "client",
+    "console",
+    "dashboards",
+    "delivery",
+    "integration",
+    "interop",
+    "local",
+    "security",
+    "spark",
+)
 """Folders of tests whose subject are whole processes, which mostly wait; the others, which do not, come before them."""
 
 LINT = {
