@@ -101,11 +101,14 @@ class RecoveryPointFile:
         self._lock = threading.Lock()
         self._requested = 0
         self._written = 0
+        """The newest request that is written or being written."""
+        self._ended = 0
+        """The newest request whose write has ended."""
 
     @property
     def busy(self) -> bool:
         """A requested write is not done yet."""
-        return self._written < self._requested
+        return self._ended < self._requested
 
     def prepare(
         self, point: RecoveryPoint, *, durable: bool, after: Callable[[], None] = lambda: None
@@ -119,8 +122,11 @@ class RecoveryPointFile:
                 if number < self._written:
                     return
                 self._written = number
-                point.save(self.path, durable=durable)
-                after()
+                try:
+                    point.save(self.path, durable=durable)
+                    after()
+                finally:
+                    self._ended = number
 
         return write
 
