@@ -49,9 +49,10 @@ def test_a_namespace_leaves_no_process_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_the_end_of_a_benchmark_ends_its_processes(tmp_path: Path, how: signal.Signals) -> None:
     program = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from benchmarks.rig.processes import Started, exit_on_sigterm
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
 exit_on_sigterm()
 with Started(["sleep", "600"], Path(sys.argv[1]) / "log") as started:
     print(started.pid, flush=True)
