@@ -132,6 +132,8 @@ class Scripted(RequestOnly):
         """The address of another group, b, of the same topic; empty: there is none."""
         self.master = True
         """Whether group a has a master; without one it has a slave only."""
+        self.busy_routes = 0
+        """Questions for routes that are refused as by a NameServer without users."""
         self.routes_asked: asyncio.Event | None = None
         """When set: it no longer answers route requests, and sets the event for each."""
 
@@ -140,6 +142,10 @@ class Scripted(RequestOnly):
             if frame.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
                 if self.routes_asked is not None:
                     self.routes_asked.set()
+                    continue
+                if self.busy_routes:
+                    self.busy_routes -= 1
+                    conn.send(refuse(ResponseCode.SYSTEM_BUSY)(frame))  # type: ignore[arg-type]
                     continue
                 groups = {"a": self.address} | ({"b": self.second} if self.second else {})
                 brokers = [
@@ -211,6 +217,17 @@ async def test_a_send_to_a_topic_without_a_master_leaves_others_their_turn() -> 
         unavailable = refuse(ResponseCode.SERVICE_NOT_AVAILABLE)
         script.answers = [lambda frame: ok(frame) if script.master else unavailable(frame)] * 1000
         await with_script(script, work)
+
+
+async def test_a_name_server_without_users_is_asked_again() -> None:
+    script = Scripted()
+    script.busy_routes = 3
+
+    async def work(producer: Producer) -> None:
+        assert (await producer.send("T", b"x")).status is SendStatus.SEND_OK
+        assert script.busy_routes == 0
+
+    await with_script(script, work)
 
 
 async def test_a_busy_broker_is_retried_until_the_timeout() -> None:

@@ -228,8 +228,10 @@ class Session:
     async def _fetch_route(self, topic: str) -> TopicRoute | None:
         header = RouteHeader(topic, acceptStandardJsonOnly=True)
         answer = await self.call_name_server(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext()))
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        if answer.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_BUSY):
             answer = await self._fetch_from_others(header) or answer
+        if answer.code == ResponseCode.SYSTEM_BUSY:  # It has started and does not know the users yet.
+            raise ConnectError(f"route of {topic}: {answer.remark}")
         self._fetched_at[topic] = time.monotonic()
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
