@@ -21,6 +21,8 @@ REMOVABLE = ("Service", "ConfigMap", "PodDisruptionBudget")
 """Kinds that a former spec may have left behind. StatefulSets are not included, because groups are never removed."""
 
 
+ADDITIONS_REMOVED = ("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget")
+"""Kinds without fields that others add on purpose. Kubernetes itself adds the volume to a claim, for example."""
 REMOVAL_PAUSE_S = 60.0
 """Seconds between two removals of fields that others added to one object."""
 
@@ -135,7 +137,7 @@ class ObjectReconciler:
             if live["metadata"].get("deletionTimestamp") is not None:
                 return False
             former, added = managed_fields.surplus(obj, live)
-            if added and not await self._remove_added(obj, live, added):
+            if added and kind in ADDITIONS_REMOVED and not await self._remove_added(obj, live, added):
                 return False
             wrong = drift.outdated(obj, live) + former
             if not wrong:
