@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.serve import LocalAccess, Server, collecting
 from gantry_operator.console.snapshot import ClusterKey
-from gantry_operator.console.sources import AuditView, MemberUrl
+from gantry_operator.console.sources import AuditView, MemberUrl, Pausing
 
 
 def member_status(name: str, number: int, role: str = "Slave", epoch: int = 1) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class FakeSource:
 
     target: Any = NoBrokers()
     command: Sequence[str] = ("--cluster", "fake")
-    pause_command: Callable[[bool], str] | None = None
+    pausing: Pausing | None = None
 
     def __init__(self, topics: int = 3) -> None:
         self.key = ClusterKey("local", "fake")
@@ -118,9 +118,6 @@ class FakeSource:
 
     async def report(self) -> bytes | None:
         return None
-
-    async def pause(self, wanted: bool) -> None:
-        raise NotImplementedError
 
     async def close(self) -> None:
         await self.http.aclose()

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from fastapi import FastAPI
+from gantry_operator.cli.errors import CliError
 from gantry_operator.console.access import Sessions
 from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
-from gantry_operator.console.kubernetes import REVIEW_S, Clusters, KubernetesAccess, KubernetesSource
+from gantry_operator.console.kubernetes import REVIEW_S, Clusters, KubernetesAccess, KubernetesSource, PauseAnnotation
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable
 from httpx import ASGITransport, AsyncClient
@@ -179,9 +180,22 @@ async def test_members_are_asked_by_their_names_in_the_cluster() -> None:
         found = await source.members()
         assert [m.name for m in found] == ["demo-a-0", "demo-a-1"]
         assert re.fullmatch(r"https?://demo-a-0\.[a-z0-9.-]*mq\.svc[a-z.]*:10921", found[0].url), found[0].url
-        assert source.pause_command(True) == "kubectl annotate bc demo -n mq --overwrite gantry.dev/paused=true"
-        assert source.pause_command(False).endswith("gantry.dev/paused-")
         await source.close()
+
+
+async def test_a_pause_is_an_annotation() -> None:
+    async with FakeApi() as fake, fake.client() as api:
+        fake.put({"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster",
+                  "metadata": {"name": "demo", "namespace": "mq"}, "spec": {}})  # fmt: skip
+        pausing = PauseAnnotation(api, ClusterKey("mq", "demo"))
+        for wanted, end in ((True, "gantry.dev/paused=true"), (False, "gantry.dev/paused-")):
+            await pausing.pause(wanted)
+            found = fake.objects["BrokerCluster", "mq", "demo"]
+            assert found["metadata"].get("annotations", {}).get("gantry.dev/paused") == ("true" if wanted else None)
+            assert pausing.command(wanted) == f"kubectl annotate bc demo -n mq --overwrite {end}"
+        fake.remove("BrokerCluster", "mq", "demo")
+        with pytest.raises(CliError):
+            await pausing.pause(True)
 
 
 def test_the_chart_grants_the_verbs_that_the_console_uses() -> None:

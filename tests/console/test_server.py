@@ -116,6 +116,16 @@ def test_who_may_only_read_changes_nothing() -> None:
                 assert client.post(f"{HERE}/{path}", data=form).status_code == 403, path
 
 
+def test_a_cluster_without_a_pause_offers_none(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        page = client.get(f"{HERE}/actions").text
+        assert "actions/pause" not in page
+        answer = client.post(f"{HERE}/actions/pause", data={"csrf": csrf_of(page), "paused": "true"})
+        assert answer.status_code == 404
+        assert "cannot be paused" in answer.text
+
+
 def test_signing_out_ends_the_session(console: Running) -> None:
     until_figures(console)
     with console.client() as client:

@@ -16,5 +16,5 @@ def program(name: str) -> str:
     """The path of `prometheus` or `promtool`. The test is skipped without it."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}{BROUGHT}")
     if found is None:
-        pytest.skip(f"{name} is not here: `.ci/checks.py --tools` brings it where apt is")
+        pytest.skip(f"there is no {name} here: `python .ci/checks.py --tools` brings it on Debian")
     return found

@@ -456,7 +456,7 @@ def make_app(
     async def actions(request: Request, place: Here) -> Response:
         return page(
             request, place, "actions.html", "actions", members=members_of(place.snapshot, place.now),
-            chooser=" ".join(place.source.command), pause=place.source.pause_command,
+            chooser=" ".join(place.source.command), pausing=place.source.pausing,
             paused=place.snapshot.status.get("phase") == "Paused",
         )  # fmt: skip
 
@@ -489,14 +489,16 @@ def make_app(
     @app.post("/c/{space}/{name}/actions/pause")
     async def pause(request: Request, change: Change) -> Response:
         place, form = change
-        if place.source.pause_command is None:
+        pausing = place.source.pausing
+        if pausing is None:
             raise HTTPException(404, "a cluster of this machine cannot be paused")
         wanted = _one(form, "paused") == "true"
         async with do.one_line_errors():
-            await place.source.pause(wanted)
+            await pausing.pause(wanted)
         said = "the operator makes no changes until it is resumed; failover goes on" if wanted else "changes go on"
-        command = place.source.pause_command(wanted)
-        return _done(page, request, place, "actions", said, command, f"{place.snapshot.key.path}/actions")
+        return _done(
+            page, request, place, "actions", said, pausing.command(wanted), f"{place.snapshot.key.path}/actions"
+        )
 
     return app
 

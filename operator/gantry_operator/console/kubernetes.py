@@ -37,7 +37,7 @@ from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.serve import Server
 from gantry_operator.console.snapshot import ClusterKey
-from gantry_operator.console.sources import AuditView, MemberUrl, SourceError
+from gantry_operator.console.sources import AuditView, MemberUrl, Pausing, SourceError
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, plan
 from gantry_operator.platforms.kubernetes import access as tokens
 from gantry_operator.platforms.kubernetes import names
@@ -238,6 +238,25 @@ class InClusterTarget(KubernetesTarget):
             yield Clients(servers, await target.super_user(), await target.client_tls())
 
 
+class PauseAnnotation:
+    """The annotation of a BrokerCluster that pauses its changes."""
+
+    def __init__(self, api: KubeApi, key: ClusterKey) -> None:
+        self._api = api
+        self._key = key
+
+    def command(self, wanted: bool) -> str:
+        change = PAUSED + ("=true" if wanted else "-")
+        return shlex.join(["kubectl", "annotate", "bc", self._key.name, "-n", self._key.space, "--overwrite", change])
+
+    async def pause(self, wanted: bool) -> None:
+        patch = {"metadata": {"annotations": {PAUSED: "true" if wanted else None}}}
+        try:
+            await self._api.merge(BROKER_CLUSTER, self._key.space, self._key.name, patch)
+        except (ApiError, ApiUnavailable) as error:
+            raise CliError(str(error)) from None
+
+
 class KubernetesSource:
     """One BrokerCluster."""
 
@@ -251,18 +270,7 @@ class KubernetesSource:
         self._trusted = b""
         self._secrets_until = 0.0
         self._resource: Object | None = None
-
-    def pause_command(self, wanted: bool) -> str:
-        change = PAUSED + ("=true" if wanted else "-")
-        return shlex.join(["kubectl", "annotate", "bc", self.key.name, "-n", self.key.space, "--overwrite", change])
-
-    async def pause(self, wanted: bool) -> None:
-        """Raises CliError."""
-        patch = {"metadata": {"annotations": {PAUSED: "true" if wanted else None}}}
-        try:
-            await self._api.merge(BROKER_CLUSTER, self.key.space, self.key.name, patch)
-        except (ApiError, ApiUnavailable) as error:
-            raise CliError(str(error)) from None
+        self.pausing: Pausing | None = PauseAnnotation(api, key)
 
     async def resource(self) -> dict[str, Any]:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -50,6 +50,18 @@ class SourceError(Exception):
     """A cluster cannot be read; the text is the reason."""
 
 
+class Pausing(Protocol):
+    """Pauses and resumes the changes of one cluster."""
+
+    def command(self, wanted: bool) -> str:
+        """The equivalent command; `wanted`: True pauses."""
+        ...
+
+    async def pause(self, wanted: bool) -> None:
+        """Raises CliError."""
+        ...
+
+
 class Source(Protocol):
     """One cluster."""
 
@@ -79,11 +91,9 @@ class Source(Protocol):
         ...
 
     @property
-    def pause_command(self) -> Callable[[bool], str] | None:
-        """The command that pauses (True) or resumes changes; None: this platform has no pause."""
+    def pausing(self) -> Pausing | None:
+        """None: this platform has no pause."""
         ...
-
-    async def pause(self, wanted: bool) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -91,7 +101,7 @@ class Source(Protocol):
 class LocalSource:
     """A cluster of this machine."""
 
-    pause_command: Callable[[bool], str] | None = None
+    pausing: Pausing | None = None
 
     def __init__(self, folder: ClusterFolder, name: str, command: Sequence[str]) -> None:
         self.key = ClusterKey(LOCAL, name)
@@ -134,9 +144,6 @@ class LocalSource:
             return await asyncio.to_thread(path.read_bytes)
         except OSError:
             return None
-
-    async def pause(self, wanted: bool) -> None:
-        raise NotImplementedError("the supervisor of this machine has no pause")
 
     async def close(self) -> None:
         await self.http.aclose()
