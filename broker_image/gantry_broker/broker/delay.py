@@ -237,7 +237,7 @@ class Buckets:
         """Finds when a bucket's minute begins. Its first message decides: the group may have had no leader for days."""
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
         got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
-        due = [_due(record) for record in decode_records(got.data)]
+        due = [due_time(record) for record in decode_records(got.data)]
         self._first[bucket] = due[0] // TIMER_BUCKET_MS * TIMER_BUCKET_MS if due else 0
 
     def _progress(self, bucket: int) -> int:
@@ -303,7 +303,7 @@ class Buckets:
             for record in decode_records(got.data):
                 offset = record.queue_offset + 1
                 if record.queue_offset not in done:
-                    heapq.heappush(self._ready, (_due(record), bucket, record.queue_offset))
+                    heapq.heappush(self._ready, (due_time(record), bucket, record.queue_offset))
             if not got.data:
                 if got.damaged >= 0:
                     self._first[bucket] = now + RETRY_MS
@@ -311,7 +311,7 @@ class Buckets:
         self._read[bucket] = offset
 
 
-def _due(record: Record) -> int:
+def due_time(record: Record) -> int:
     """Returns when a message of the timer topic is due, in Unix ms; 0: it has no time."""
     text = parse_properties(record.properties).get(Prop.TIMER_OUT_MS, "0")
     return int(text) if text.isdigit() and len(text) < 19 else 0

@@ -73,7 +73,7 @@ class MetadataChanges:
         self._writer.appended(on_status)
 
     async def append_and_wait(self, change: Change) -> None:
-        """Appends a change and waits until it is replicated and the NameServers know the topics that it changes.
+        """Appends a change and waits until it is replicated and the NameServers know the topics and permissions that it changes.
 
         Raises NotWritable, StoreError and NotStored.
         """
@@ -87,7 +87,7 @@ class MetadataChanges:
         status = await done
         if status is not SendStatus.SEND_OK:
             raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
-        if "topics" in change or "dropTopics" in change:
+        if "topics" in change or "dropTopics" in change or "marks" in change:
             await self._registrar.registered()
 
     def _record(self, change: Change) -> Put:
