@@ -73,7 +73,7 @@ class MetadataChanges:
         self._writer.appended(on_status)
 
     async def append_and_wait(self, change: Change) -> None:
-        """Appends a change and waits until it is replicated and the NameServers know the topics and permissions that it changes.
+        """Appends a change and waits until it is replicated and the NameServers know the topics that it changes.
 
         Raises NotWritable, StoreError and NotStored.
         """
