@@ -14,7 +14,7 @@ from gantry_broker.broker.metadata.tables import DRAIN
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.http.models import DrainReport, Unread
 from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group
-from gantry_broker.protocol.codes import DLQ_PREFIX, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import decode_records
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class DrainReports:
             settled=settled,
             end=begin,
             now_ms=broker.clock.unix_ms(),
-            sends=broker.counts.put_count,
+            sends=broker.counts.put_count - broker.stats.total("TOPIC_PUT_NUMS", PROBE_TOPIC),
             newest_ms=newest,
             retention_ms=broker.settings.fileReservedTime * 3_600_000,
             unread=unread[:SHOWN],

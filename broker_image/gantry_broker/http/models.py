@@ -219,7 +219,7 @@ class DrainReport(_Model):
     )
     end: Offset = Field(description="The end of its log.")
     now_ms: int
-    sends: int = Field(description="Messages that this process stored for producers.")
+    sends: int = Field(description="Messages that this process stored for producers, without checks of availability.")
     newest_ms: int = Field(description="Store time of the newest message for consumers; 0: there is none.")
     retention_ms: int = Field(description="How long it keeps messages.")
     unread: list[Unread] = Field(description="The largest ones, at most 100.")

@@ -153,15 +153,21 @@ class GroupChanges:
             return False
         joined = [g for g, m in marks.items() if m is not None and m.get("joined")]
         if not joined:
-            # The first groups of a cluster, or those of a version that did not mark them.
-            if any(marks[g] is None for g in wanted.staying):
-                return True
-            for group in new:
-                await self._guarded(group, self._mark(group, joined=True))
+            if None not in marks.values():
+                await self._guarded("", self._first(new))
             return True
         for group in new:
             await self._guarded(group, self._extend_to(group, joined, wanted, complete=None not in marks.values()))
         return True
+
+    async def _first(self, groups: Collection[str]) -> None:
+        """No group is marked: they are the first ones of a cluster, or of a version that did not mark them.
+
+        One without any topic may have been added a moment ago. The next pass extends it.
+        """
+        used = {group for group in groups if (await self._configs(group)).topics}
+        for group in used or groups:
+            await self._mark(group, joined=True)
 
     async def _extend_to(self, group: str, joined: Collection[str], wanted: WantedGroups, complete: bool) -> None:
         """`complete`: every other group answers, so that nothing can be missing after this."""

@@ -114,7 +114,9 @@ class Tables:
                 self.deletion_watermarks[name] = change["dropData"]
         for name, queues in change.get("ends", {}).items():
             self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
-        if shaped:
+        permission = "brokerPermission"
+        if shaped or "marks" in change or permission in (*change.get("settings", ()), *change.get("dropSettings", ())):
+            # A NameServer takes topics over only with a new version, also when just their permission differs.
             self.topic_version = self.topic_version.next(at)
         grouped = False
         for value in change.get("groups", ()):

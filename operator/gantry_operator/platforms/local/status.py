@@ -97,6 +97,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             leaderships = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
         members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
         by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
+        staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
         why_not = await asyncio.gather(
             *(
                 _why_not(
@@ -108,6 +109,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
                     doing["groups"].get(g.name, {}).get("waits"),
                 )
                 for i, g in enumerate(planned.groups)
+                if g.name in staying
             )
         )
     rows = [
@@ -122,7 +124,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     seen = ObservedState(
         members=members,
         name_servers=rows,
-        available={g.name: why for g, why in zip(planned.groups, why_not, strict=True)},
+        available=dict(zip((g.name for g in planned.groups if g.name in staying), why_not, strict=True)),
         problems=problems,
         progress=[doing["rolling"]] if doing["rolling"] else [],
         drains=_drains(doing, saved, planned),
