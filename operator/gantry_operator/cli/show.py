@@ -97,7 +97,7 @@ def _members(out: Any, status: dict[str, Any]) -> None:
     for r in rows:
         role = r["role"] if r["role"] != "Master" else "[green]Master[/green]"
         table.add_row(
-            r["name"], r["group"], role, str(r["brokerId"]), str(r["epoch"]), str(r["maxOffset"]), size(r["lag"]),
+            r["name"], r["group"], role, *_figures(r),
             "yes" if r["inSync"] else "no", r.get("address", ""), str(r.get("node" if pods else "pid") or "-"),
         )  # fmt: skip
     out.print()
@@ -107,10 +107,19 @@ def _members(out: Any, status: dict[str, Any]) -> None:
             out.print(f"  {r['name']}: {escape(plain(r['reason']))}", highlight=False)
 
 
+def _figures(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """ID, epoch, offset and lag of a member. A dash: not known, since it does not answer."""
+    known = [str(row[k]) if row.get(k) is not None else "-" for k in ("epoch", "maxOffset")]
+    lag = row.get("lag")
+    return str(row["brokerId"]) if row["brokerId"] >= 0 else "-", *known, "-" if lag is None else size(lag)  # type: ignore[return-value]
+
+
 def _name_servers(out: Any, status: dict[str, Any]) -> None:
-    table = _table("NAME SERVER", "READY", "ADDRESS", "PID")
-    for s in status.get("nameServerMembers", []):
-        table.add_row(s["name"], "yes" if s["ready"] else "no", s["address"], str(s.get("pid") or s.get("node") or "-"))
+    rows = status.get("nameServerMembers", [])
+    place = "node" if any(s.get("node") for s in rows) else "pid"
+    table = _table("NAME SERVER", "READY", "ADDRESS", place.upper())
+    for s in rows:
+        table.add_row(s["name"], "yes" if s["ready"] else "no", s["address"], str(s.get(place) or "-"))
     out.print()
     out.print(table)
 

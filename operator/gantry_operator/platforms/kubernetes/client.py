@@ -20,6 +20,7 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from gantry_operator.cluster.failures import in_words
 from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
 
 REQUEST_S = 10.0
@@ -164,7 +165,7 @@ class KubeApi:
         try:
             return await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiUnavailable(f"GET {path}: {error!r}") from error
+            raise ApiUnavailable(f"GET {path}: {in_words(error)}") from error
         finally:
             response.release()
 
@@ -205,7 +206,7 @@ class KubeApi:
                     raise _error(event["object"].get("code", 500), event["object"])
                 yield event["type"], event["object"]
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiUnavailable(f"watching {kind.plural}: {error!r}") from error
+            raise ApiUnavailable(f"watching {kind.plural}: {in_words(error)}") from error
         finally:
             response.release()
 
@@ -308,7 +309,7 @@ class KubeApi:
         try:
             found: Object = json.loads(await response.read())
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+            raise ApiUnavailable(f"{method} {path}: {in_words(error)}") from error
         finally:
             response.release()
         return found
@@ -342,7 +343,7 @@ class KubeApi:
                 response.release()
                 raise _refused(response.status, text)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+            raise ApiUnavailable(f"{method} {path}: {in_words(error)}") from error
         finally:
             self._on_answer(*what, status)
         return response

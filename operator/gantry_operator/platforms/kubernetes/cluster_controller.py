@@ -536,6 +536,7 @@ class ClusterController:
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
+            bound_volumes=sum(map(volumes.bound, volumes.of_brokers(self._shared.caches, self.namespace, self.name))),
             certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),

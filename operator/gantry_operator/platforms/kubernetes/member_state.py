@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from gantry_operator.api.status import NameServerRow
 from gantry_operator.cluster.group_controller import GroupController
@@ -75,13 +76,15 @@ def observed_members(
         leadership = None if controller is None else controller.leadership
         pod = pods.pod(name)
         report = watch.report if watch is not None and heard else None
+        stopping = pod is not None and pod["metadata"].get("deletionTimestamp") is not None
         out.append(
             ObservedMember(
                 name=name,
                 group=group,
                 number=number,
                 status=watch.status if watch is not None and heard else None,
-                pod_ready=pod_ready(pod),
+                # A member that serves is ready, whatever a kubelet says that may be gone.
+                pod_ready=pod_ready(pod) or (heard and not stopping),
                 node=None if pod is None else pod["spec"].get("nodeName"),
                 in_sync=controller is not None and report is not None and controller.in_sync(report),
                 master=leadership is not None and leadership.master is not None and leadership.master.member == number,
@@ -95,17 +98,61 @@ def why_not(pod: Object | None, problem: str) -> str:
     """The reason from Kubernetes why a pod's broker does not answer; else `problem`."""
     if pod is None:
         return "there is no pod"
+    node = (pod.get("spec") or {}).get("nodeName") or ""
+    if node_lost(pod):
+        return f"node {node} no longer reports: it may be off or cut off"
     if pod["metadata"].get("deletionTimestamp") is not None:
         return "its pod is being stopped"
     status = pod.get("status") or {}
-    for c in status.get("containerStatuses") or []:
-        waiting = (c.get("state") or {}).get("waiting")
-        if waiting is not None:
-            return ": ".join(p for p in (waiting.get("reason"), waiting.get("message")) if p)
+    for c in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
+        said = _container_problem(c)
+        if said:
+            return said
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return f"not scheduled: {condition.get('message', '')}"
-    return problem
+    if status.get("phase") == "Failed":
+        return ": ".join(p for p in (status.get("reason"), status.get("message")) if p) or "its pod has failed"
+    return f"{problem}; it is on node {node}" if problem and node else problem
+
+
+def node_lost(pod: Object) -> bool:
+    """The node of the pod has stopped reporting. Kubernetes then marks the pod as not ready, and leaves its containers
+    as they were.
+    """
+    known = {c["type"]: c["status"] for c in (pod.get("status") or {}).get("conditions") or []}
+    return known.get("Ready") == "False" and known.get("ContainersReady") == "True"
+
+
+PULL_REMEDY = (
+    "build the image (docker build --target broker), push it to a registry that the nodes reach or load it into them "
+    "(kind load docker-image, minikube image load), and write its name into image.broker of the operator's chart or "
+    "spec.image; a private registry needs spec.imagePullSecrets"
+)
+_PULL = frozenset(("ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "RegistryUnavailable"))
+_MEMORY = (
+    "it was ended because it used more memory than its limit (OOMKilled): raise resources.limits.memory; a broker "
+    "needs 128Mi or more"
+)
+
+
+def _container_problem(found: Mapping[str, Any]) -> str:
+    """Why a container does not run; empty: it runs, or starts without a known problem."""
+    state, last = found.get("state") or {}, (found.get("lastState") or {}).get("terminated") or {}
+    waiting = state.get("waiting") or {}
+    ended = state.get("terminated") or {}
+    if "OOMKilled" in (ended.get("reason"), last.get("reason")) and not found.get("ready"):
+        return _MEMORY
+    reason, message = waiting.get("reason"), waiting.get("message")
+    if reason in _PULL:
+        return ": ".join(p for p in (reason, message) if p) + f"; {PULL_REMEDY}"
+    if reason is not None or message is not None:
+        said = ": ".join(p for p in (reason, message) if p)
+        code = last.get("exitCode")
+        return said if code is None else f"{said}; it ended with code {code}"
+    if ended and ended.get("exitCode"):
+        return f"it ended with code {ended['exitCode']}" + (f": {ended['message']}" if ended.get("message") else "")
+    return ""
 
 
 def observed_name_servers(plan: Plan | None, pods: InformerCache, *, by_pod: bool = False) -> list[NameServerRow]:

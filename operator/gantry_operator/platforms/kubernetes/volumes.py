@@ -46,10 +46,31 @@ def growth(claim: Object, size: str) -> str | None:
     return size if parse_quantity(size) > parse_quantity(asked) else None
 
 
+def bound(claim: Mapping[str, Any]) -> bool:
+    """The claim has a volume. One that never had any holds no record."""
+    return bool((claim.get("spec") or {}).get("volumeName"))
+
+
+def of_brokers(caches: Mapping[str, InformerCache], namespace: str, cluster: str) -> list[Object]:
+    """The claims of the cluster's brokers."""
+    found = caches["PersistentVolumeClaim"].of(namespace, names.CLUSTER_LABEL, cluster)
+    return [c for c in found if (c["metadata"].get("labels") or {}).get(names.COMPONENT_LABEL) == names.BROKER]
+
+
+def of_another_class(claim: Object, wanted: str | None, missing: Iterable[str]) -> bool:
+    """The claim asks for another storage class than the spec. A spec without a class wants the default one, so only a
+    class that is `missing` is another one.
+    """
+    asked = claim["spec"].get("storageClassName")
+    return asked in missing if wanted is None else asked != wanted
+
+
 async def keep(
-    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
-) -> list[str]:
-    """Bring claims and Leases in line with the spec. Returns the failures as text.
+    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]],
+    missing_classes: Iterable[str] = (),
+) -> list[str]:  # fmt: skip
+    """Bring claims and Leases in line with the spec. Returns the failures as text. `missing_classes`: storage classes
+    of claims that do not exist.
 
     Raises ApiError and ApiUnavailable for errors that do not concern the spec.
     """
@@ -69,6 +90,18 @@ async def keep(
         claim = caches["PersistentVolumeClaim"].get(cluster.namespace, name)
         if claim is None or claim["metadata"].get("deletionTimestamp") is not None:
             continue
+        if not bound(claim):
+            if _made_wrong(claim, cluster, missing_classes):
+                # The StatefulSet's template has the spec's class and size by now, and makes the claim again.
+                await api.delete(VOLUME_CLAIM, cluster.namespace, name, uid=claim["metadata"]["uid"])
+                problems.append(f"volume claim {name} had no volume and is made again as the spec says")
+            continue
+        wrong = cluster.spec.storage.className
+        if wrong is not None and of_another_class(claim, wrong, ()):
+            problems.append(
+                f"spec.storage.className is {wrong}, but volume {name} has class "
+                f"{claim['spec'].get('storageClassName')}: write that one"
+            )
         size = growth(claim, cluster.spec.storage.size)
         if size is None:
             continue
@@ -83,3 +116,10 @@ async def keep(
                 "allowVolumeExpansion, or write the former size"
             )
     return problems
+
+
+def _made_wrong(claim: Object, cluster: BrokerCluster, missing_classes: Iterable[str]) -> bool:
+    """A claim without a volume asks for something that the spec no longer says."""
+    asked = parse_quantity(claim["spec"]["resources"]["requests"]["storage"])
+    storage = cluster.spec.storage
+    return of_another_class(claim, storage.className, missing_classes) or asked != parse_quantity(storage.size)
