@@ -54,6 +54,7 @@ class NameServerRow(_Status):
     ready: bool = Field(False, description="Whether it answers.")
     node: str | None = Field(None, description="Node of its pod.")
     pid: int | None = Field(None, description="Process id (local mode).")
+    reason: str = Field("", description="Reason why it is not ready.")
 
 
 class CertificateRow(_Status):

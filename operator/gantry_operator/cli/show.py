@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json, size
 from gantry_operator.cli.progress import Progress
@@ -46,10 +47,18 @@ def _promise(spec: dict[str, Any]) -> str:
     )
 
 
+def _effective(resource: dict[str, Any]) -> dict[str, Any]:
+    """The spec with the defaults of this version. A refused spec as it is written."""
+    try:
+        return parse_manifest(resource).spec.model_dump(mode="json")
+    except ManifestError:
+        return dict(resource["spec"])
+
+
 def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
     """In the order of `kubectl describe`: metadata, conditions, processes, events; last what to do next."""
     out = console()
-    status, spec, name = resource.get("status", {}), resource["spec"], resource["metadata"]["name"]
+    status, spec, name = resource.get("status", {}), _effective(resource), resource["metadata"]["name"]
     phase = status.get("phase", "Pending")
     out.print(f"[bold]{escape(name)}[/bold]  [{COLOURS.get(phase, 'red')}]{phase}[/]", highlight=False)
     facts = [

@@ -185,7 +185,7 @@ def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answe
     away = [f"{r.name} ({r.reason or r.role})" for r in rows if not r.ready]
     if away:
         return "True", "MembersNotReady", f"not ready: {', '.join(away)}"
-    servers = [s.name for s in observed.name_servers if not s.ready]
+    servers = [f"{s.name} ({s.reason})" if s.reason else s.name for s in observed.name_servers if not s.ready]
     if servers:
         return "True", "NameServersNotReady", f"not ready: {', '.join(servers)}"
     return "False", "AllMembersReady", "every member is ready and in sync"

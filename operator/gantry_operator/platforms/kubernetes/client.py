@@ -169,9 +169,11 @@ class KubeApi:
         finally:
             response.release()
 
-    async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> tuple[list[Object], str]:
+    async def list(
+        self, kind: Kind, namespace: str | None, labels: str = "", *, fields: str = ""
+    ) -> tuple[list[Object], str]:
         """Return all objects (namespace None: of all namespaces) and the resource version to watch from."""
-        query = {"labelSelector": labels} if labels else {}
+        query = {k: v for k, v in (("labelSelector", labels), ("fieldSelector", fields)) if v}
         answer = await self._call(kind, "GET", kind.path(namespace), query, timeout=60, verb="LIST")
         items = answer.get("items") or []
         for item in items:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -66,8 +67,10 @@ def broken_for_good(pod: Object, now: datetime) -> bool:
 
 
 def observed_members(
-    running: Iterable[tuple[str, int, str]], controllers: Mapping[str, GroupController], pods: KubernetesPlatform
-) -> list[ObservedMember]:
+    running: Iterable[tuple[str, int, str]], controllers: Mapping[str, GroupController], pods: KubernetesPlatform,
+    said: Callable[[str, str], str] = lambda kind, name: "",
+) -> list[ObservedMember]:  # fmt: skip
+    """`said`: the newest warning of Kubernetes about an object, by its kind and name."""
     out = []
     for group, number, name in running:
         controller = controllers.get(group)
@@ -88,16 +91,25 @@ def observed_members(
                 node=None if pod is None else pod["spec"].get("nodeName"),
                 in_sync=controller is not None and report is not None and controller.in_sync(report),
                 master=leadership is not None and leadership.master is not None and leadership.master.member == number,
-                problem=why_not(pod, "" if watch is None else watch.problem),
+                problem=why_not(
+                    pod,
+                    "" if watch is None else watch.problem,
+                    said("StatefulSet", name.rsplit("-", 1)[0]) if pod is None else said("Pod", name),
+                    said("PersistentVolumeClaim", names.claim(name)),
+                ),
             )
         )
     return out
 
 
-def why_not(pod: Object | None, problem: str) -> str:
-    """The reason from Kubernetes why a pod's broker does not answer; else `problem`."""
+def why_not(pod: Object | None, problem: str, warning: str = "", claim_warning: str = "") -> str:
+    """The reason from Kubernetes why a pod's broker does not answer; else `problem`.
+
+    `warning`: the newest one about the pod, or about its StatefulSet if there is no pod. `claim_warning`: about its
+    volume claim.
+    """
     if pod is None:
-        return "there is no pod"
+        return f"there is no pod: {warning}" if warning else "there is no pod"
     node = (pod.get("spec") or {}).get("nodeName") or ""
     if node_lost(pod):
         return f"node {node} no longer reports: it may be off or cut off"
@@ -106,14 +118,25 @@ def why_not(pod: Object | None, problem: str) -> str:
     status = pod.get("status") or {}
     for c in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         said = _container_problem(c)
+        if said in STARTING and warning:
+            return f"{said}: {warning}"
         if said:
             return said
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"not scheduled: {condition.get('message', '')}"
+            more = f"; its volume claim: {claim_warning}" if claim_warning else ""
+            return f"not scheduled: {condition.get('message', '')}{more}"
     if status.get("phase") == "Failed":
         return ": ".join(p for p in (status.get("reason"), status.get("message")) if p) or "its pod has failed"
     return f"{problem}; it is on node {node}" if problem and node else problem
+
+
+_BENIGN = re.compile("^(there is no pod|its pod is being stopped|ContainerCreating|PodInitializing|not scheduled: |)$")
+
+
+def notable(pod: Object | None, problem: str) -> bool:
+    """Kubernetes says why this pod does not run: worth an event. A broker that is only silent is the failover's."""
+    return why_not(pod, "") != "" and _BENIGN.match(problem) is None
 
 
 def node_lost(pod: Object) -> bool:
@@ -130,6 +153,8 @@ PULL_REMEDY = (
     "spec.image; a private registry needs spec.imagePullSecrets"
 )
 _PULL = frozenset(("ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "RegistryUnavailable"))
+STARTING = ("ContainerCreating", "PodInitializing")
+"""Reasons of a container that has not been started yet. A warning about the pod may say why."""
 _MEMORY = (
     "it was ended because it used more memory than its limit (OOMKilled): raise resources.limits.memory; a broker "
     "needs 128Mi or more"
@@ -155,13 +180,39 @@ def _container_problem(found: Mapping[str, Any]) -> str:
     return ""
 
 
-def observed_name_servers(plan: Plan | None, pods: InformerCache, *, by_pod: bool = False) -> list[NameServerRow]:
+def lacking(
+    running: Iterable[tuple[str, int, str]], plan: Plan | None, pods: InformerCache, namespace: str, cluster: str
+) -> list[tuple[str, str]]:
+    """Kind and name of the objects whose events may say why a pod is missing or does not start."""
+    wanted: list[tuple[str, str]] = []
+    servers = [] if plan is None else [(names.name_servers(cluster), s.name, False) for s in plan.name_servers]
+    brokers = [(names.group_set(cluster, group), name, True) for group, _, name in running]
+    for stateful_set, name, has_claim in (*servers, *brokers):
+        pod = pods.get(namespace, name)
+        if pod is None:
+            wanted.append(("StatefulSet", stateful_set))
+        elif (pod.get("status") or {}).get("phase") == "Pending":
+            wanted.append(("Pod", name))
+            if has_claim:
+                wanted.append(("PersistentVolumeClaim", names.claim(name)))
+    return list(dict.fromkeys(wanted))
+
+
+def observed_name_servers(
+    plan: Plan | None,
+    pods: InformerCache,
+    *,
+    by_pod: bool = False,
+    said: Callable[[str, str], str] = lambda kind, name: "",
+) -> list[NameServerRow]:
     """The NameServers with their Services' addresses. `by_pod`: only running ones, with their pods' addresses."""
     if plan is None:
         return []
     rows: list[NameServerRow] = []
     for s in plan.name_servers:
         pod = pods.get(plan.namespace, s.name)
+        about = ("StatefulSet", names.name_servers(plan.cluster)) if pod is None else ("Pod", s.name)
+        warning = said(*about)
         host = pod_ip(pod) if by_pod else names.service_host(s.name, plan.namespace)
         if host is None:
             continue
@@ -171,6 +222,7 @@ def observed_name_servers(plan: Plan | None, pods: InformerCache, *, by_pod: boo
                 address=f"{host}:{names.NAME_SERVER_PORT}",
                 ready=pod_ready(pod),
                 node=None if pod is None else pod["spec"].get("nodeName"),
+                reason="" if pod_ready(pod) else why_not(pod, "", warning),
             )
         )
     return rows

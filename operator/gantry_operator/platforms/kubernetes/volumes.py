@@ -12,7 +12,7 @@ from typing import Any
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.client import KINDS, VOLUME_CLAIM, ApiError, KubeApi, Object
+from gantry_operator.platforms.kubernetes.client import KINDS, POD, VOLUME_CLAIM, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 
@@ -66,11 +66,9 @@ def of_another_class(claim: Object, wanted: str | None, missing: Iterable[str]) 
 
 
 async def keep(
-    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]],
-    missing_classes: Iterable[str] = (),
-) -> list[str]:  # fmt: skip
-    """Bring claims and Leases in line with the spec. Returns the failures as text. `missing_classes`: storage classes
-    of claims that do not exist.
+    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
+) -> list[str]:
+    """Bring claims and Leases in line with the spec. Returns the failures as text.
 
     Raises ApiError and ApiUnavailable for errors that do not concern the spec.
     """
@@ -91,10 +89,6 @@ async def keep(
         if claim is None or claim["metadata"].get("deletionTimestamp") is not None:
             continue
         if not bound(claim):
-            if _made_wrong(claim, cluster, missing_classes):
-                # The StatefulSet's template has the spec's class and size by now, and makes the claim again.
-                await api.delete(VOLUME_CLAIM, cluster.namespace, name, uid=claim["metadata"]["uid"])
-                problems.append(f"volume claim {name} had no volume and is made again as the spec says")
             continue
         wrong = cluster.spec.storage.className
         if wrong is not None and of_another_class(claim, wrong, ()):
@@ -116,6 +110,33 @@ async def keep(
                 "allowVolumeExpansion, or write the former size"
             )
     return problems
+
+
+async def make_again(
+    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]],
+    missing_classes: Iterable[str],
+) -> list[str]:  # fmt: skip
+    """Delete claims that never had a volume and ask for another class or size than the spec, with their pods. The
+    StatefulSets must have the spec's template by now: they make both again. Returns what was done.
+
+    `missing_classes`: storage classes of claims that do not exist. Raises ApiError and ApiUnavailable.
+    """
+    done = []
+    for _, _, name in running:
+        claim = caches["PersistentVolumeClaim"].get(cluster.namespace, names.claim(name))
+        if claim is None or bound(claim) or claim["metadata"].get("deletionTimestamp") is not None:
+            continue
+        if not _made_wrong(claim, cluster, missing_classes):
+            continue
+        pod = caches["Pod"].get(cluster.namespace, name)
+        if pod is not None and (pod.get("spec") or {}).get("nodeName"):
+            continue  # A scheduled pod has a volume, so the claim is about to be bound.
+        await api.delete(VOLUME_CLAIM, cluster.namespace, claim["metadata"]["name"], uid=claim["metadata"]["uid"])
+        if pod is not None:
+            # Kubernetes keeps a claim while a pod names it.
+            await api.delete(POD, cluster.namespace, name, uid=pod["metadata"]["uid"])
+        done.append(f"the volume claim of {name}, which never had a volume, is made again as the spec says")
+    return done
 
 
 def _made_wrong(claim: Object, cluster: BrokerCluster, missing_classes: Iterable[str]) -> bool:
