@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.api.crd import USER, schema
+from gantry_operator.api.crd import CLUSTER, USER, schema_with_defaults
 
 FILE = Path("docs/resource-reference.md")
 
@@ -123,7 +123,7 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
 
 def render() -> str:
     """The text of the page."""
-    lines = [INTRO, *_page(schema()), USER_INTRO, *_page(schema(USER))]
+    lines = [INTRO, *_page(schema_with_defaults(CLUSTER)), USER_INTRO, *_page(schema_with_defaults(USER))]
     return "\n".join(lines)
 
 

@@ -83,7 +83,7 @@ class GroupChanges:
         on_event: Callable[[Event], None],
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wanted`: the groups now; None: not known, or no change is allowed. `on_news`: the status may have changed."""
+        """`wanted`: the groups now; None: not known, or no change is allowed. `on_news`: the status has changed."""
         self.drains: dict[str, DrainRow] = {}
         """The drains for the status, by group."""
         self.progress: dict[str, str] = {}
