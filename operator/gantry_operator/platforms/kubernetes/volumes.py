@@ -91,7 +91,7 @@ async def _keep_metadata(api: KubeApi, claims: InformerCache, claim: Object, sto
         written = await api.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta}, MANAGER)
         # The StatefulSet controller wrote those of the template, too, so giving them up does not remove them.
         left = {
-            part: {key: None for key in keys if key not in wanted[part] and key in (written["metadata"].get(part) or {})}
+            part: dict.fromkeys((keys.keys() - wanted[part].keys()) & (written["metadata"].get(part) or {}).keys())
             for part, keys in former.items()
         }
         if any(left.values()):
