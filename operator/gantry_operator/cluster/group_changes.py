@@ -211,7 +211,7 @@ class GroupChanges:
         leadership = None if controller is None else controller.leadership
         others = self._others(wanted)
         missing: dict[str, Missing] = {}
-        if report is not None and not (others and report.drain != "closed"):
+        if report is not None:
             try:
                 missing = await self._homeless(group, wanted)
             except MemberRefused as error:

@@ -92,11 +92,11 @@ def decide(progress: Progress, seen: Seen) -> tuple[Progress, DrainStep]:
     phase: Phase = {"": "Waiting", "closing": "Closing", "closed": "Draining"}[report.drain]  # type: ignore[assignment]
     if not report.leading or seen.epoch is None or report.epoch != seen.epoch:
         return replace(progress, proof=None), _wait(phase, "NoMaster", "the group has no master that leads now")
-    if report.drain != "closed" and seen.others:
-        return progress, _wait(phase, "OthersNotReady", seen.others)
     if seen.homeless:
         # Also later: a producer may create a topic by a route that it got before.
         return replace(progress, proof=None), DrainStep("spread", phase)
+    if report.drain != "closed" and seen.others:
+        return progress, _wait(phase, "OthersNotReady", seen.others)
     if report.drain == "":
         return Progress(), DrainStep("closing", "Waiting")
     if report.drain == "closing":
