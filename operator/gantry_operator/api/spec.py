@@ -12,6 +12,7 @@ from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
     GROUP_NAME,
     HOST,
+    LABEL_VALUE,
     Duration,
     Model,
     Rule,
@@ -72,7 +73,7 @@ class NameServers(Model):
     placement: Placement | None = Field(None, description="Placement of their pods. Default: spec.placement.")
 
 
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
 AnnotationValue = Annotated[str, Field(max_length=4_096)]
 RESERVED_KEYS = ("gantry.dev/", "app.kubernetes.io/", "volume.kubernetes.io/", "pv.kubernetes.io/")
 """Beginnings of keys of labels and annotations that volume claims have from others."""

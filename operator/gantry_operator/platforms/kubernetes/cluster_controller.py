@@ -377,7 +377,7 @@ class ClusterController:
         if taken:
             cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
-            self._take(cluster)
+            self._take(cluster, whole=False)
             security = readable_security((self._obj.get("spec") or {}).get("security"))
             if security is not None:
                 cluster.spec.security = security
@@ -446,11 +446,16 @@ class ClusterController:
         annotations = None if lease is None else lease["metadata"].get("annotations")
         return {"mode": "MasterSlave", "flush": "Sync"} if LEADERSHIP in (annotations or {}) else None
 
-    def _take(self, cluster: BrokerCluster) -> list[str]:
-        """Use this spec, with the groups that leave. Returns why groups of the spec do not start."""
+    def _take(self, cluster: BrokerCluster, *, whole: bool = True) -> list[str]:
+        """Use this spec, with the groups that leave. Returns why groups of the spec do not start.
+
+        `whole`: the spec names all groups that stay. Otherwise no group leaves.
+        """
         wanted = {g.name for g in cluster.spec.brokerGroups}
         claims = volumes.of_brokers(self._shared.caches, self.namespace, self.name)
-        cluster, problems = leaving_groups.running_cluster(cluster, self._objects.owned("StatefulSet"), claims)
+        cluster, problems = leaving_groups.running_cluster(
+            cluster, self._objects.owned("StatefulSet") if whole else (), claims
+        )
         self._staying = tuple(g.name for g in cluster.spec.brokerGroups if g.name in wanted)
         self._cluster, self._plan = cluster, plan(cluster)
         self._groups.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
