@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.transactions import Transactions
     from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
+    from gantry_broker.pop.service import PopService
     from gantry_broker.remoting.connection import Shared
     from gantry_broker.remoting.tls_ports import PortsTls
     from gantry_broker.replication.log_repair import LogRepair
@@ -80,6 +81,7 @@ class BrokerContext:
     held: HeldPulls[Pull]
     pulls: PullService
     transactions: Transactions
+    pop: PopService
 
     stats: Stats
     counts: MessageCounts
