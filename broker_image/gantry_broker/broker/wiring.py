@@ -51,9 +51,11 @@ from gantry_broker.broker.retention import LogRetention
 from gantry_broker.broker.role import RoleState
 from gantry_broker.broker.send.sender import Sender
 from gantry_broker.broker.stats import MessageCounts, Stats
+from gantry_broker.broker.topic_routes import TopicRoutes
 from gantry_broker.broker.transactions import Transactions
 from gantry_broker.http.app import HttpServer
 from gantry_broker.loopwatch import LoopWatch
+from gantry_broker.pop.service import PopService
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared
@@ -213,6 +215,8 @@ def wire(
         filters=filters,
         held=held,
         pulls=pulls,
+        pop=PopService(),
+        routes=TopicRoutes(config, client, meta, clock),
         transactions=transactions,
         stats=stats,
         counts=counts,
