@@ -84,6 +84,7 @@ class BrokerContext:
     pop: PopService
     routes: TopicRoutes
     transactions: Transactions
+    pop: PopService
 
     stats: Stats
     counts: MessageCounts

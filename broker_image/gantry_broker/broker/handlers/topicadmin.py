@@ -10,6 +10,7 @@ from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.metadata import attributes
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
+from gantry_broker.pop.handle import retry_topic_v1
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,
@@ -110,7 +111,18 @@ async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) ->
     return ok(frame)
 
 
+def _pop_retry_topics(broker: BrokerContext, names: list[str]) -> list[str]:
+    """Returns the topics with the retries of POP consumption of these topics: a new topic begins without them."""
+    tables = broker.meta.working
+    ends = tuple([f"+{name}" for name in names])
+    found = {name for name in tables.topics if name.startswith(RETRY_PREFIX) and name.endswith(ends)}
+    for topic in names:
+        found.update([retry_topic_v1(group, topic) for group in tables.groups_of_topic(topic)])
+    return sorted(name for name in found if name in tables.topics and name not in names)
+
+
 async def delete_topics(broker: BrokerContext, names: list[str]) -> None:
+    names = [*names, *_pop_retry_topics(broker, names)]
     wanted = set(names)
     offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in wanted]
     await broker.changes.append_and_wait({"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.end})

@@ -238,6 +238,8 @@ class Metadata:
         """Called when the deletion of a topic is confirmed: its records below that offset are hidden."""
         self.on_ends: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
         """Called with the queue ends of a confirmed record: a queue whose records have expired continues there."""
+        self.on_commit: Callable[[str, int, int], None] = lambda key, queue_id, offset: None
+        """Called with each committed offset that differs from the last: key of topic and group, queue, offset."""
         self._dirty: dict[str, set[int]] = {}
 
     @property
@@ -327,6 +329,7 @@ class Metadata:
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self._dirty.setdefault(key, set()).add(queue_id)
+            self.on_commit(key, queue_id, offset)
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
         """Returns the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:
