@@ -140,6 +140,9 @@ final class Consume {
         if (args.has("suspend-ms")) {
             consumer.setSuspendCurrentQueueTimeMillis(args.number("suspend-ms", 1000));
         }
+        if (args.has("pop")) {
+            byBroker(consumer);
+        }
         if (args.has("strategy")) {
             consumer.setAllocateMessageQueueStrategy(strategy(args.get("strategy")));
         }
@@ -183,6 +186,17 @@ final class Consume {
         } finally {
             consumer.shutdown();
         }
+    }
+
+    /** The broker assigns queues, and says whether to pull or to pop; clients of 4.x cannot. Retries come after 1 s. */
+    private void byBroker(DefaultMQPushConsumer consumer) throws ReflectiveOperationException {
+        DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+        DefaultMQPushConsumer.class.getMethod("setPopInvisibleTime", long.class)
+            .invoke(consumer, args.big("invisible-ms", 60_000));
+        Object inner = consumer.getDefaultMQPushConsumerImpl();
+        int[] delays = new int[18];
+        java.util.Arrays.fill(delays, 1);
+        inner.getClass().getMethod("setPopDelayLevel", int[].class).invoke(inner, (Object) delays);
     }
 
     private static org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy strategy(String name)
