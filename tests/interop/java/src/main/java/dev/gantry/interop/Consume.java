@@ -1,6 +1,7 @@
 package dev.gantry.interop;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -194,9 +195,9 @@ final class Consume {
         DefaultMQPushConsumer.class.getMethod("setPopInvisibleTime", long.class)
             .invoke(consumer, args.big("invisible-ms", 60_000));
         Object inner = consumer.getDefaultMQPushConsumerImpl();
-        int[] delays = new int[18];
-        java.util.Arrays.fill(delays, 1);
-        inner.getClass().getMethod("setPopDelayLevel", int[].class).invoke(inner, (Object) delays);
+        var delays = inner.getClass().getDeclaredField("popDelayLevel");
+        delays.setAccessible(true);
+        Arrays.fill((int[]) delays.get(inner), 1);
     }
 
     private static org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy strategy(String name)
