@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.retention import LogRetention
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import MessageCounts, Stats
+    from gantry_broker.broker.topic_routes import TopicRoutes
     from gantry_broker.broker.transactions import Transactions
     from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
@@ -80,8 +81,11 @@ class BrokerContext:
     filters: Filters
     held: HeldPulls[Pull]
     pulls: PullService
+    routes: TopicRoutes
     transactions: Transactions
     pop: PopService
+    timers_waiting: Callable[[], int]
+    """How many timer messages wait."""
 
     stats: Stats
     counts: MessageCounts

@@ -51,6 +51,7 @@ from gantry_broker.broker.retention import LogRetention
 from gantry_broker.broker.role import RoleState
 from gantry_broker.broker.send.sender import Sender
 from gantry_broker.broker.stats import MessageCounts, Stats
+from gantry_broker.broker.topic_routes import TopicRoutes
 from gantry_broker.broker.transactions import Transactions
 from gantry_broker.http.app import HttpServer
 from gantry_broker.loopwatch import LoopWatch
@@ -219,8 +220,10 @@ def wire(
         filters=filters,
         held=held,
         pulls=pulls,
+        routes=TopicRoutes(config, client, meta, clock),
         transactions=transactions,
         pop=pop,
+        timers_waiting=delays.timers_waiting,
         stats=stats,
         counts=counts,
         latencies=latencies,
