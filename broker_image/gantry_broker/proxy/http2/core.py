@@ -463,6 +463,7 @@ class ServerConnection:
         if len(payload) % 6:
             raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "SETTINGS have 6 bytes each")
         self._strained(5 + len(payload) / 6)
+        self._frame(_SETTINGS, _ACK, 0, b"")
         for name, value in _SETTING.iter_unpack(payload):
             if name == 2 and value > 1:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
@@ -480,7 +481,6 @@ class ServerConnection:
                 if not MAX_FRAME <= value <= 2**24 - 1:
                     raise ConnectionFault(Fault.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {value}")
                 self._max_frame = min(value, 64 * 1024)
-        self._frame(_SETTINGS, _ACK, 0, b"")
 
     def _on_priority(self, number: int, payload: bytes) -> None:
         if not number:

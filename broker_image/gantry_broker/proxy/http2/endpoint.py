@@ -39,6 +39,7 @@ MAX_PUSHED: Final = 1 << 20
 _HEADERS: Final = (
     hpack.status(200) + hpack.literal("content-type", "application/grpc") + hpack.literal("grpc-accept-encoding", "identity")
 )
+_NOT_GRPC: Final = hpack.status(400) + hpack.literal("content-type", "text/plain")
 _OK: Final = hpack.literal("grpc-status", "0")
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
@@ -242,8 +243,8 @@ class GrpcConnection(asyncio.Protocol):
         endpoint = self._endpoint
         content = metadata.get("content-type", "")
         if metadata[":method"] != "POST" or not content.startswith("application/grpc"):
-            code = 405 if metadata[":method"] != "POST" else 415
-            self.core.finish(stream, hpack.status(code) + hpack.literal("content-length", "0"))
+            if stream.ended:
+                self._not_grpc(stream)
             return
         path = metadata[":path"]
         method = endpoint.methods.get(path)
@@ -271,6 +272,8 @@ class GrpcConnection(asyncio.Protocol):
     def on_data(self, stream: Stream, data: bytes) -> None:
         call: GrpcCall | None = stream.call
         if call is None:
+            if stream.ended:
+                self._not_grpc(stream)
             return
         if call.conversation is not None:
             self._converse(call, data)
@@ -309,6 +312,12 @@ class GrpcConnection(asyncio.Protocol):
     def on_drained(self, stream: Stream) -> None:
         if stream.call is not None:
             stream.call.drained()
+
+    def _not_grpc(self, stream: Stream) -> None:
+        """Answer a request that is none of gRPC's, once it is complete."""
+        self.core.headers(stream, _NOT_GRPC)
+        self.core.data(stream, b"this port serves gRPC\n")
+        self.core.finish(stream, hpack.literal("x-end", "1"))
 
     def _release(self, call: GrpcCall) -> None:
         self._body -= len(call.buffer)
