@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
 from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_fault
-from gantry_broker.broker.send.messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
+from gantry_broker.broker.send.messages import (
+    SPECIAL,
+    delay_level,
+    delayed,
+    half,
+    index_keys,
+    timed,
+    timer_time,
+    timer_window,
+)
 from gantry_broker.broker.send.responses import Pending, send_answers
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
@@ -306,8 +315,8 @@ class Sender:
         check_sizes(frame, header, self._settings.maxMessageSize)
         props = parse_properties(header.properties or "")
         waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
-        due = timer_time(props, now_ms, self._settings.fileReservedTime)
         level = delay_level(props, len(self._delay_levels))
+        due = timer_time(props, now_ms, self._settings.timerMaxDelaySec) if level <= 0 else None
         items = decode_batch(frame.body) if frame.code == _BATCH else None
         topic, known = self._topic(header)
         queue_id = header.queueId
@@ -352,7 +361,7 @@ class Sender:
         if props.get(Prop.TRANSACTION_PREPARED, "").lower() == "true" and not (reconsume > 0 and level > 0):
             return [half(put, props)], queue_id, props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX), waits
         if due is not None:
-            put = timed(put, props, due, now_ms)
+            put = timed(put, props, due, now_ms, timer_window(self._settings.fileReservedTime))
         elif level > 0:
             put = delayed(put, props, self._delay_levels, now_ms)
         return [put], queue_id, None, waits
