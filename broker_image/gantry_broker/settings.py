@@ -50,7 +50,10 @@ class BrokerSettings(BaseModel):
         description="Delay levels, the first is level 1.",
     )
     timerMaxDelaySec: int = Field(
-        3_456_000, ge=1, le=3_456_000, description="Seconds until a timer message may be due; RocketMQ's default is 259200."
+        3_456_000,
+        ge=1,
+        le=3_456_000,
+        description="Seconds until a timer message is due, at most; RocketMQ: 259200.",
     )
     recallMessageEnable: bool = Field(False, description="Allow producers to recall timer messages.")
     enableMixedMessageType: bool = Field(False, description="Allow topics with the attribute message.type=MIXED.")
