@@ -171,7 +171,9 @@ class Brokers:
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError("the brokers of the cluster", answer.code, answer.remark)
         info = ClusterInfo.from_json(_json(answer.body))
-        found = [broker.addresses[MASTER_ID] for _, broker in sorted(info.brokers.items()) if MASTER_ID in broker.addresses]
+        found = [
+            broker.addresses[MASTER_ID] for _, broker in sorted(info.brokers.items()) if MASTER_ID in broker.addresses
+        ]
         return found, bool(found)
 
 

@@ -16,7 +16,9 @@ MAX_GROUP: Final = 255
 MAX_CLIENT_ID: Final = 255
 _VALID: Final = re.compile(r"^[%|a-zA-Z0-9_-]+$")
 _RULE: Final = "allowing only ^[%|a-zA-Z0-9_-]+$"
-_SYSTEM: Final = frozenset({AUTO_CREATE_TOPIC, "SELF_TEST_TOPIC", "BenchmarkTest", "DefaultCluster", "OFFSET_MOVED_EVENT"})
+_SYSTEM: Final = frozenset(
+    {AUTO_CREATE_TOPIC, "SELF_TEST_TOPIC", "BenchmarkTest", "DefaultCluster", "OFFSET_MOVED_EVENT"}
+)
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 

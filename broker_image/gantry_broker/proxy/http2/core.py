@@ -349,9 +349,7 @@ class ServerConnection:
         block += payload
         self._parts += 1
         if len(block) > MAX_BLOCK or self._parts > MAX_PARTS:
-            raise ConnectionFault(
-                Fault.ENHANCE_YOUR_CALM, f"a header has over {MAX_PARTS} frames or {MAX_BLOCK} bytes"
-            )
+            raise ConnectionFault(Fault.ENHANCE_YOUR_CALM, f"a header has over {MAX_PARTS} frames or {MAX_BLOCK} bytes")
         if flags & _END_HEADERS:
             self._block = None
             self._on_block(number, self._block_flags, bytes(block))
@@ -650,4 +648,4 @@ def _request_fault(fields: list[Field]) -> str:
     return ""
 
 
-__all__ = ["ConnectionFault", "Fault", "Owner", "ServerConnection", "Stream", "Strain"]
+__all__ = ["ConnectionFault", "Fault", "Owner", "ServerConnection", "Strain", "Stream"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from gantry_broker.proxy.http2 import hpack
-from gantry_broker.proxy.http2.core import ConnectionFault, Fault, ServerConnection, Stream
+from gantry_broker.proxy.http2.core import ConnectionFault, ServerConnection, Stream
 from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, RpcError
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.refused import RefusedConnections
@@ -37,7 +37,9 @@ MAX_PUSHED: Final = 1 << 20
 """Bytes that may wait for the client of a conversation; one more message is refused."""
 
 _HEADERS: Final = (
-    hpack.status(200) + hpack.literal("content-type", "application/grpc") + hpack.literal("grpc-accept-encoding", "identity")
+    hpack.status(200)
+    + hpack.literal("content-type", "application/grpc")
+    + hpack.literal("grpc-accept-encoding", "identity")
 )
 _NOT_GRPC: Final = hpack.status(400) + hpack.literal("content-type", "text/plain")
 _OK: Final = hpack.literal("grpc-status", "0")
@@ -565,5 +567,3 @@ class _Refused(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
-
-
