@@ -1,0 +1,33 @@
+"""The proxies of a local cluster: whether this installation can run them, and whether they answer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gantry_operator.cluster.member_http import httpx
+
+NEEDED = ("grpc", "google.protobuf")
+READY_S = 1.0
+
+
+def grpc_is_installed() -> bool:
+    """Whether the packages are there that a proxy needs."""
+    try:
+        return all(find_spec(name) is not None for name in NEEDED)
+    except ModuleNotFoundError:  # The package around a module is missing.
+        return False
+
+
+async def why_no_proxy(client: httpx.AsyncClient, address: str) -> str:
+    """Why the proxy with this HTTP address does not serve; empty: it does."""
+    from gantry_operator.cluster.member_http import httpx  # Not needed by `gantry up` itself.
+
+    try:
+        answer = await client.get(f"http://{address}/readyz", timeout=READY_S, auth=None)
+    except httpx.ConnectError:
+        return "its process does not run"
+    except httpx.HTTPError as error:
+        return f"it does not answer: {str(error) or type(error).__name__}"
+    return "" if answer.status_code == 200 else f"it is not ready: {answer.text.strip()[:200]}"
