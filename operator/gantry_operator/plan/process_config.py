@@ -10,7 +10,6 @@ from pathlib import Path
 from gantry_broker.config import BrokerConfig, InternalTlsConfig, Listener, NameServerConfig, OtlpConfig, TlsConfig
 from gantry_broker.proxy.config import MAX_PROCESSES, AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
 
-from gantry_operator.access import PROXY
 from gantry_operator.api import BrokerCluster, Proxy
 from gantry_operator.api.base import parse_duration, parse_quantity
 from gantry_operator.plan.plan import MemberPlan, NameServerPlan
@@ -187,10 +186,13 @@ def proxy_config(
     port: int,
     http_port: int,
     name_servers: Sequence[str],
+    access_key: str,
     drain_s: float,
     loopback: bool = False,
 ) -> ProxyConfig:
-    """The config of one proxy. `name_servers`: addresses for clients. `loopback`: see `Security.mode`."""
+    """The config of one proxy. `name_servers`: addresses for clients. `access_key`: of the proxies' own user.
+    `loopback`: see `Security.mode`.
+    """
     security = cluster.spec.security
     mode = proxy.tls_mode(security.tls.mode)
     tls = None
@@ -222,7 +224,7 @@ def proxy_config(
         tls=tls,
         access=AccessConfig(file=files.table, authentication=security.mode(loopback=loopback)),
         broker_tls=brokers,
-        credentials=ProxyCredentials(access_key=PROXY, secret_key_file=files.secret_key),
+        credentials=ProxyCredentials(access_key=access_key, secret_key_file=files.secret_key),
         processes=1 if loopback else proxy_processes(proxy),
         drain_s=drain_s,
     )

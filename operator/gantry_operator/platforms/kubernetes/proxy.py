@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.access import secret_name
+from gantry_operator.access import PROXY, secret_name
 from gantry_operator.access.wanted import PROXY_NAME, SECRET_KEY
 from gantry_operator.api import BrokerCluster, Proxy, ProxyRow, ProxyStatus
 from gantry_operator.api.proxy import Autoscaling
@@ -141,6 +141,7 @@ def objects(
     config = proxy_config(
         cluster, proxy, files, name=name, listen_host="0.0.0.0", port=names.PROXY_PORT,
         http_port=names.PROXY_HTTP_PORT, name_servers=nameserver.addresses(cluster, plan), drain_s=DRAIN_S,
+        access_key=PROXY,
     )  # fmt: skip
     service: dict[str, Any] = {
         "type": "ClusterIP",

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from dataclasses import dataclass
 
+from gantry_operator.access import PROXY as PROXY_USER
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import (
     BrokerAddresses,
@@ -114,6 +115,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config_of_proxy = proxy_config(
             cluster, proxy, files, name=planned.name, listen_host=HOST, port=ports[planned.name],
             http_port=ports[http(planned.name)], name_servers=servers, drain_s=PROXY_DRAIN_S, loopback=on_loopback(),
+            access_key=PROXY_USER,
         )  # fmt: skip
         whole = config_of_proxy.model_dump_json(indent=1)
         found.append(ProcessPlan(planned.name, PROXY, whole, decisive=proxy_restarts(config_of_proxy)))
