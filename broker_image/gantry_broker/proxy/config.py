@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from gantry_broker.config import Authentication, TlsConfig, _Config
+from gantry_broker.config import Authentication, FileConfig, TlsConfig
 
-MAX_PROCESSES: Final = 16
 _ADDRESS: Final = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})$")
 
 
@@ -22,7 +21,7 @@ def split_endpoint(address: str) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
-class BrokerTls(_Config):
+class BrokerTls(FileConfig):
     """TLS of the proxy's own connections to brokers and NameServers. Files are PEM; replaced files count at once."""
 
     ca_file: Path | None = Field(None, description="The CAs that brokers' certificates come from; None: the system's.")
@@ -32,21 +31,21 @@ class BrokerTls(_Config):
     server_name: str | None = Field(None, description="The name in the certificates; None: the address's host.")
 
 
-class ProxyCredentials(_Config):
+class ProxyCredentials(FileConfig):
     """The super user by whom the proxy signs its requests to brokers and NameServers."""
 
     access_key: str = Field(min_length=1, max_length=128)
     secret_key_file: Path = Field(description="Holds the secret key alone; spaces around it do not count.")
 
 
-class AccessConfig(_Config):
+class AccessConfig(FileConfig):
     """The users of the cluster, as brokers have them."""
 
     file: Path = Field(description="The access table as JSON (`AccessTable`); a replaced file counts within a second.")
     authentication: Authentication = Field("Enabled", description="Counts until the file is there.")
 
 
-class ProxyConfig(_Config):
+class ProxyConfig(FileConfig):
     """One proxy process."""
 
     cluster: str = Field("", max_length=255, description="The cluster's name: the resource Cluster of access rules.")
@@ -67,8 +66,11 @@ class ProxyConfig(_Config):
     access: AccessConfig | None = Field(None, description="Authentication of clients; None: everybody may do all.")
     broker_tls: BrokerTls | None = Field(None, description="TLS to brokers and NameServers; None: plaintext.")
     credentials: ProxyCredentials | None = Field(None, description="None: the proxy's own requests are not signed.")
-    processes: int = Field(1, ge=1, le=MAX_PROCESSES, description="Processes that share `port` (SO_REUSEPORT).")
-    max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Connections of clients, of each process.")
+    http_hosts: list[str] = Field(
+        default_factory=list, description="Names that a request over HTTP may give as its Host, besides localhost."
+    )
+    max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Connections of clients.")
+    memory_limit_bytes: int | None = Field(None, description="What this process may use; None: the machine's memory.")
     drain_s: float = Field(30.0, ge=0, le=600, description="Seconds that SIGTERM leaves for requests in work.")
 
     @field_validator("name_servers")
@@ -84,9 +86,3 @@ class ProxyConfig(_Config):
         if address is not None:
             split_endpoint(address)
         return address
-
-    @model_validator(mode="after")
-    def _fixed_port(self) -> Self:
-        if self.processes > 1 and self.port == 0:
-            raise ValueError("processes is over 1 and port is 0: name the port that the processes share")
-        return self
