@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypeVar
 import uvloop
 
 from gantry_broker.broker.process import BrokerProcess
-from gantry_broker.client import Admin
+from gantry_broker.client import Admin, NoRoute
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
@@ -130,7 +130,9 @@ class LocalBroker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
@@ -215,13 +217,15 @@ class LocalBroker:
 
     async def _start_proxy(self, stack: AsyncExitStack) -> str:
         try:
-            from gantry_broker.proxy.process import ProxyProcess
+            from gantry_broker.proxy.process import Proxy
         except ModuleNotFoundError as error:
-            raise StartFailed(f"grpc=True needs more than a plain install: pip install 'gantry-mq[grpc]' ({error})") from None
+            raise StartFailed(
+                f"grpc=True needs more than a plain install: pip install 'gantry-mq[grpc]' ({error})"
+            ) from None
         config = ProxyConfig(
             cluster=CLUSTER, name="test-proxy", name_servers=[self.name_servers], listen_host=HOST, port=0, drain_s=0
         )
-        proxy = await stack.enter_async_context(ProxyProcess(config))
+        proxy = await stack.enter_async_context(Proxy(config))
         return f"{HOST}:{proxy.port}"
 
     async def _stop(self) -> None:
@@ -235,7 +239,11 @@ class LocalBroker:
 
     async def _count(self, topic: str) -> int:
         async with Admin(self.name_servers) as admin:
-            return await admin.message_count(topic)
+            try:
+                stats = await admin.topic_stats(topic)
+            except NoRoute:
+                return 0
+        return sum(queue.max_offset - queue.min_offset for queue in stats.values())
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -124,18 +124,9 @@ def test_a_change_of_the_authentication_restarts_no_proxy() -> None:
     assert other != templates[0]
 
 
-@pytest.mark.parametrize(
-    ("resources", "processes"),
-    [
-        ({}, 1),
-        ({"requests": {"cpu": "100m"}}, 1),
-        ({"requests": {"cpu": "3"}}, 3),
-        ({"requests": {"cpu": "1"}, "limits": {"cpu": "2500m"}}, 2),
-        ({"limits": {"cpu": "200"}}, 16),
-    ],
-)
-def test_a_process_for_each_whole_cpu(resources: dict[str, Any], processes: int) -> None:
-    assert config(cluster(proxy={"resources": resources})).processes == processes
+def test_a_proxy_keeps_within_its_memory() -> None:
+    assert config(cluster(proxy={})).memory_limit_bytes == 512 << 20
+    assert config(cluster(proxy={"resources": {"limits": {"memory": "1Gi"}}})).memory_limit_bytes == 1 << 30
 
 
 def test_the_autoscaler_keeps_its_number() -> None:

@@ -85,7 +85,7 @@ def up(
         typer.Option(
             min=0,
             max=64,
-            help="How many proxies serve gRPC clients. Default: spec.proxy.replicas, and one without that if grpcio is "
+            help="How many proxies serve gRPC clients. Default: spec.proxy.replicas, and one without that if protobuf is "
             "installed.",
             show_default=False,
         ),

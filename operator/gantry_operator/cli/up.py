@@ -40,7 +40,7 @@ def up(
     """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor.
 
     `tls`: clients need TLS, whatever the manifest says. `proxies`: how many, whatever the manifest says; None: as it
-    says, and one if it says nothing and grpcio is installed.
+    says, and one if it says nothing and protobuf is installed.
     """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
     cluster, users = _load(file or default_manifest(directory))

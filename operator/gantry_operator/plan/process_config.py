@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gantry_broker.config import BrokerConfig, InternalTlsConfig, Listener, NameServerConfig, OtlpConfig, TlsConfig
-from gantry_broker.proxy.config import MAX_PROCESSES, AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
+from gantry_broker.proxy.config import AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
 
 from gantry_operator.api import BrokerCluster, Proxy
 from gantry_operator.api.base import parse_duration, parse_quantity
@@ -188,6 +187,7 @@ def proxy_config(
     name_servers: Sequence[str],
     access_key: str,
     drain_s: float,
+    http_hosts: Sequence[str] = (),
     loopback: bool = False,
 ) -> ProxyConfig:
     """The config of one proxy. `name_servers`: addresses for clients. `access_key`: of the proxies' own user.
@@ -206,6 +206,7 @@ def proxy_config(
             client_ca_file=None if wanted == "None" else files.certificate / AUTHORITIES,
             client_certificates=wanted,
         )
+    memory = proxy.resources.limits.get("memory")
     brokers = None
     if files.brokers is not None:
         shown = security.tls.clientCertificates != "None"
@@ -225,15 +226,10 @@ def proxy_config(
         access=AccessConfig(file=files.table, authentication=security.mode(loopback=loopback)),
         broker_tls=brokers,
         credentials=ProxyCredentials(access_key=access_key, secret_key_file=files.secret_key),
-        processes=1 if loopback else proxy_processes(proxy),
+        http_hosts=list(http_hosts),
+        memory_limit_bytes=None if memory is None or loopback else int(parse_quantity(memory)),
         drain_s=drain_s,
     )
-
-
-def proxy_processes(proxy: Proxy) -> int:
-    """One process for each whole CPU that a proxy may use."""
-    cpu = proxy.resources.limits.get("cpu") or proxy.resources.requests.get("cpu") or "1"
-    return max(1, min(MAX_PROCESSES, math.floor(parse_quantity(cpu))))
 
 
 def proxy_restarts(config: ProxyConfig) -> str:

@@ -141,7 +141,7 @@ def objects(
     config = proxy_config(
         cluster, proxy, files, name=name, listen_host="0.0.0.0", port=names.PROXY_PORT,
         http_port=names.PROXY_HTTP_PORT, name_servers=nameserver.addresses(cluster, plan), drain_s=DRAIN_S,
-        access_key=PROXY,
+        access_key=PROXY, http_hosts=names.host_forms(names.service_host(name, cluster.namespace)),
     )  # fmt: skip
     service: dict[str, Any] = {
         "type": "ClusterIP",

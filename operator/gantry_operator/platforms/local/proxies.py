@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gantry_operator.cluster.member_http import httpx
 
-NEEDED = ("grpc", "google.protobuf")
+NEEDED = ("google.protobuf",)
 READY_S = 1.0
 
 

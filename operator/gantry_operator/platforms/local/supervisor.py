@@ -487,7 +487,7 @@ def refuse_elsewhere(cluster: BrokerCluster) -> None:
         raise control.ControlError(NOT_HERE_EITHER)
     if proxy is not None and proxy.replicas > 0 and not grpc_is_installed():
         raise control.ControlError(
-            f"spec.proxy.replicas is {proxy.replicas}, but grpcio is not installed: pip install 'gantry-mq[grpc]', or "
+            f"spec.proxy.replicas is {proxy.replicas}, but protobuf is not installed: pip install 'gantry-mq[grpc]', or "
             "write 0"
         )
 
