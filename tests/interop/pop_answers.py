@@ -41,6 +41,12 @@ _TIME: Final = re.compile(r"\b1[5-9]\d{11}\b")
 _ADDRESS: Final = re.compile(r"/?127\.0\.0\.1:\d+")
 
 
+HIDDEN: Final = (
+    Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, Prop.CLUSTER, Prop.MSG_REGION, Prop.TRACE_SWITCH, Prop.WAIT_STORE_MSG_OK,
+)  # fmt: skip
+"""Properties of each message, or that the two systems keep or not whatever the request is."""
+
+
 def plain(text: str) -> str:
     """Returns a text with times and addresses as words."""
     return _ADDRESS.sub("ADDRESS", _TIME.sub("TIME", text))
@@ -65,7 +71,7 @@ class Story:
         answer = (wire or self.wire).ask(code, fields, body)
         noted: dict[str, Any] = {"code": answer.code}
         if answer.ext:
-            noted["ext"] = {key: _field(key, value) for key, value in sorted(answer.ext.items())}
+            noted["ext"] = {key: _field(key, value) for key, value in sorted(answer.ext.items()) if value}
         if answer.body:
             noted["body"] = _body(answer.body)
         if name in self.answers:
@@ -112,6 +118,8 @@ class Story:
 
 
 def _field(key: str, value: str) -> str:
+    if key in ("startOffsetInfo", "msgOffsetInfo"):
+        return ";".join(sorted(value.split(";")))  # RocketMQ begins with any queue.
     if key == "reviveQid":
         return re.sub(r"^[0-7]$", "REVIVE", value)
     if key == "recallHandle":
@@ -125,16 +133,14 @@ def _field(key: str, value: str) -> str:
 def _body(body: bytes) -> Any:
     if body[:1] in (b"{", b"["):
         return _shape(fastjson.loads(body))
-    return [_record(record) for record in decode_records(body)]
+    return [
+        _record(record) for record in sorted(decode_records(body), key=lambda one: (one.queue_id, one.queue_offset))
+    ]
 
 
 def _record(record: Any) -> dict[str, Any]:
     props = parse_properties(record.properties)
-    shown = {
-        name: plain(value)
-        for name, value in sorted(props.items())
-        if name not in (Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, Prop.CLUSTER, Prop.MSG_REGION, Prop.TRACE_SWITCH)
-    }
+    shown = {name: plain(value) for name, value in sorted(props.items()) if name not in HIDDEN}
     return {
         "topic": record.topic, "queue": record.queue_id, "offset": record.queue_offset, "body": record.body.decode(),
         "reconsumeTimes": record.reconsume_times, "props": shown,
@@ -474,7 +480,7 @@ def attributes(story: Story) -> None:
 
     for kind in ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED", "fifo", "X", ""):
         code, name = create(f"+message.type={kind}")
-        if code == 0:
+        if code == 0 and kind in ("FIFO", "DELAY"):
             story.ask(f"topic of type {kind}", RequestCode.GET_TOPIC_CONFIG, {"topic": name})
     for text in (
         "message.type=FIFO", "+message.type", "-message.type", "+=x", "+", "-", ",", "+nothing=x",

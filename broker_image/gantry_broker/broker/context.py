@@ -81,7 +81,6 @@ class BrokerContext:
     filters: Filters
     held: HeldPulls[Pull]
     pulls: PullService
-    pop: PopService
     routes: TopicRoutes
     transactions: Transactions
     pop: PopService

@@ -220,7 +220,6 @@ def wire(
         filters=filters,
         held=held,
         pulls=pulls,
-        pop=PopService(),
         routes=TopicRoutes(config, client, meta, clock),
         transactions=transactions,
         pop=pop,

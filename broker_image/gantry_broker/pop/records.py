@@ -236,4 +236,4 @@ _BATCHES: Final = 256
 
 def _distances(numbers: list[int]) -> list[int]:
     """Returns each number's distance from the one before it, which are shorter."""
-    return [later - earlier for earlier, later in zip([0, *numbers[:-1]], numbers, strict=True)]
+    return [later - earlier for earlier, later in zip([0, *numbers], numbers, strict=False)]

@@ -24,16 +24,11 @@ class Refusal(Exception):
         self.text = text
 
 
-class Stopped(Refusal):
-    """A refusal after part of an answer has been sent."""
-
-
 _BY_RESPONSE_CODE: Final = {
     int(ResponseCode.SUCCESS): Code.OK,
     int(ResponseCode.SYSTEM_BUSY): Code.TOO_MANY_REQUESTS,
     int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED): Code.NOT_IMPLEMENTED,
     int(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST): Code.CONSUMER_GROUP_NOT_FOUND,
-    int(ResponseCode.NO_PERMISSION): Code.FORBIDDEN,
     int(ResponseCode.TOPIC_NOT_EXIST): Code.TOPIC_NOT_FOUND,
 }
 

@@ -29,7 +29,8 @@ MAX_DECISIONS: Final = 50_000
 MAX_AUTHORIZATION: Final = 1_024
 WRONG: Final = "the access key is unknown or disabled, or the signature is wrong"
 _FORM: Final = re.compile(
-    r"^MQv2-HMAC-SHA1 +Credential=([^,/ ]{1,128})[^,]{0,200}, *SignedHeaders=([^,]{1,200}), *Signature=([0-9A-Fa-f]{40})$"
+    r"^MQv2-HMAC-SHA1 +Credential=([^,/ ]{1,128})[^,]{0,200}, *SignedHeaders=([^,]{1,200}), *"
+    r"Signature=([0-9A-Fa-f]{40})$"
 )
 _DATE: Final = "x-mq-date-time"
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from gantry_broker import descriptors
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
-from gantry_broker.exposition import text_page
+from gantry_broker.exposition import Family, text_page
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.pages import TEXT, Page, PageServer
 from gantry_broker.loopwatch import LoopWatch, loop_families
@@ -173,7 +173,11 @@ class Proxy:
 
     def _metrics(self) -> Page:
         assert self.endpoint is not None
-        found = [*families(self.service, self.endpoint), *loop_families(self._watch.holds, "gantry_proxy")]
+        loop = [
+            Family(name, kind, text, [({}, value)])
+            for name, kind, text, value in loop_families(self._watch.holds, "gantry_proxy")
+        ]
+        found = [*families(self.service, self.endpoint), *loop]
         return Page("text/plain; version=0.0.4; charset=utf-8", text_page(found).encode())
 
     async def _clients(self) -> Page:

@@ -162,8 +162,8 @@ class Certificates:
         protocols: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`port` is the metrics' label. `protocols`: offered by ALPN. `calls`: this process also presents the certificate to other ones, and
-        verifies theirs by the CA. Blocks for a read of the files. Raises TlsError.
+        """`port` is the metrics' label. `protocols`: offered by ALPN. `calls`: this process also presents the
+        certificate to other ones, and verifies theirs by the CA. Blocks for a read of the files. Raises TlsError.
         """
         self.port = port
         self.expires = 0.0

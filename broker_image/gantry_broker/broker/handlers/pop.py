@@ -25,7 +25,7 @@ from gantry_broker.pop.requests import (
     PopStatus,
 )
 from gantry_broker.protocol.bodies import BatchAck, BatchAcks
-from gantry_broker.protocol.codes import EXPRESSION_TAG, FAQ, Perm, ResponseCode
+from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, Perm, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,
@@ -63,9 +63,9 @@ async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     now = broker.clock.unix_ms()
     born = int(header.bornTime) or now
     if born + header.pollTime - now < -LATE_MS:
-        raise RequestRejected(
-            ResponseCode.POLLING_TIMEOUT, f"the broker[{broker.role.address}] pop message is timeout too much"
-        )
+        remark = f"the broker[{broker.role.address}] pop message is timeout too much"
+        nothing = PopAnswerHeader(Long(0), Long(0), 0, Long(0)).ext()
+        return Frame.response_to(frame, ResponseCode.POLLING_TIMEOUT, remark, nothing)
     _readable(broker, "pop message")
     if header.maxMsgNums > MAX_MESSAGES:
         raise RequestRejected(
@@ -78,6 +78,8 @@ async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     if not 1 <= header.invisibleTime <= MAX_INVISIBLE_MS and header.maxMsgNums > 0:
         expected = f"milliseconds from 1 to {MAX_INVISIBLE_MS}"
         raise BadField("invisibleTime", str(header.invisibleTime), expected, ResponseCode.INVALID_PARAMETER)
+    if header.exp and header.expType not in (None, "", EXPRESSION_TAG, EXPRESSION_SQL92):
+        raise RequestRejected(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
     # Of the client's time only what is left; its clock may be ahead.
     wait_ms = min(max(int(header.pollTime), 0), max(born + int(header.pollTime) - now, 0), MAX_POLL_MS)
     request = Pop(
@@ -108,7 +110,6 @@ async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
         popped.message_offset_info,
         popped.order_count_info,
     )
-    _count(broker, header.topic, header.consumerGroup, popped)
     return Frame.response_to(frame, code, remark, answer.ext(), popped.data)
 
 
@@ -122,10 +123,11 @@ def peek(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
         group=header.consumerGroup,
         topic=header.topic,
         queue_id=max(header.queueId, -1),
-        max_messages=max(header.maxMsgNums, 0),
+        max_messages=header.maxMsgNums,
     )
-    peeked = broker.pop.peek(request)
-    _count(broker, header.topic, header.consumerGroup, peeked)
+    peeked = broker.pop.peek(request) if header.maxMsgNums > 0 else Popped(status=PopStatus.NO_MESSAGE)
+    if peeked.count:
+        broker.counts.gets(header.topic, header.consumerGroup, peeked.count, len(peeked.data), {})
     answer = PopAnswerHeader(Long(0), Long(0), 0, Long(peeked.rest)).ext()
     if peeked.status is PopStatus.FOUND:
         return ok(frame, answer, peeked.data, "FOUND")
@@ -317,8 +319,3 @@ def _handle(header: AckHeader | ChangeInvisibleHeader) -> Handle:
             f"the request is for offset {header.offset} of queue {header.queueId}",
         )
     return handle
-
-
-def _count(broker: BrokerContext, topic: str, group: str, popped: Popped) -> None:
-    if popped.count:
-        broker.counts.gets(topic, group, popped.count, len(popped.data), {})
