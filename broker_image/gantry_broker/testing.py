@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.proxy.config import ProxyConfig
+from gantry_broker.proxy.process import Proxy
 from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.settings import BrokerSettings
 
@@ -60,7 +61,7 @@ class StartFailed(RuntimeError):
 def broker(*, grpc: bool = False, data_dir: Path | None = None, **settings: Any) -> LocalBroker:
     """A broker that is not started yet: use it in a `with` or `async with`.
 
-    `grpc`: a proxy, too (needs `pip install 'gantry-mq[grpc]'`). `data_dir`: the folder of its store, which stays;
+    `grpc`: a proxy, too. `data_dir`: the folder of its store, which stays;
     without one the store is in a temporary folder and goes with the broker. `settings`: broker settings under
     RocketMQ's names, as `spec.broker` of a cluster has them. Raises pydantic.ValidationError.
     """
@@ -184,7 +185,6 @@ class LocalBroker:
     async def _start_parts(self, stack: AsyncExitStack) -> None:
         servers = NameServerSettings("test-namesrv", HOST, 0, cluster=CLUSTER, registration_port=0)
         name_server = await stack.enter_async_context(NameServer(servers))
-        registered = asyncio.Event()
         port, address = free_port(), f"{HOST}:{free_port()}"
         folder = self._data_dir or self._folder
         assert folder is not None
@@ -210,18 +210,13 @@ class LocalBroker:
         answer = await replication.assign(Assignment(leadership, config.member_address))
         if not answer.accepted:
             raise StartFailed(f"it does not lead its group: {answer}")
-        await _until(lambda: _registered(name_server), registered)
+        while not _registered(name_server):  # noqa: ASYNC110 - it has no event for that
+            await asyncio.sleep(0.002)
         self.name_servers = f"{HOST}:{name_server.port}"
         if self._wants_grpc:
             self.grpc = await self._start_proxy(stack)
 
     async def _start_proxy(self, stack: AsyncExitStack) -> str:
-        try:
-            from gantry_broker.proxy.process import Proxy
-        except ModuleNotFoundError as error:
-            raise StartFailed(
-                f"grpc=True needs more than a plain install: pip install 'gantry-mq[grpc]' ({error})"
-            ) from None
         config = ProxyConfig(
             cluster=CLUSTER, name="test-proxy", name_servers=[self.name_servers], listen_host=HOST, port=0, drain_s=0
         )
@@ -254,8 +249,3 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 def _registered(name_server: NameServer) -> bool:
     found = name_server.service.routes.groups.get(GROUP)
     return found is not None and 0 in found.entries
-
-
-async def _until(condition: Callable[[], bool], wake: asyncio.Event) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)

@@ -72,8 +72,8 @@ class Proxy(Model):
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "512Mi"}),
-        description="CPU and memory of each. A proxy uses one CPU at most, so more replicas serve more clients. It keeps "
-        "within its memory limit.",
+        description="CPU and memory of each. A proxy uses one CPU at most, so more replicas serve more clients. It "
+        "keeps within its memory limit.",
     )
     tls: ProxyTls | None = Field(None, description="TLS of the port for gRPC.")
     external: External | None = Field(None, description="An address for clients outside Kubernetes.")

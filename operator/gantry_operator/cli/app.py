@@ -85,8 +85,7 @@ def up(
         typer.Option(
             min=0,
             max=64,
-            help="How many proxies serve gRPC clients. Default: spec.proxy.replicas, and one without that if protobuf is "
-            "installed.",
+            help="How many proxies serve gRPC clients, whatever the manifest says. Default: spec.proxy.replicas, or 1.",
             show_default=False,
         ),
     ] = None,

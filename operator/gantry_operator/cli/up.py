@@ -23,7 +23,6 @@ from gantry_operator.platforms.local.folder import (
     make_private,
     read_json,
 )
-from gantry_operator.platforms.local.proxies import grpc_is_installed
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 POLL_S = 0.05
@@ -40,7 +39,7 @@ def up(
     """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor.
 
     `tls`: clients need TLS, whatever the manifest says. `proxies`: how many, whatever the manifest says; None: as it
-    says, and one if it says nothing and protobuf is installed.
+    says, and one if it says nothing.
     """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
     cluster, users = _load(file or default_manifest(directory))
@@ -81,7 +80,7 @@ def up(
 
 
 def _choose_proxies(cluster: BrokerCluster, wanted: int | None) -> None:
-    if wanted is None and cluster.spec.proxy is None and grpc_is_installed():
+    if wanted is None and cluster.spec.proxy is None:
         wanted = 1
     if wanted is not None:
         # No autoscaler runs on one machine.

@@ -1,23 +1,13 @@
-"""The proxies of a local cluster: whether this installation can run them, and whether they answer."""
+"""The proxies of a local cluster: whether they answer."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gantry_operator.cluster.member_http import httpx
 
-NEEDED = ("google.protobuf",)
 READY_S = 1.0
-
-
-def grpc_is_installed() -> bool:
-    """Whether the packages are there that a proxy needs."""
-    try:
-        return all(find_spec(name) is not None for name in NEEDED)
-    except ModuleNotFoundError:  # The package around a module is missing.
-        return False
 
 
 async def why_no_proxy(client: httpx.AsyncClient, address: str) -> str:

@@ -54,7 +54,7 @@ from gantry_operator.platforms.local.ports import Ports, http, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
-from gantry_operator.platforms.local.proxies import grpc_is_installed, why_no_proxy
+from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
@@ -485,11 +485,6 @@ def refuse_elsewhere(cluster: BrokerCluster) -> None:
     proxy = cluster.spec.proxy
     if proxy is not None and proxy.tls is not None and proxy.tls.secretName is not None:
         raise control.ControlError(NOT_HERE_EITHER)
-    if proxy is not None and proxy.replicas > 0 and not grpc_is_installed():
-        raise control.ControlError(
-            f"spec.proxy.replicas is {proxy.replicas}, but protobuf is not installed: pip install 'gantry-mq[grpc]', or "
-            "write 0"
-        )
 
 
 def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
