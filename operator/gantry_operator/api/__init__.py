@@ -6,6 +6,7 @@ checks of local mode are derived from them.
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.cluster import API_VERSION, GROUP, KIND, PLURAL, VERSION, BrokerCluster, Metadata
+from gantry_operator.api.external import External
 from gantry_operator.api.manifest import (
     ManifestError,
     Problem,
@@ -15,9 +16,18 @@ from gantry_operator.api.manifest import (
     parse_manifest,
     parse_user,
 )
+from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Authentication, Security
-from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, External, Failover, NameServers, Storage
-from gantry_operator.api.status import BrokerClusterStatus, Condition, LastFailover, MemberRow, NameServerRow
+from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, Failover, NameServers, Storage
+from gantry_operator.api.status import (
+    BrokerClusterStatus,
+    Condition,
+    LastFailover,
+    MemberRow,
+    NameServerRow,
+    ProxyRow,
+    ProxyStatus,
+)
 from gantry_operator.api.user import BrokerUser, BrokerUserStatus
 
 __all__ = [
@@ -44,6 +54,9 @@ __all__ = [
     "NameServerRow",
     "NameServers",
     "Problem",
+    "Proxy",
+    "ProxyRow",
+    "ProxyStatus",
     "Security",
     "Storage",
     "load_manifest",

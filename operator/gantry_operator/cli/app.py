@@ -80,6 +80,15 @@ def up(
             "--tls", help="Clients need TLS: sets spec.security.tls.mode to Required. Prints the file of the authority."
         ),
     ] = False,
+    proxy: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="How many proxies serve gRPC clients, whatever the manifest says. Default: spec.proxy.replicas, or 1.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a cluster on this machine, restart its processes, and fail over when a master dies.
 
@@ -88,7 +97,7 @@ def up(
     """
     from gantry_operator.cli.up import up as run_up
 
-    run_up(file, directory, detach, timeout, tls)
+    run_up(file, directory, detach, timeout, tls, proxy)
 
 
 @app.command("examples", epilog=EPILOG)

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
-from gantry_operator.api.status import Addresses, BrokerClusterStatus
+from gantry_operator.api.status import Addresses, BrokerClusterStatus, ProxyStatus
 from gantry_operator.certificates import KeyPair
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
@@ -31,9 +31,9 @@ from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.cluster.status import ObservedMember, ObservedState
+from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_events
 from gantry_operator.plan import Plan, member_name, plan
-from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, volumes
+from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, proxy, volumes
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
 from gantry_operator.platforms.kubernetes.certificates import CertificateReconciler
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
@@ -65,7 +65,7 @@ WARM_UP_S = 20.0
 """Seconds after an operator's start in which it reports nothing about members and objects that it has not seen yet."""
 AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
-SHOWN = ("Service", JOBS, PODS)
+SHOWN = ("Deployment", "Service", JOBS, PODS)
 """Caches for the status, besides those that the failover needs."""
 MODES = ("MasterSlave", "Raft")
 
@@ -129,6 +129,8 @@ class ClusterController:
         self._checks_with: tuple[bytes, KeyPair | None] | None = None
         """Authorities and certificate of the availability checks; None: they need none."""
         self._begun = time.monotonic()
+        self._proxies = BrokerClusterStatus.model_validate(obj.get("status") or {}).proxy
+        """The proxies as last shown."""
         self._tasks: list[asyncio.Task[None]] = []
         self._request_task: asyncio.Task[None] | None = None
         self._unsent_answer: tuple[str, str] | None = None
@@ -310,6 +312,9 @@ class ClusterController:
         self._accepted = (cluster, wanted)
         services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
         outside = {} if cluster.spec.external is None else external.addresses(cluster, wanted, services)[0]
+        of_proxies = external.proxy_address(cluster, services)
+        if of_proxies is not None:
+            outside = outside | {external.proxy_endpoint(cluster).name: of_proxies}
         complete = await self._certificates.keep(cluster, wanted, outside, self._obj, found)
         if self._certificates.for_clients != self._checks_with:
             self._checks_with = self._certificates.for_clients
@@ -537,6 +542,9 @@ class ClusterController:
                     self._dirty.set()
 
     def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
+        before, self._proxies = self._proxies, status.proxy
+        for kind, reason, message in proxy_events(before, status.proxy):
+            self._events.record(kind, reason, message)
         self._groups.figures.saw(status, members)
         for m in members:
             # Without digits: ages, restarts and amounts change all the time.
@@ -562,7 +570,8 @@ class ClusterController:
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
-            progress=[*self._result.progress, *self._rolling.progress.values()],
+            progress=[*self._result.progress, *self._rolling.progress.values(), *self._proxy_progress()],
+            proxy=self._proxy_status(),
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
@@ -572,6 +581,21 @@ class ClusterController:
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
+
+    def _proxy_status(self) -> ProxyStatus | None:
+        if self._cluster is None:
+            return None
+        pods = self._shared.caches["Pod"].of(self.namespace, names.CLUSTER_LABEL, self.name)
+        ours = [p for p in pods if p["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.PROXY]
+        services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
+        return proxy.status(self._cluster, self._live_proxies(), ours, services)
+
+    def _proxy_progress(self) -> list[str]:
+        said = "" if self._cluster is None else proxy.progress(self._cluster, self._live_proxies())
+        return [said] if said else []
+
+    def _live_proxies(self) -> Object | None:
+        return self._objects.live("Deployment", names.proxies(self.name))
 
     def _warming_up(self) -> bool:
         """Keep another operator's value while this one has no data yet."""

@@ -53,8 +53,9 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME = "gantry-operator"
 CACHED = (
-    "BrokerUser", "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod",
-    "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
+    "BrokerUser", "ConfigMap", "CronJob", "Deployment", "HorizontalPodAutoscaler", "Lease", "NetworkPolicy",
+    "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount",
+    "StatefulSet",
 )  # fmt: skip
 FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
 STRAYS_EVERY_S = 10.0

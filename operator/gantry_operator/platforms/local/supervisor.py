@@ -37,21 +37,24 @@ from gantry_operator.platforms.base import Change, Event, MemberEndpoint, Proces
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.certificates import (
     NOT_HERE,
+    NOT_HERE_EITHER,
     LocalCertificates,
     authorities_file,
     client_options,
+    proxy_has_tls,
     scheme,
     uses_tls,
 )
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes, with_leaving
 from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock
-from gantry_operator.platforms.local.ports import Ports, replication
+from gantry_operator.platforms.local.ports import Ports, http, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
+from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
@@ -146,8 +149,9 @@ class Supervisor:
 
         `lock`: the lock for choosing ports. A thread waits for it, because another program may hold it for long.
         """
-        surplus = surplus_name_servers(self.folder, self.plan)
-        names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
+        surplus = surplus_processes(self.folder, self.plan)
+        names = [s.name for s in self.plan.name_servers] + [p.name for p in self.plan.proxies]
+        names += [p.name for p in surplus]
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
         for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, lock):
@@ -155,9 +159,9 @@ class Supervisor:
         self._keep_certificates()
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
-        for server in surplus:
-            if not self.children.adopt(server):
-                self.folder.config(server.name).unlink(missing_ok=True)
+        for process in surplus:
+            if not self.children.adopt(process):
+                self.folder.config(process.name).unlink(missing_ok=True)
         self._groups.update(self.cluster)
 
     def _process_plans(self) -> list[ProcessPlan]:
@@ -234,6 +238,10 @@ class Supervisor:
                 problem = await check_group(self._remoting, servers, group.name, address, address)
             if problem is not None:
                 return f"group {group.name}: {problem}"
+        for proxy in self.plan.proxies:
+            why = await why_no_proxy(self._client, self.ports.address(http(proxy.name)))
+            if why:
+                return f"{proxy.name}: {why}"
         return ""
 
     def describe_ready(self) -> str:
@@ -249,6 +257,12 @@ class Supervisor:
             in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+        for proxy in self.plan.proxies:
+            form = "TLS or clear text" if proxy_has_tls(self.cluster) else "clear text"
+            if proxy_has_tls(self.cluster) and self.cluster.spec.proxy is not None:
+                mode = self.cluster.spec.proxy.tls_mode(self.cluster.spec.security.tls.mode)
+                form = "TLS" if mode == "Required" else form
+            lines.append(f"  gRPC           {self.ports.address(proxy.name)}  {form}")
         if uses_tls(self.cluster):
             lines.append(f"  TLS authority  {authorities_file(self.folder)}")
         if authentication(self.cluster) != "Disabled":
@@ -468,6 +482,9 @@ def refuse_elsewhere(cluster: BrokerCluster) -> None:
     """Refuse a spec that only Kubernetes can run. Raises ControlError."""
     if cluster.spec.security.tls.issuer == "Secret":
         raise control.ControlError(NOT_HERE)
+    proxy = cluster.spec.proxy
+    if proxy is not None and proxy.tls is not None and proxy.tls.secretName is not None:
+        raise control.ControlError(NOT_HERE_EITHER)
 
 
 def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
