@@ -22,6 +22,8 @@ _URL = r"^https?://[^\s/]+[^\s]*$"
 _OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
 SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
 ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
+BROKER_NAME = r"^[%|a-zA-Z0-9_-]+$"
+"""RocketMQ's own rule for the names of topics and groups."""
 FORMS = {
     _QUANTITY: "an amount like 250m, 2 or 512Mi",
     _DURATION: "a time span like 500ms, 2s or 1m30s",
@@ -29,6 +31,7 @@ FORMS = {
     _VOLUME: "a size like 10Gi",
     _URL: "a URL like http://collector:4318",
     SOURCE: "an address or a network like 10.0.0.0/8",
+    BROKER_NAME: "a name of letters, digits, '-', '_', '%' and '|'",
     ACCESS_KEY: "a name of letters, digits, '.', '_' and '-'",
 }
 """The expected form of each pattern, in words."""
