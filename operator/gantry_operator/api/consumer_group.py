@@ -57,8 +57,8 @@ class ConsumerGroupSpec(Model):
         "the brokers delete it with its offsets once it has no members and nothing unread.",
     )  # fmt: skip
     driftPolicy: DriftPolicy | None = Field(
-        None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are put "
-        "back. Report: the condition Synced names them.",
+        None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are "
+        "put back. Report: the condition Synced names them.",
     )  # fmt: skip
     force: bool | None = Field(
         None, description="True: the group is deleted although it has members or unread messages."

@@ -102,9 +102,7 @@ def _cluster_in(documents: Sequence[Any], source: str) -> BrokerCluster:
     return parse_manifest(ours[0], source)
 
 
-def _of_kind(
-    documents: Sequence[Any], kind: str, parse: Callable[[Any, str], R], cluster: str, source: str
-) -> list[R]:
+def _of_kind(documents: Sequence[Any], kind: str, parse: Callable[[Any, str], R], cluster: str, source: str) -> list[R]:
     found = [parse(d, source) for d in documents if isinstance(d, dict) and d.get("kind") == kind]
     names: set[str] = set()
     for one in found:

@@ -84,8 +84,8 @@ class BrokerTopicSpec(Model):
         "Delete: the brokers delete it once nothing in it is unread.",
     )  # fmt: skip
     driftPolicy: DriftPolicy | None = Field(
-        None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are put "
-        "back. Report: the condition Synced names them.",
+        None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are "
+        "put back. Report: the condition Synced names them.",
     )  # fmt: skip
     force: bool | None = Field(
         None, description="True: queues are removed, and the topic is deleted, although messages in them are unread."
@@ -141,8 +141,8 @@ class TopicRow(BaseModel):
     permission: str = Field(description="What clients may do.")
 
 
-ROWS = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-CONDITIONS = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+ROWS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+CONDITIONS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
 class BrokerTopicStatus(BaseModel):
@@ -166,9 +166,7 @@ class BrokerTopicStatus(BaseModel):
     syncedGroups: list[TopicRow] = Field(
         default_factory=list, description="The topic in each broker group at that time.", json_schema_extra=ROWS
     )
-    syncedAttributes: dict[str, str] = Field(
-        default_factory=dict, description="Attributes that this resource has set."
-    )
+    syncedAttributes: dict[str, str] = Field(default_factory=dict, description="Attributes that this resource has set.")
     conditions: list[ResourceCondition] = Field(
         default_factory=list,
         description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says.",
