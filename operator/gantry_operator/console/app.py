@@ -574,11 +574,6 @@ def _audited(snapshot: Snapshot) -> bool:
     return all(c.get("reason") != "AuthenticationDisabled" for c in conditions)
 
 
-def _servers(place: Place) -> str:
-    addresses = place.snapshot.status.get("addresses") or {}
-    return str(addresses.get("nameServers") or "NAMESERVER:9876")
-
-
 def _path_of(request: Request) -> str:
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{request.url.path}{query}"
