@@ -198,7 +198,7 @@ def test_a_group_without_offsets_counts_by_its_members(broadcasts: bool) -> None
     broker.members["new"] = {"T"}
     broker.broadcasting = {"new"} if broadcasts else set()
     found = rig.settle(topic(per_group=4, generation=2))
-    words = "new broadcasts" if broadcasts else "new has not read them"
+    words = "new consumes by broadcast" if broadcasts else "new has not read them"
     assert words in found.results["t"].synced.message
 
 

@@ -199,7 +199,7 @@ class _Topic:
         return PutTopic(group, config, tuple(f"+{k}={v}" for k, v in sorted(attributes.items())), self.w.resource)
 
     def _missing(self, group: str, number: int) -> None:
-        if self._drift_at(group, None) and self._keeps_drift(group, [f"{group}: it is missing"]):
+        if self._drift_at(group, None, number) and self._keeps_drift(group, [f"{group}: it is missing"]):
             return
         self.steps.append(self.new(group, number))
 
@@ -210,7 +210,7 @@ class _Topic:
         differences = [f"{group}: {d}" for d in [*_differences(config, wanted), *changes]]
         if not differences:
             return
-        others = self._drift_at(group, row_of(topic)) or (
+        others = self._drift_at(group, row_of(topic), number) or (
             self._known_generation() and any(not c.startswith("-") for c in changes) and not self._new_attributes()
         )
         if others and self._keeps_drift(group, differences):
@@ -285,9 +285,16 @@ class _Topic:
     def _new_attributes(self) -> bool:
         return dict(self.w.known.attributes) != dict(self.w.attributes)
 
-    def _drift_at(self, group: str, row: Row | None) -> bool:
-        """Whether the group differs from its state when all brokers had this spec."""
-        return self._known_generation() and group in self.w.known.rows and self.w.known.rows[group] != row
+    def _drift_at(self, group: str, row: Row | None, number: int) -> bool:
+        """Whether others have changed the topic on a group since all brokers had this spec.
+
+        A change of the broker groups changes the wanted number without a change of the spec: a group that has that
+        number already was changed by this program.
+        """
+        known = self.w.known.rows.get(group)
+        if not self._known_generation() or known is None or known == row or number == 0:
+            return False
+        return row is None or row[0] != number or known[0] == number
 
     def _keeps_drift(self, group: str, differences: list[str]) -> bool:
         """True: the differences stay."""
