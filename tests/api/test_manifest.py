@@ -83,7 +83,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         manifest(security={"allowedClients": [{"ipBlock": {"cidr": "everywhere"}}]}),
         "spec.security.allowedClients[0].ipBlock.cidr",
-        "form",
+        "a network like",
     ),
     (manifest(analytics={"schedule": "tomorrow"}), "spec.analytics.schedule", "minute, hour"),
     (manifest(analytics={"sparkConf": {"shuffle": "8"}}), "spec.analytics.sparkConf", "spark."),

@@ -62,6 +62,8 @@ def needed() -> dict[str, set[str]]:
         out[KINDS[kind].plural].add("delete")
     out["statefulsets"].add("delete")  # A set whose volumes grew is created again around its pods.
     out["pods"] |= {"patch", "delete"}  # The role label; replacing a member.
+    out["events"].add("list")  # Why Kubernetes makes no pod.
+    out["persistentvolumeclaims"].add("delete")  # One that never had a volume.
     out["persistentvolumeclaims"].add("patch")  # Growing; owner under `reclaim: Delete`.
     out["leases"] |= {"get", "create", "update", "patch"}
     out["events"] |= {"create", "patch"}

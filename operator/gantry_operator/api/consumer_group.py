@@ -8,7 +8,7 @@ from gantry_broker.protocol.codes import RETRY_PREFIX
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api import names
-from gantry_operator.api.base import BROKER_NAME, Model, Rule
+from gantry_operator.api.base import TOPIC, Model, Rule
 from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
 from gantry_operator.api.topic import CONDITIONS, ROWS, DeletionPolicy, DriftPolicy, ResourceCondition
 
@@ -36,7 +36,7 @@ class ConsumerGroupSpec(Model):
     groupName: str | None = Field(
         None, description="Name of the group. RocketMQ's names may have capitals, '_', '%' and '|', and no dots. "
         "Without it: metadata.name.",
-        min_length=1, max_length=MAX_GROUP_NAME, pattern=BROKER_NAME,
+        min_length=1, max_length=MAX_GROUP_NAME, pattern=TOPIC,
     )  # fmt: skip
     retryMax: int | None = Field(
         None, ge=0, le=MAX_RETRIES,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.api.crd import CONSUMER_GROUP, TOPIC, USER, schema
+from gantry_operator.api.crd import CLUSTER, CONSUMER_GROUP, TOPIC, USER, schema_with_defaults
 
 FILE = Path("docs/resource-reference.md")
 
@@ -162,8 +162,9 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
 
 def render() -> str:
     """The text of the page."""
-    lines = [INTRO, *_page(schema()), USER_INTRO, *_page(schema(USER))]
-    lines += [TOPIC_INTRO, *_page(schema(TOPIC)), GROUP_INTRO, *_page(schema(CONSUMER_GROUP))]
+    pages = [_page(schema_with_defaults(r)) for r in (CLUSTER, USER, TOPIC, CONSUMER_GROUP)]
+    intros = (INTRO, USER_INTRO, TOPIC_INTRO, GROUP_INTRO)
+    lines = [line for intro, page in zip(intros, pages, strict=True) for line in (intro, *page)]
     return "\n".join(lines)
 
 

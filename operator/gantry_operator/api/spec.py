@@ -10,17 +10,22 @@ from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
+    GROUP_NAME,
+    HOST,
     Duration,
     Model,
     Rule,
     Url,
     VolumeSize,
-    immutable,
+    between,
+    either,
+    fixed,
     more_than_nothing,
     parse_duration,
 )
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.api.security import Security
+from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
 
 RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
 """Ends of other objects' names: a group with such a name would collide with them."""
@@ -70,7 +75,7 @@ class BrokerGroup(Model):
     """One master and its slaves; each topic's queues lie on one or more groups."""
 
     name: str = Field(
-        pattern=r"^[a-z][a-z0-9]*$",
+        pattern=GROUP_NAME,
         min_length=1,
         max_length=15,
         description="RocketMQ's brokerName: lower-case letters and digits, a letter first. Clients use it, so it "
@@ -91,7 +96,7 @@ class BrokerGroup(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "!has(self.preferredMaster) || self.preferredMaster < self.members",
+            f"!has(self.preferredMaster) || self.preferredMaster < {either('self.members', 3)}",
             "preferredMaster is no member of the group: write a number below members (the first member is 0)",
             lambda g: g.preferredMaster is None or g.preferredMaster < g.members,
             "preferredMaster",
@@ -109,25 +114,17 @@ class Storage(Model):
     """The volume of each broker."""
 
     size: VolumeSize = Field(
-        "10Gi", description="Size of each volume. It may grow if the storage class allows it, and never shrinks."
+        "10Gi",
+        description="Size of each volume. It may grow if the storage class allows it, and never shrinks once "
+        "volumes exist.",
     )
     className: str | None = Field(
-        None, description="Storage class. Default: the default class. It cannot be changed.", max_length=253
+        None,
+        description="Storage class. Default: the default class. It cannot be changed once volumes exist.",
+        max_length=253,
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
-    transitions: ClassVar[tuple[dict[str, str], ...]] = (
-        {
-            "rule": "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
-            "message": "size cannot shrink: write at least the size that the volumes have",
-            "fieldPath": ".size",
-        },
-        {
-            "rule": "has(self.className) == has(oldSelf.className) && "
-            "(!has(self.className) || self.className == oldSelf.className)",
-            "message": "className cannot be changed: the volumes exist; write the former class",
-        },
-    )
 
 
 class Failover(Model):
@@ -147,8 +144,7 @@ class Failover(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.detectionTimeout) >= duration('1500ms') && "
-            "duration(self.detectionTimeout) <= duration('5m')",
+            between("detectionTimeout", "1500ms", "5m"),
             "detectionTimeout must be from 1500ms to 5m: members report once a second, so a shorter silence means "
             "nothing; write 2s",
             lambda f: 1.5 <= parse_duration(f.detectionTimeout) <= 300,
@@ -171,7 +167,7 @@ class External(Model):
         "LoadBalancer: the address that the load balancer reports.",
         min_length=1,
         max_length=253,
-        pattern=r"^[a-zA-Z0-9.{}_-]+$",
+        pattern=HOST,
     )
     annotations: dict[str, str] = Field(
         default_factory=dict, description="Annotations of these Services, for a load balancer or external-dns."
@@ -212,7 +208,7 @@ class Otlp(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.interval) >= duration('1s') && duration(self.interval) <= duration('1h')",
+            between("interval", "1s", "1h"),
             "interval is out of range: write 1s to 1h",
             lambda o: 1 <= parse_duration(o.interval) <= 3_600,
             "interval",
@@ -234,7 +230,6 @@ class BrokerClusterSpec(Model):
         "MasterSlave",
         description="How the master is chosen: by the operator (MasterSlave), or by the group's election (Raft), "
         "which needs three members or more and ignores replication, minInSyncReplicas and failover: a majority counts.",
-        json_schema_extra=immutable(f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
     )
     replication: Literal["Sync", "Async"] = Field(
         "Sync",
@@ -289,14 +284,15 @@ class BrokerClusterSpec(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "self.mode != 'Raft' || self.brokerGroups.all(g, g.members >= 3)",
+            f"{either('self.mode', 'MasterSlave')} != 'Raft' || "
+            f"self.brokerGroups.all(g, {either('g.members', 3)} >= 3)",
             "brokerGroups has a group that is too small for mode Raft, which needs a majority after a failure: "
             "write members: 3 or more, or mode: MasterSlave",
             lambda s: s.mode != "Raft" or all(g.members >= 3 for g in s.brokerGroups),
             "brokerGroups",
         ),
         Rule(
-            "self.brokerGroups.all(g, g.members >= self.minInSyncReplicas)",
+            f"self.brokerGroups.all(g, {either('g.members', 3)} >= {either('self.minInSyncReplicas', 1)})",
             "minInSyncReplicas exceeds the members of a group, which could never acknowledge a message: write at most "
             "the smallest brokerGroups[].members",
             _enough_members,
@@ -309,8 +305,9 @@ class BrokerClusterSpec(Model):
             "brokerGroups",
         ),
         Rule(
-            "!has(self.external) || self.external.unprotected || (self.security.tls.mode == 'Required' && "
-            "(!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            f"!has(self.external) || {either('self.external.unprotected', False)} || "
+            f"({either('self.security.tls.mode', 'Disabled')} == 'Required' && "
+            f"{either('self.security.authentication', 'Enabled')} == 'Enabled')",
             "external opens the cluster to clients outside without authentication and TLS: write "
             "security.tls.mode: Required and leave security.authentication at Enabled, or write "
             "external.unprotected: true if everybody who reaches the addresses may use the cluster in clear text",
@@ -325,16 +322,23 @@ class BrokerClusterSpec(Model):
             "write it as before, and add new groups beside it",
             "fieldPath": ".brokerGroups",
         },
-        {
-            "rule": "self.broker.mappedFileSizeCommitLog == oldSelf.broker.mappedFileSizeCommitLog",
-            "message": "broker.mappedFileSizeCommitLog cannot be changed: segments on disk have the former size; "
+        fixed(
+            "self.security.tls.internal",
+            INTERNAL_IN_KUBERNETES,
+            "security.tls.internal cannot be changed on a cluster that exists: members with TLS and members without it "
+            "could not reach each other while they are replaced; write the former value",
+        ),
+        fixed("self.mode", "MasterSlave", f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
+        fixed(
+            "self.broker.mappedFileSizeCommitLog",
+            BrokerSettings().mappedFileSizeCommitLog,
+            "broker.mappedFileSizeCommitLog cannot be changed: segments on disk have the former size; "
             "write the former value",
-            "fieldPath": ".broker.mappedFileSizeCommitLog",
-        },
-        {
-            "rule": "self.broker.mappedFileSizeConsumeQueue == oldSelf.broker.mappedFileSizeConsumeQueue",
-            "message": "broker.mappedFileSizeConsumeQueue cannot be changed: files on disk have the former size; "
+        ),
+        fixed(
+            "self.broker.mappedFileSizeConsumeQueue",
+            BrokerSettings().mappedFileSizeConsumeQueue,
+            "broker.mappedFileSizeConsumeQueue cannot be changed: files on disk have the former size; "
             "write the former value",
-            "fieldPath": ".broker.mappedFileSizeConsumeQueue",
-        },
+        ),
     )

@@ -18,7 +18,7 @@ class _Status(BaseModel):
 class Condition(_Status):
     """One aspect of the state, as in every Kubernetes object."""
 
-    type: Literal["Available", "Progressing", "Degraded", "Secured", "CertificatesValid"] = Field(
+    type: Literal["Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid"] = Field(
         description="The aspect."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
@@ -35,9 +35,9 @@ class MemberRow(_Status):
     group: str = Field(description="Its broker group.")
     role: str = Field("Unknown", description="Master, Slave, Waiting or Unknown (it does not answer).")
     brokerId: int = Field(-1, description="RocketMQ's id: 0 for the master.")
-    epoch: int = Field(0, description="Epoch of the leadership that it follows.")
-    maxOffset: int = Field(0, description="End of its log, in bytes.")
-    lag: int = Field(0, description="Bytes behind the master.")
+    epoch: int | None = Field(None, description="Epoch of the leadership that it follows. Absent: not known.")
+    maxOffset: int | None = Field(None, description="End of its log, in bytes. Absent: not known.")
+    lag: int | None = Field(None, description="Bytes behind the master. Absent: not known.")
     inSync: bool = Field(False, description="Whether SEND_OK waits for it.")
     ready: bool = Field(False, description="Whether it answers and works in its role.")
     address: str = Field("", description="Its own address.")
@@ -54,6 +54,7 @@ class NameServerRow(_Status):
     ready: bool = Field(False, description="Whether it answers.")
     node: str | None = Field(None, description="Node of its pod.")
     pid: int | None = Field(None, description="Process id (local mode).")
+    reason: str = Field("", description="Reason why it is not ready.")
 
 
 class CertificateRow(_Status):
@@ -116,10 +117,13 @@ class BrokerClusterStatus(_Status):
     phase: Phase = Field("Pending", description="The state in one word.")
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Available: a client can send and read. Progressing: a change is in progress. Degraded: "
-        "it works, but with less redundancy than the spec requires. Secured: clients must authenticate.",
+        description="Ready: clients can use the cluster, and all of it is as the spec says. Available: a client can "
+        "send and read. Progressing: a change is in progress. Degraded: it works, but with less redundancy than the "
+        "spec requires. Secured: clients must authenticate.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
+    mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
+    boundVolumes: int | None = Field(None, description="Volumes of brokers that exist. Absent: not known.")
     readyMembers: str = Field("", description="Ready members of all members: 3/3.")
     masters: str = Field("", description="The master of each group.")
     members: list[MemberRow] = Field(default_factory=list, description="A row for each broker.")

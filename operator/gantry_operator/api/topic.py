@@ -9,7 +9,7 @@ from gantry_broker.protocol.codes import TOPIC_MAX_LENGTH, Perm
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api import names
-from gantry_operator.api.base import BROKER_NAME, Model, Rule
+from gantry_operator.api.base import TOPIC, Model, Rule
 from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
 
 KIND = "BrokerTopic"
@@ -29,7 +29,7 @@ MAX_ATTRIBUTES = 64
 MESSAGE_TYPE = "message.type"
 """RocketMQ's attribute for the type of a topic's messages."""
 _ATTRIBUTE = r"^[a-zA-Z][a-zA-Z0-9._-]{0,63}$"
-_ATTRIBUTE_VALUE = r"^[^,\s=]+$"
+_ATTRIBUTE_VALUE = r"^[A-Za-z0-9._:/+|%@*-]+$"
 
 Permission = Literal["ReadWrite", "ReadOnly", "WriteOnly"]
 PERMISSIONS: dict[Permission, int] = {
@@ -58,7 +58,7 @@ class BrokerTopicSpec(Model):
     topicName: str | None = Field(
         None, description="Name of the topic. RocketMQ's names may have capitals, '_', '%' and '|', and no dots. "
         "Without it: metadata.name.",
-        min_length=1, max_length=TOPIC_MAX_LENGTH, pattern=BROKER_NAME,
+        min_length=1, max_length=TOPIC_MAX_LENGTH, pattern=TOPIC,
     )  # fmt: skip
     queues: int | None = Field(
         None, ge=1, le=MAX_ALL_QUEUES,
@@ -75,7 +75,7 @@ class BrokerTopicSpec(Model):
     messageType: MessageType | None = Field(
         None, description="RocketMQ 5's type of the topic's messages, its attribute message.type."
     )
-    config: dict[str, Annotated[str, Field(min_length=1, max_length=256, pattern=_ATTRIBUTE_VALUE)]] = Field(
+    config: dict[str, Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=dict, max_length=MAX_ATTRIBUTES,
         description="Other attributes of the topic, by name. An attribute that leaves the list is removed.",
     )  # fmt: skip
@@ -103,6 +103,12 @@ class BrokerTopicSpec(Model):
             f"!has(self.config) || self.config.all(k, k.matches('{_ATTRIBUTE}'))",
             "config has a name that is none: write letters, digits, '.', '_' and '-', a letter first",
             lambda s: all(re.search(_ATTRIBUTE, k) for k in s.config),
+            "config",
+        ),
+        Rule(
+            f"!has(self.config) || self.config.all(k, self.config[k].matches('{_ATTRIBUTE_VALUE}'))",
+            "config has a value that is none: write letters, digits and the signs . _ : / + | % @ * -",
+            lambda s: all(re.search(_ATTRIBUTE_VALUE, v) for v in s.config.values()),
             "config",
         ),
         Rule(

@@ -214,6 +214,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     from gantry_broker.remoting.errors import RemotingError
     from pydantic import ValidationError
 
+    from gantry_operator.cluster.failures import in_words
     from gantry_operator.platforms.local.ports import NoPort
 
     try:
@@ -221,7 +222,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     except NoPort as error:
         raise CliError(str(error)) from None
     except (ClientError, RemotingError, BodyError) as error:
-        raise CliError(str(error) or type(error).__name__) from None
+        raise CliError(in_words(error)) from None
     except ValidationError as error:
         raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
     except OSError as error:

@@ -24,7 +24,9 @@ from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.base import Change
 
 Answer = Literal["True", "False", "Unknown"]
-Aspect = Literal["Available", "Progressing", "Degraded", "Secured", "CertificatesValid"]
+BLOCKED = "Blocked"
+"""Reason of Progressing while something prevents that the spec is carried out."""
+Aspect = Literal["Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class ObservedMember:
     number: int
     status: Mapping[str, Any] | None
     pod_ready: bool
+    """Its process runs and is not being stopped."""
     node: str | None = None
     in_sync: bool = False
     master: bool = False
@@ -62,6 +65,8 @@ class ObservedState:
     authentication: Authentication = "Enabled"
     """As it holds, with the platform's default."""
     certificates: Sequence[CertificateRow] = ()
+    bound_volumes: int | None = None
+    """Volumes of brokers that exist; None: not known, or there are none as on one machine."""
     loopback: bool = False
     """Only programs of one machine reach the cluster."""
 
@@ -81,8 +86,9 @@ def status_of(
     ready = sum(r.ready for r in rows)
     available = _available(observed)
     degraded = _degraded(observed, rows)
-    progressing = _progressing(observed, paused)
+    progressing = _progressing(observed, paused, available[0], degraded)
     conditions = [
+        _condition(old, "Ready", *_ready(available, progressing, degraded), now, generation),
         _condition(old, "Available", *available, now, generation),
         _condition(old, "Progressing", *progressing, now, generation),
         _condition(old, "Degraded", *degraded, now, generation),
@@ -95,6 +101,8 @@ def status_of(
         observedGeneration=generation,
         phase=_phase(old, available[0], progressing[0], degraded[0], paused),
         conditions=conditions,
+        mode=cluster.spec.mode if cluster is not None else old.mode,
+        boundVolumes=observed.bound_volumes,
         readyMembers=f"{ready}/{len(rows)}",
         masters=_masters(cluster, rows),
         members=rows,
@@ -113,6 +121,7 @@ def _refused(
     """The status under a refused spec: the last valid spec still applies. It shows leaders, members and the refusal."""
     message = f"the spec is refused and the running cluster is unchanged: {observed.refused}"
     changed = {
+        "Ready": _condition(old, "Ready", "False", "InvalidSpec", message, now, generation),
         "Progressing": _condition(old, "Progressing", "False", "InvalidSpec", message, now, generation),
     }
     update: dict[str, Any] = {"phase": "Refused", "observedGeneration": generation}
@@ -157,6 +166,10 @@ def _row(m: ObservedMember) -> MemberRow:
 def _available(observed: ObservedState) -> tuple[Answer, str, str]:
     bad = {g: why for g, why in observed.available.items() if why is not None}
     groups = {m.group for m in observed.members}
+    for group in groups & {g for g, why in observed.available.items() if why is None}:
+        mine = [m for m in observed.members if m.group == group]
+        if all(m.status is None for m in mine):  # The last check was before they fell silent.
+            bad[group] = "none of its members answers"
     unknown = sorted(groups - set(observed.available))
     if bad:
         said = "; ".join(f"group {g}: {why}" for g, why in sorted(bad.items()))
@@ -172,18 +185,35 @@ def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answe
     away = [f"{r.name} ({r.reason or r.role})" for r in rows if not r.ready]
     if away:
         return "True", "MembersNotReady", f"not ready: {', '.join(away)}"
-    servers = [s.name for s in observed.name_servers if not s.ready]
+    servers = [f"{s.name} ({s.reason})" if s.reason else s.name for s in observed.name_servers if not s.ready]
     if servers:
         return "True", "NameServersNotReady", f"not ready: {', '.join(servers)}"
     return "False", "AllMembersReady", "every member is ready and in sync"
 
 
-def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, str]:
+def _progressing(
+    observed: ObservedState, paused: bool, available: Answer, degraded: tuple[Answer, str, str]
+) -> tuple[Answer, str, str]:
     if paused:
         return "False", "Paused", "the annotation gantry.dev/paused stops changes; failover continues"
+    if observed.problems:
+        doing = "".join(f"; meanwhile: {p}" for p in observed.progress)
+        return "False", BLOCKED, f"the spec is not carried out: {'; '.join(observed.problems)}{doing}"
     if observed.progress:
         return "True", "Reconciling", "; ".join(observed.progress)
+    if degraded[0] == "True" and available != "True":
+        return "True", "WaitingForMembers", degraded[2]
+    if degraded[0] == "True":
+        return "False", "Reconciled", f"no change is under way; {degraded[2]}"
     return "False", "Reconciled", "the cluster matches the spec"
+
+
+def _ready(*parts: tuple[Answer, str, str]) -> tuple[Answer, str, str]:
+    """The one condition for programs. `parts`: Available, Progressing, Degraded; the first bad one is the reason."""
+    for (status, reason, message), good in zip(parts, ("True", "False", "False"), strict=True):
+        if status != good:
+            return "False", reason, message
+    return "True", "Ready", "clients can use the cluster, and it is as the spec says"
 
 
 def _certificates_valid(rows: Sequence[CertificateRow], now: str) -> tuple[Answer, str, str]:

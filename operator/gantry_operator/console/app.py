@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 from fastapi.staticfiles import StaticFiles
 from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX
+from gantry_broker.theme import THEME
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
@@ -103,6 +104,11 @@ def make_app(
 ) -> FastAPI:
     """All routes. `clusters` returns the present ones."""
     app = FastAPI(title="Gantry console", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/static/theme.css")
+    async def theme() -> Response:
+        return Response(THEME, media_type="text/css")
+
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     env = environment()
     version = _version()
@@ -594,7 +600,7 @@ def _links(request: Request) -> Callable[..., str]:
 
 def _version() -> str:
     """A digest of the static files, so that browsers load changed ones again."""
-    found = hashlib.sha256()
+    found = hashlib.sha256(THEME.encode())
     for path in sorted(STATIC.rglob("*")):
         if path.is_file():
             found.update(path.read_bytes())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -42,9 +43,10 @@ from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
-from gantry_operator.platforms.kubernetes.member_state import observed_members, observed_name_servers
+from gantry_operator.platforms.kubernetes.member_state import lacking, notable, observed_members, observed_name_servers
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons
 from gantry_operator.platforms.kubernetes.status_writer import StatusWriter
 from gantry_operator.platforms.kubernetes.switchover_request import (
     SWITCHOVER,
@@ -142,6 +144,9 @@ class ClusterController:
         self._report = StatusWriter(
             api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look, self._saw
         )
+        self._reasons = Reasons(api, self.namespace)
+        self._told: dict[str, str] = {}
+        """By member: why it does not run, as the last event about it says."""
         self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
         self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
         self._certificates = CertificateReconciler(api, self._objects, self._events, self.uid)
@@ -171,6 +176,7 @@ class ClusterController:
             ("roll", self._rolling.run),
             ("access", self._access.run),
             ("topics", self.topics.run),
+            ("reasons", self._read_reasons),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
         self._dirty.set()
@@ -315,6 +321,12 @@ class ClusterController:
         complete = complete and await self._keep_certificates(cluster, self._plan, found)
         if complete and not cluster.paused:
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
+            if complete:
+                again = await volumes.make_again(
+                    self._shared.api, self._shared.caches, cluster, self._running(), self._reasons.missing_classes()
+                )
+                found.progress += again
+                complete = not again
             kept = await volumes.keep(self._shared.api, self._shared.caches, cluster, self._running())
             found.problems += kept
             complete = complete and not kept
@@ -545,8 +557,26 @@ class ClusterController:
 
     # ---- input of the status
 
+    async def _read_reasons(self) -> None:
+        """Read why pods are missing or do not start. A pod that starts as usual is there before the first reading."""
+        while True:
+            await asyncio.sleep(LOOK_S / 2)
+            wanted = lacking(self._running(), self._plan, self._shared.caches["Pod"], self.namespace, self.name)
+            if await self._reasons.look(wanted):
+                self._report.wake()
+                if self._reasons.missing_classes():
+                    self._dirty.set()
+
     def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
         self._groups.figures.saw(status, members)
+        for m in members:
+            # Without digits: ages, restarts and amounts change all the time.
+            said = re.sub(r"\d+", "", m.problem) if m.status is None else ""
+            if said != self._told.get(m.name, "") and notable(self._pods.pod(m.name), m.problem):
+                self._events.record("Warning", "MemberNotRunning", f"{m.name}: {m.problem}")
+                self._told[m.name] = said
+            elif m.status is not None:
+                self._told.pop(m.name, None)
 
     def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
         if self._obj["metadata"].get("deletionTimestamp") is not None:
@@ -559,14 +589,15 @@ class ClusterController:
         problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
         problems += [f"users: {self._access.problem}"] if self._access.problem else []
         seen = ObservedState(
-            members=observed_members(self._running(), self._groups.controllers, self._pods),
-            name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"]),
+            members=observed_members(self._running(), self._groups.controllers, self._pods, self._reasons.of),
+            name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
             progress=[*self._result.progress, *self._rolling.progress.values()],
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
+            bound_volumes=sum(map(volumes.bound, volumes.of_brokers(self._shared.caches, self.namespace, self.name))),
             certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),

@@ -12,7 +12,7 @@ from typing import Any
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.client import KINDS, VOLUME_CLAIM, ApiError, KubeApi, Object
+from gantry_operator.platforms.kubernetes.client import KINDS, POD, VOLUME_CLAIM, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 
@@ -46,6 +46,25 @@ def growth(claim: Object, size: str) -> str | None:
     return size if parse_quantity(size) > parse_quantity(asked) else None
 
 
+def bound(claim: Mapping[str, Any]) -> bool:
+    """The claim has a volume. One that never had any holds no record."""
+    return bool((claim.get("spec") or {}).get("volumeName"))
+
+
+def of_brokers(caches: Mapping[str, InformerCache], namespace: str, cluster: str) -> list[Object]:
+    """The claims of the cluster's brokers."""
+    found = caches["PersistentVolumeClaim"].of(namespace, names.CLUSTER_LABEL, cluster)
+    return [c for c in found if (c["metadata"].get("labels") or {}).get(names.COMPONENT_LABEL) == names.BROKER]
+
+
+def of_another_class(claim: Object, wanted: str | None, missing: Iterable[str]) -> bool:
+    """The claim asks for another storage class than the spec. A spec without a class wants the default one, so only a
+    class that is `missing` is another one.
+    """
+    asked = claim["spec"].get("storageClassName")
+    return asked in missing if wanted is None else asked != wanted
+
+
 async def keep(
     api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
 ) -> list[str]:
@@ -69,6 +88,14 @@ async def keep(
         claim = caches["PersistentVolumeClaim"].get(cluster.namespace, name)
         if claim is None or claim["metadata"].get("deletionTimestamp") is not None:
             continue
+        if not bound(claim):
+            continue
+        wrong = cluster.spec.storage.className
+        if wrong is not None and of_another_class(claim, wrong, ()):
+            problems.append(
+                f"spec.storage.className is {wrong}, but volume {name} has class "
+                f"{claim['spec'].get('storageClassName')}: write that one"
+            )
         size = growth(claim, cluster.spec.storage.size)
         if size is None:
             continue
@@ -83,3 +110,37 @@ async def keep(
                 "allowVolumeExpansion, or write the former size"
             )
     return problems
+
+
+async def make_again(
+    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]],
+    missing_classes: Iterable[str],
+) -> list[str]:  # fmt: skip
+    """Delete claims that never had a volume and ask for another class or size than the spec, with their pods. The
+    StatefulSets must have the spec's template by now: they make both again. Returns what was done.
+
+    `missing_classes`: storage classes of claims that do not exist. Raises ApiError and ApiUnavailable.
+    """
+    done = []
+    for _, _, name in running:
+        claim = caches["PersistentVolumeClaim"].get(cluster.namespace, names.claim(name))
+        if claim is None or bound(claim) or claim["metadata"].get("deletionTimestamp") is not None:
+            continue
+        if not _made_wrong(claim, cluster, missing_classes):
+            continue
+        pod = caches["Pod"].get(cluster.namespace, name)
+        if pod is not None and (pod.get("spec") or {}).get("nodeName"):
+            continue  # A scheduled pod has a volume, so the claim is about to be bound.
+        await api.delete(VOLUME_CLAIM, cluster.namespace, claim["metadata"]["name"], uid=claim["metadata"]["uid"])
+        if pod is not None:
+            # Kubernetes keeps a claim while a pod names it.
+            await api.delete(POD, cluster.namespace, name, uid=pod["metadata"]["uid"])
+        done.append(f"the volume claim of {name}, which never had a volume, is made again as the spec says")
+    return done
+
+
+def _made_wrong(claim: Object, cluster: BrokerCluster, missing_classes: Iterable[str]) -> bool:
+    """A claim without a volume asks for something that the spec no longer says."""
+    asked = parse_quantity(claim["spec"]["resources"]["requests"]["storage"])
+    storage = cluster.spec.storage
+    return of_another_class(claim, storage.className, missing_classes) or asked != parse_quantity(storage.size)
