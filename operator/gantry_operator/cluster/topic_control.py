@@ -90,7 +90,7 @@ class TopicStore(Protocol):
     async def report(
         self, resources: Resources, topics: Mapping[str, Result], groups: Mapping[str, Result]
     ) -> bool:  # fmt: skip
-        """Keep the outcome by resource. False: some figures are not written yet. Raises StoreUnavailable."""
+        """Keep the outcome by resource, and say which resources cannot be read. False: some figures are not written yet. Raises StoreUnavailable."""
         ...
 
     async def keep_reset(self, group: str, reset: Mapping[str, Any] | None) -> None:
@@ -179,6 +179,7 @@ class TopicControl:
         if not resources.topics and not resources.groups:
             self.problem = ""
             self._settling.clear()
+            await self._store.report(resources, {}, {})
             return EVERY_S
         seen = Observed(cluster.name, cluster.groups, await self._tables(cluster), cluster.draining, cluster.paused)
         self.passes += 1
@@ -336,11 +337,12 @@ class TopicControl:
         following = await resets.next(w.group, text, before)
         if following is None:
             return False
+        if following.answered:
+            # Before the status: a later annotation with the same text is another request.
+            await self._store.reset_answered(w.resource, text)
         if following.status != before:
             await self._store.keep_reset(w.resource, following.status)
             if following.note is not None:
                 kind, reason, message = following.note
                 self._store.note("ConsumerGroup", Note(kind, reason, message, w.resource))
-        if following.answered:
-            await self._store.reset_answered(w.resource, text)
         return following.again

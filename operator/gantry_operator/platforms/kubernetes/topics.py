@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 KINDS = {api_topic.KIND: BROKER_TOPIC, consumer_group.KIND: CONSUMER_GROUP}
 FIGURES_AT_ONCE = 100
 """Resources of a pass whose status is written although only figures have changed, such as the lag."""
-FIGURES_EVERY_S = 30.0
+FIGURES_EVERY_S = 20.0
 
 
 class _Parsed(NamedTuple):
