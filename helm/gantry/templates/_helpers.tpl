@@ -28,8 +28,12 @@ on its label, but Kubernetes grants lists and watches by kind only.
   resources: [brokerclusters]
   verbs: [get, list, watch, patch]
 - apiGroups: [gantry.dev]
-  resources: [brokerclusters/status, brokerusers/status]
+  resources: [brokerclusters/status, brokerusers/status, brokertopics/status, consumergroups/status]
   verbs: [patch]
+# Their finalizers, and the annotation for an offset reset.
+- apiGroups: [gantry.dev]
+  resources: [brokertopics, consumergroups]
+  verbs: [list, watch, patch]
 - apiGroups: [gantry.dev]
   resources: [brokerusers]
   verbs: [list, watch]

@@ -32,6 +32,7 @@ from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_events
+from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.plan import Plan, member_name, plan
 from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, proxy, volumes
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
@@ -55,6 +56,8 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     led_since,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
+from gantry_operator.platforms.kubernetes.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore
 
 log = logging.getLogger(__name__)
@@ -159,6 +162,11 @@ class ClusterController:
         self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
         self._remoting = RemotingClient(sign=self._access.sign)
         self._availability = Availability(self._remoting, self._report.wake)
+        self._topic_store = KubernetesTopicStore(api, caches, key, shared.identity)
+        self.topics = TopicControl(
+            self._topic_store, self._topic_cluster, self._groups.controllers, self._groups.http, lambda: self._remoting,
+            self._reached,
+        )  # fmt: skip
 
     # ---- life cycle
 
@@ -169,6 +177,7 @@ class ClusterController:
             ("status", self._report.run),
             ("roll", self._rolling.run),
             ("access", self._access.run),
+            ("topics", self.topics.run),
             ("reasons", self._read_reasons),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
@@ -184,6 +193,7 @@ class ClusterController:
         await self._availability.close()
         await self._remoting.close()
         await self._users.close()
+        await self._topic_store.close()
         await self._events.close()
         metrics.SHOWN.hide(self._groups.figures)
         self._certificates.close()
@@ -199,7 +209,9 @@ class ClusterController:
         """A watch event about an object of this cluster."""
         if kind in ("BrokerUser", "Secret"):
             self._access.wake()
-        if kind == "BrokerUser":
+        if kind in TOPIC_KINDS:
+            self._topic_changed(event, obj)
+        elif kind == "BrokerUser":
             if event == "DELETED":
                 self._users.forget(obj["metadata"]["uid"])
         elif kind == "Lease":
@@ -209,6 +221,24 @@ class ClusterController:
         if kind in ("Pod", "Lease"):
             self._groups.wake()
             self._report.wake()
+
+    def _topic_changed(self, event: str, obj: Object) -> None:
+        if event == "DELETED":
+            self._topic_store.forget(obj["metadata"]["uid"])
+        if event == "DELETED" or self._topic_store.is_news(obj):
+            self.topics.wake()
+
+    def _topic_cluster(self) -> Cluster | None:
+        """For the decisions about topics and groups; None: no spec was accepted yet."""
+        if self._cluster is None or self._plan is None:
+            return None
+        return Cluster(self.name, [g.name for g in self._plan.groups], paused=self._cluster.paused)
+
+    def _reached(self, group: str) -> str | None:
+        """Where this process reaches the master of a group as clients do; None: it has no Service yet."""
+        live = self._objects.live("Service", names.master_service(self.name, group))
+        address = None if live is None else live["spec"].get("clusterIP")
+        return f"{address}:{names.BROKER_PORT}" if address else None
 
     async def _kept_alive(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a part of the controller. A part that fails is reported and restarted."""
@@ -430,6 +460,7 @@ class ClusterController:
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
+        self.topics.wake()
         self._groups.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
         self._pods.planned = {g.name: len(g.members) for g in self._plan.groups}
         for g in self._plan.groups:
@@ -616,12 +647,10 @@ class ClusterController:
         servers = [s.address for s in rows]
         for group, controller in self._groups.controllers.items():
             service = names.master_service(self.name, group)
-            live = self._objects.live("Service", service)
-            if live is None:
+            reached = self._reached(group)
+            if reached is None:
                 continue
-            port = names.BROKER_PORT
-            registered = f"{names.service_host(service, self.namespace)}:{port}"
-            reached = f"{live['spec'].get('clusterIP')}:{port}"
+            registered = f"{names.service_host(service, self.namespace)}:{names.BROKER_PORT}"
             epoch = 0 if controller.leadership is None else controller.leadership.epoch
             heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)

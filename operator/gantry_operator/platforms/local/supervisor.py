@@ -32,6 +32,7 @@ from gantry_operator.cluster.probe import check_group, not_writable
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
+from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
@@ -55,6 +56,7 @@ from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
 from gantry_operator.platforms.local.proxies import why_no_proxy
+from gantry_operator.platforms.local.topics import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
@@ -92,6 +94,15 @@ class Supervisor:
         self._users = LocalAccessStore(folder, cluster, self.events.add)
         self._access = AccessControl(self._users, self._groups.watches, self._client)
         self._remoting = RemotingClient(sign=self._access.sign)
+        self._topic_store = LocalTopicStore(folder, self.events.add)
+        self.topics = TopicControl(
+            self._topic_store,
+            self._topic_cluster,
+            self.controllers,
+            self._client,
+            lambda: self._remoting,
+            self._reached,
+        )
         self._calls_with: TlsOptions | None = None
         """TLS of `_remoting`."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,6 +127,7 @@ class Supervisor:
         self._spawn(self._rolling.run())
         self._spawn(self._renew_certificates())
         self._spawn(self._access.run())
+        self._spawn(self.topics.run())
         self._spawn(self._follow_users())
         try:
             await self._stop.wait()
@@ -208,7 +220,18 @@ class Supervisor:
         while True:
             if self._users.changed():
                 self._access.wake()
+            if self._topic_store.changed():
+                self.topics.wake()
             await asyncio.sleep(LOOK_S)
+
+    def _topic_cluster(self) -> Cluster | None:
+        """For the decisions about topics and groups."""
+        return Cluster(self.cluster.name, [g.name for g in self.plan.groups], paused=self.cluster.paused)
+
+    def _reached(self, group: str) -> str | None:
+        """Where clients of this machine reach the master of a group; None: it has no port yet."""
+        use = f"group/{group}"
+        return self.ports.address(use) if use in self.ports.taken else None
 
     async def _report_ready(self) -> None:
         """Report once when a client can send and read, and the reason while it cannot."""
@@ -376,6 +399,8 @@ class Supervisor:
             return await self._apply(arguments["manifest"])
         if op == "users":
             return self._user_states()
+        if op == "topics":
+            return self._topic_state()
         raise control.ControlError(f"no such request: {op}")
 
     def _info(self) -> dict[str, Any]:
@@ -404,6 +429,12 @@ class Supervisor:
             "users": {name: user_status(*shown) for name, shown in self._users.shown.items()},
         }
 
+    def _topic_state(self) -> dict[str, Any]:
+        """`current`: the resources were compared with the brokers after the last change of their file."""
+        if self._topic_store.changed():
+            self.topics.wake()
+        return {"current": not self.topics.busy, "problem": self.topics.problem}
+
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
         try:
             self.plan.group(group)
@@ -421,6 +452,7 @@ class Supervisor:
         self.leaving = leaving_members(self.folder, self.plan)
         self._users.cluster = cluster
         self._access.wake()
+        self.topics.wake()
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:
