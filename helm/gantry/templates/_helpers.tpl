@@ -76,7 +76,7 @@ on its label, but Kubernetes grants lists and watches by kind only.
 # The role registry: one Lease per broker group.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, list, watch, create, update, patch]
+  verbs: [get, list, watch, create, update, patch, delete]
 {{- if .Values.analytics.enabled }}
 # Reports (spec.analytics): the schedule, runs on demand, the rights of Spark's driver, its NetworkPolicy.
 - apiGroups: [batch]

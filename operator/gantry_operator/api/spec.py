@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from gantry_broker.settings import BrokerSettings
 from pydantic import Field
@@ -10,6 +10,7 @@ from pydantic import Field
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
     GROUP_NAME,
+    LABEL_VALUE,
     Duration,
     Model,
     Rule,
@@ -75,6 +76,49 @@ class NameServers(Model):
         default_factory=lambda: Resources(requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}),
         description="CPU and memory of each.",
     )
+    placement: Placement | None = Field(None, description="Placement of their pods. Default: spec.placement.")
+
+
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+AnnotationValue = Annotated[str, Field(max_length=4_096)]
+RESERVED_KEYS = ("gantry.dev/", "app.kubernetes.io/", "volume.kubernetes.io/", "pv.kubernetes.io/")
+"""Beginnings of keys of labels and annotations that volume claims have from others."""
+
+
+def _not_reserved(field: Literal["labels", "annotations"]) -> Rule:
+    tests = " || ".join(f"k.startsWith('{key}')" for key in RESERVED_KEYS)
+    return Rule(
+        f"!has(self.{field}) || !self.{field}.exists(k, {tests})",
+        f"{field} has a key that the operator or Kubernetes writes: write a key that does not begin with "
+        f"{', '.join(RESERVED_KEYS)}",
+        lambda s: not any(key.startswith(RESERVED_KEYS) for key in getattr(s, field)),
+        field,
+    )
+
+
+class Storage(Model):
+    """The volume of each broker."""
+
+    size: VolumeSize = Field(
+        "10Gi",
+        description="Size of each volume. It may grow if the storage class allows it, and never shrinks once "
+        "volumes exist.",
+    )
+    className: str | None = Field(
+        None,
+        description="Storage class. Default: the default class. It cannot be changed once volumes exist.",
+        max_length=253,
+    )
+    labels: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=32, description="Labels of the volume claims, for example for a backup policy."
+    )
+    annotations: dict[str, AnnotationValue] = Field(
+        default_factory=dict, max_length=32, description="Annotations of the volume claims."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        more_than_nothing("size"), _not_reserved("labels"), _not_reserved("annotations"),
+    )  # fmt: skip
 
 
 class BrokerGroup(Model):
@@ -85,7 +129,7 @@ class BrokerGroup(Model):
         min_length=1,
         max_length=15,
         description="RocketMQ's brokerName: lower-case letters and digits, a letter first. Clients use it, so it "
-        "cannot be changed. Further groups can be added.",
+        "cannot be changed. Groups can be added and removed.",
     )
     members: int = Field(
         3, ge=1, le=9, description="Brokers in the group: one master, the rest slaves. A group of one has no failover."
@@ -98,6 +142,15 @@ class BrokerGroup(Model):
         description="Number of the preferred master. Once it has been in sync for ten seconds while "
         "another member is master, it takes over by a switchover. Default: the master does not change; in mode "
         "Raft the masters of several groups are spread over the nodes.",
+    )
+    storage: Storage | None = Field(
+        None, description="The volume of each broker of this group, as a whole. Default: spec.storage."
+    )
+    resources: Resources | None = Field(
+        None, description="CPU and memory of each broker of this group, as a whole. Default: spec.resources."
+    )
+    placement: Placement | None = Field(
+        None, description="Placement of the pods of this group, as a whole. Default: spec.placement."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -116,21 +169,13 @@ class BrokerGroup(Model):
     )
 
 
-class Storage(Model):
-    """The volume of each broker."""
+class TopicDefaults(Model):
+    """What holds for topics that no resource describes."""
 
-    size: VolumeSize = Field(
-        "10Gi",
-        description="Size of each volume. It may grow if the storage class allows it, and never shrinks once "
-        "volumes exist.",
+    extendToNewGroups: bool = Field(
+        True,
+        description="A broker group that is added gets queues for the topics that exist. False: only for new topics.",
     )
-    className: str | None = Field(
-        None,
-        description="Storage class. Default: the default class. It cannot be changed once volumes exist.",
-        max_length=253,
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
 
 
 class Failover(Model):
@@ -184,8 +229,18 @@ class BrokerClusterSpec(Model):
     brokerGroups: list[BrokerGroup] = Field(
         min_length=1,
         max_length=64,
-        description="The broker groups. Groups may be added. Removing one would lose its messages and is refused.",
+        description="The broker groups. An added one gets the topics that exist (spec.topicDefaults). A removed one "
+        "takes no more messages and goes once it is empty (spec.drain); adding it again before cancels that.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    drain: Literal["WhenConsumed", "WhenExpired"] = Field(
+        "WhenConsumed",
+        description="When a broker group that is no longer in brokerGroups goes. WhenConsumed: once consumers have "
+        "acknowledged all of its messages, or their retention has passed. WhenExpired: once their retention has "
+        "passed, so that they can be read again until then.",
+    )
+    topicDefaults: TopicDefaults = Field(
+        default_factory=lambda: TopicDefaults(), description="What holds for topics that no resource describes."
     )
     mode: Literal["MasterSlave", "Raft"] = Field(
         "MasterSlave",
@@ -298,12 +353,6 @@ class BrokerClusterSpec(Model):
         ),
     )
     transitions: ClassVar[tuple[dict[str, str], ...]] = (
-        {
-            "rule": "oldSelf.brokerGroups.all(o, self.brokerGroups.exists(g, g.name == o.name))",
-            "message": "brokerGroups lacks a group that exists: removing or renaming one would lose its messages; "
-            "write it as before, and add new groups beside it",
-            "fieldPath": ".brokerGroups",
-        },
         fixed(
             "self.security.tls.internal",
             INTERNAL_IN_KUBERNETES,
@@ -324,3 +373,19 @@ class BrokerClusterSpec(Model):
             "write the former value",
         ),
     )
+
+    def _group(self, name: str) -> BrokerGroup | None:
+        return next((g for g in self.brokerGroups if g.name == name), None)
+
+    def storage_of(self, group: str) -> Storage:
+        """The volumes of a group: its own settings, or those of the cluster."""
+        found = self._group(group)
+        return self.storage if found is None or found.storage is None else found.storage
+
+    def resources_of(self, group: str) -> Resources:
+        found = self._group(group)
+        return self.resources if found is None or found.resources is None else found.resources
+
+    def placement_of(self, group: str) -> Placement:
+        found = self._group(group)
+        return self.placement if found is None or found.placement is None else found.placement
