@@ -50,7 +50,8 @@ def chart_rights() -> dict[str, set[str]]:
 
 
 def needed() -> dict[str, set[str]]:
-    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
+    scaled = {"autoscaling": {"maxReplicas": 3}}
+    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], proxy=scaled)
     applied = {o["kind"] for o in render(cluster, plan(cluster), OperatorSettings("image"))} | {"Secret"}
     out: dict[str, set[str]] = defaultdict(set)
     for kind in CACHED:

@@ -35,7 +35,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         dead_letters=broker.dead_letters.total,
         certificates=broker.tls.expiry(),
         access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
-        marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks),  # type: ignore[arg-type]
+        marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks),
         rates=Rates(
             messages_in=broker.stats.tps("BROKER_PUT_NUMS", config.cluster, now),
             bytes_in=broker.stats.tps("BROKER_PUT_SIZE", config.cluster, now),

@@ -335,9 +335,9 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
         return broker.access.waiting()
 
     @app.get("/v1/tables")
-    async def tables() -> Response:
+    async def tables(ages: bool = True) -> Response:
         """Topics, groups, offsets and clients. Every member answers; only the master knows all clients and ages."""
-        found = await broker_tables(broker, table_times)
+        found = await broker_tables(broker, table_times, ages=ages)
         return Response(await asyncio.to_thread(orjson.dumps, found), media_type="application/json")
 
     @app.get("/v1/drain")

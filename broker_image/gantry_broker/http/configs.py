@@ -97,7 +97,7 @@ async def mark(broker: BrokerContext, asked: MarksRequest) -> GroupMarks:
     if wanted:
         await _append(broker, {"marks": wanted})
     marks = broker.meta.working.marks
-    return GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks)  # type: ignore[arg-type]
+    return GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks)
 
 
 async def _append(broker: BrokerContext, change: Change) -> None:

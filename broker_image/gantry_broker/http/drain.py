@@ -98,7 +98,7 @@ class DrainReports:
         return DrainReport(
             epoch=epoch,
             leading=leading and broker.role.may_append,
-            drain=meta.confirmed.marks.get(DRAIN, ""),  # type: ignore[arg-type]
+            drain=meta.confirmed.marks.get(DRAIN, ""),
             settled=settled,
             end=begin,
             now_ms=broker.clock.unix_ms(),

@@ -69,7 +69,7 @@ FORMS = {
     ACCESS_KEY: "a name of letters, digits, '.', '_' and '-'",
     GROUP_NAME: "lower-case letters and digits, a letter first",
     HOST: "a host name, in which {cluster}, {namespace}, {group} and {name} are filled in",
-    TOPIC: "a topic's name: letters, digits, '%', '|', '_' and '-'",
+    TOPIC: "a name of letters, digits, '%', '|', '_' and '-', as RocketMQ has it",
     RESOURCE: "a name of letters, digits, '%', '|', '.', '_' and '-'",
     OBJECT_NAME: "the name of an object: lower-case letters, digits, '-' and '.'",
     SECRET_KEY: "a key of a Secret: letters, digits, '-', '.' and '_'",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal
 
 from gantry_broker.settings import BrokerSettings
@@ -11,7 +10,6 @@ from pydantic import Field
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
     GROUP_NAME,
-    HOST,
     LABEL_VALUE,
     Duration,
     Model,
@@ -24,15 +22,14 @@ from gantry_operator.api.base import (
     more_than_nothing,
     parse_duration,
 )
+from gantry_operator.api.external import External
 from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Security
 from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
 
-RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
+RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker", "proxy")
 """Ends of other objects' names: a group with such a name would collide with them."""
-
-HOST_FIELDS = ("cluster", "namespace", "group", "name")
-"""Fields in braces of a host template. `name` is the pod or Service of the address."""
 
 
 def _unique_names(spec: BrokerClusterSpec) -> bool:
@@ -44,15 +41,24 @@ def _enough_members(spec: BrokerClusterSpec) -> bool:
     return all(g.members >= spec.minInSyncReplicas for g in spec.brokerGroups)
 
 
-def _host_fields_known(host: str | None) -> bool:
-    return host is None or set(re.findall(r"\{([^}]*)\}", host)) <= set(HOST_FIELDS)
-
-
 def _outside_is_protected(spec: BrokerClusterSpec) -> bool:
     security = spec.security
     if spec.external is None or spec.external.unprotected:
         return True
     return security.tls.mode == "Required" and security.mode() == "Enabled"
+
+
+def _proxy_outside_is_protected(spec: BrokerClusterSpec) -> bool:
+    proxy = spec.proxy
+    if proxy is None or proxy.external is None or proxy.external.unprotected:
+        return True
+    return proxy.tls_mode(spec.security.tls.mode) == "Required" and spec.security.mode() == "Enabled"
+
+
+def _proxy_may_ask_for_certificates(spec: BrokerClusterSpec) -> bool:
+    if spec.proxy is None or spec.security.tls.clientCertificates != "Required":
+        return True
+    return spec.proxy.tls_mode(spec.security.tls.mode) == "Required"
 
 
 MODE_IS_FIXED = (
@@ -198,51 +204,6 @@ class Failover(Model):
     )
 
 
-class External(Model):
-    """Addresses for clients outside Kubernetes.
-
-    Clients at the external NameServer address get external broker addresses. Clients inside get internal ones.
-    """
-
-    type: Literal["NodePort", "LoadBalancer"] = Field(description="Type of the Services.")
-    host: str | None = Field(
-        None,
-        description="Host for clients outside, with {cluster}, {namespace}, {group} and {name} filled in, for "
-        "example {name}.mq.example.com. Required for NodePort (a name or address of any node). Default with "
-        "LoadBalancer: the address that the load balancer reports.",
-        min_length=1,
-        max_length=253,
-        pattern=HOST,
-    )
-    annotations: dict[str, str] = Field(
-        default_factory=dict, description="Annotations of these Services, for a load balancer or external-dns."
-    )
-    sourceRanges: list[str] = Field(
-        default_factory=list, description="Networks that may connect (LoadBalancer), such as 10.0.0.0/8. Empty: all.",
-        max_length=64,
-    )  # fmt: skip
-
-    unprotected: bool = Field(
-        False,
-        description="Allow external addresses although clients need no signature or no TLS: everybody who reaches them "
-        "may then read, change or listen to all messages.",
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "self.type != 'NodePort' || has(self.host)",
-            "host is missing: with type NodePort write the name or address of a node (or of all) that clients reach",
-            lambda e: e.type != "NodePort" or e.host is not None,
-        ),
-        Rule(
-            "!has(self.host) || self.host.replace('{cluster}', '').replace('{namespace}', '').replace('{group}', '')"
-            ".replace('{name}', '').matches('^[a-zA-Z0-9._-]*$')",
-            "host has an unknown field in braces: write {cluster}, {namespace}, {group} or {name}",
-            lambda e: _host_fields_known(e.host),
-        ),
-    )
-
-
 class Otlp(Model):
     """Push of the brokers' metrics to an OpenTelemetry collector, by OTLP over HTTP."""
 
@@ -322,6 +283,9 @@ class BrokerClusterSpec(Model):
     placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
+    proxy: Proxy | None = Field(
+        None, description="The endpoint for clients that speak gRPC, as those of RocketMQ 5 do. Default: none."
+    )
     security: Security = Field(
         default_factory=lambda: Security(),
         description="Who may use the cluster, and how connections are protected.",
@@ -368,6 +332,24 @@ class BrokerClusterSpec(Model):
             "external.unprotected: true if everybody who reaches the addresses may use the cluster in clear text",
             _outside_is_protected,
             "external",
+        ),
+        Rule(
+            "!has(self.proxy) || !has(self.proxy.external) || self.proxy.external.unprotected || "
+            "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : self.security.tls.mode) == "
+            "'Required' && (!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            "proxy.external opens the cluster to clients outside without authentication and TLS: write "
+            "proxy.tls.mode: Required and leave security.authentication at Enabled, or write "
+            "proxy.external.unprotected: true if everybody who reaches the address may use the cluster in clear text",
+            _proxy_outside_is_protected,
+            "proxy",
+        ),
+        Rule(
+            "!has(self.proxy) || self.security.tls.clientCertificates != 'Required' || !has(self.proxy.tls) || "
+            "!has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
+            "proxy.tls.mode takes clear text, and security.tls.clientCertificates is Required, which means nothing "
+            "then: write proxy.tls.mode: Required, or leave it out",
+            _proxy_may_ask_for_certificates,
+            "proxy",
         ),
     )
     transitions: ClassVar[tuple[dict[str, str], ...]] = (

@@ -92,6 +92,27 @@ class NameServerRow(_Status):
     reason: str = Field("", description="Reason why it is not ready.")
 
 
+class ProxyRow(_Status):
+    """One proxy."""
+
+    name: str = Field(description="Its name, and that of its pod.")
+    ready: bool = Field(False, description="Whether it answers, and a NameServer answers it.")
+    address: str = Field("", description="host:port of this proxy alone.")
+    node: str | None = Field(None, description="Node of its pod.")
+    pid: int | None = Field(None, description="Process id (local mode).")
+    reason: str = Field("", description="Reason why it is not ready.")
+
+
+class ProxyStatus(_Status):
+    """The endpoint for clients that speak gRPC."""
+
+    replicas: int = Field(0, description="Wanted proxies.")
+    readyReplicas: int = Field(0, description="Ready proxies.")
+    address: str = Field("", description="host:port for clients inside; on one machine of the first proxy.")
+    external: str = Field("", description="host:port for clients outside (spec.proxy.external).")
+    members: list[ProxyRow] = Field(default_factory=list, description="A row for each proxy.")
+
+
 class CertificateRow(_Status):
     """A certificate or a certificate authority of the cluster."""
 
@@ -171,6 +192,7 @@ class BrokerClusterStatus(_Status):
     addresses: Addresses = Field(
         default_factory=lambda: Addresses(), description="Addresses for clients' configuration."
     )
+    proxy: ProxyStatus | None = Field(None, description="The endpoint for clients that speak gRPC, if there is one.")
     lastFailover: LastFailover | None = Field(None, description="The last change of a master.")
     certificates: list[CertificateRow] = Field(
         default_factory=list, description="A row for each certificate and authority, if TLS is in use."

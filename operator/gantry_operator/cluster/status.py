@@ -20,11 +20,13 @@ from gantry_operator.api.status import (
     MemberRow,
     NameServerRow,
     Phase,
+    ProxyStatus,
 )
 from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.base import Change
 
+EventKind = Literal["Normal", "Warning"]
 Answer = Literal["True", "False", "Unknown"]
 BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
@@ -73,6 +75,8 @@ class ObservedState:
     """The groups that leave."""
     bound_volumes: int | None = None
     """Volumes of brokers that exist; None: not known, or there are none as on one machine."""
+    proxy: ProxyStatus | None = None
+    """None: there should be no proxy."""
     loopback: bool = False
     """Only programs of one machine reach the cluster."""
 
@@ -124,6 +128,7 @@ def status_of(
         nameServerMembers=list(observed.name_servers),
         addresses=observed.addresses,
         lastFailover=observed.last_failover or old.lastFailover,
+        proxy=observed.proxy,
         certificates=list(observed.certificates),
         analytics=observed.analytics or old.analytics,
     )
@@ -202,7 +207,25 @@ def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answe
     servers = [f"{s.name} ({s.reason})" if s.reason else s.name for s in observed.name_servers if not s.ready]
     if servers:
         return "True", "NameServersNotReady", f"not ready: {', '.join(servers)}"
+    proxy = observed.proxy
+    if proxy is not None and proxy.readyReplicas < proxy.replicas:
+        reasons = [f"{r.name} ({r.reason})" for r in proxy.members if not r.ready]
+        said = f"{proxy.readyReplicas} of {proxy.replicas} proxies are ready"
+        return "True", "ProxiesNotReady", f"{said}: {', '.join(reasons)}" if reasons else said
     return "False", "AllMembersReady", "every member is ready and in sync"
+
+
+def proxy_events(before: ProxyStatus | None, now: ProxyStatus | None) -> list[tuple[EventKind, str, str]]:
+    """Kind, reason and message of each event about the proxies: all serve, none serves, they are gone."""
+    if now is None:
+        return [] if before is None else [("Normal", "ProxiesRemoved", "the spec has no proxies any more")]
+    full = before is not None and before.replicas > 0 and before.readyReplicas >= before.replicas
+    some = before is not None and before.readyReplicas > 0
+    if now.readyReplicas >= now.replicas and not full:
+        return [("Normal", "ProxiesReady", f"gRPC clients are served at {now.address} ({now.readyReplicas} proxies)")]
+    if some and now.readyReplicas == 0:
+        return [("Warning", "NoProxyReady", "no proxy is ready: gRPC clients are not served")]
+    return []
 
 
 def _progressing(

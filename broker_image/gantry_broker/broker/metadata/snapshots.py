@@ -79,6 +79,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
                 "marks": tables.marks,
                 "deletionWatermarks": tables.deletion_watermarks,
                 "ends": tables.ends,
+                "modes": tables.modes,
             },
             option=orjson.OPT_NON_STR_KEYS,
         ),
@@ -130,6 +131,7 @@ def load(directory: Path) -> Snapshot | None:
         tables.marks = {str(name): str(value) for name, value in fields.map("marks").items()}
         tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("deletionWatermarks").items()}
         tables.ends = _by_queue(fields, "ends")
+        tables.modes = {str(key): (str(pair[0]), int(pair[1])) for key, pair in fields.map("modes").items()}
 
     found = _load(directory, OWN, read_own) or found
     return Snapshot(tables, *own) if found else None

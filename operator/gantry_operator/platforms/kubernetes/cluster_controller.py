@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
-from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow
+from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow, ProxyStatus
 from gantry_operator.certificates import KeyPair
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
@@ -32,7 +32,8 @@ from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.cluster.status import ObservedMember, ObservedState
+from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_events
+from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.plan import Plan, member_name, plan
 from gantry_operator.platforms.kubernetes import (
     allowed,
@@ -41,6 +42,7 @@ from gantry_operator.platforms.kubernetes import (
     metrics,
     names,
     nameserver,
+    proxy,
     volumes,
 )
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
@@ -65,6 +67,8 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     led_since,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
+from gantry_operator.platforms.kubernetes.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore
 
 log = logging.getLogger(__name__)
@@ -75,7 +79,7 @@ WARM_UP_S = 20.0
 """Seconds after an operator's start in which it reports nothing about members and objects that it has not seen yet."""
 AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
-SHOWN = ("Service", JOBS, PODS)
+SHOWN = ("Deployment", "Service", JOBS, PODS)
 """Caches for the status, besides those that the failover needs."""
 MODES = ("MasterSlave", "Raft")
 
@@ -142,6 +146,8 @@ class ClusterController:
         self._checks_with: tuple[bytes, KeyPair | None] | None = None
         """Authorities and certificate of the availability checks; None: they need none."""
         self._begun = time.monotonic()
+        self._proxies = BrokerClusterStatus.model_validate(obj.get("status") or {}).proxy
+        """The proxies as last shown."""
         self._tasks: list[asyncio.Task[None]] = []
         self._request_task: asyncio.Task[None] | None = None
         self._unsent_answer: tuple[str, str] | None = None
@@ -175,6 +181,11 @@ class ClusterController:
         )  # fmt: skip
         self._remoting = RemotingClient(sign=self._access.sign)
         self._availability = Availability(self._remoting, self._report.wake)
+        self._topic_store = KubernetesTopicStore(api, caches, key, shared.identity)
+        self.topics = TopicControl(
+            self._topic_store, self._topic_cluster, self._groups.controllers, self._groups.http, lambda: self._remoting,
+            self._reached,
+        )  # fmt: skip
 
     # ---- life cycle
 
@@ -185,6 +196,7 @@ class ClusterController:
             ("status", self._report.run),
             ("roll", self._rolling.run),
             ("access", self._access.run),
+            ("topics", self.topics.run),
             ("reasons", self._read_reasons),
             ("groups", self._changes.run),
         ]
@@ -201,6 +213,7 @@ class ClusterController:
         await self._availability.close()
         await self._remoting.close()
         await self._users.close()
+        await self._topic_store.close()
         await self._events.close()
         metrics.SHOWN.hide(self._groups.figures)
         self._certificates.close()
@@ -216,7 +229,9 @@ class ClusterController:
         """A watch event about an object of this cluster."""
         if kind in ("BrokerUser", "Secret"):
             self._access.wake()
-        if kind == "BrokerUser":
+        if kind in TOPIC_KINDS:
+            self._topic_changed(event, obj)
+        elif kind == "BrokerUser":
             if event == "DELETED":
                 self._users.forget(obj["metadata"]["uid"])
         elif kind == "Lease":
@@ -226,6 +241,24 @@ class ClusterController:
         if kind in ("Pod", "Lease"):
             self._groups.wake()
             self._report.wake()
+
+    def _topic_changed(self, event: str, obj: Object) -> None:
+        if event == "DELETED":
+            self._topic_store.forget(obj["metadata"]["uid"])
+        if event == "DELETED" or self._topic_store.is_news(obj):
+            self.topics.wake()
+
+    def _topic_cluster(self) -> Cluster | None:
+        """For the decisions about topics and groups; None: no spec was accepted yet."""
+        if self._cluster is None or self._plan is None:
+            return None
+        return Cluster(self.name, [g.name for g in self._plan.groups], paused=self._cluster.paused)
+
+    def _reached(self, group: str) -> str | None:
+        """Where this process reaches the master of a group as clients do; None: it has no Service yet."""
+        live = self._objects.live("Service", names.master_service(self.name, group))
+        address = None if live is None else live["spec"].get("clusterIP")
+        return f"{address}:{names.BROKER_PORT}" if address else None
 
     async def _kept_alive(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a part of the controller. A part that fails is reported and restarted."""
@@ -331,6 +364,9 @@ class ClusterController:
         self._accepted = (cluster, wanted)
         services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
         outside = {} if cluster.spec.external is None else external.addresses(cluster, wanted, services)[0]
+        of_proxies = external.proxy_address(cluster, services)
+        if of_proxies is not None:
+            outside = outside | {external.proxy_endpoint(cluster).name: of_proxies}
         complete = await self._certificates.keep(cluster, wanted, outside, self._obj, found)
         if self._certificates.for_clients != self._checks_with:
             self._checks_with = self._certificates.for_clients
@@ -458,6 +494,7 @@ class ClusterController:
         )
         self._staying = tuple(g.name for g in cluster.spec.brokerGroups if g.name in wanted)
         self._cluster, self._plan = cluster, plan(cluster)
+        self.topics.wake()
         self._groups.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
         self._pods.planned = {g.name: len(g.members) for g in self._plan.groups}
         for g in self._plan.groups:
@@ -601,6 +638,9 @@ class ClusterController:
                     self._dirty.set()
 
     def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
+        before, self._proxies = self._proxies, status.proxy
+        for kind, reason, message in proxy_events(before, status.proxy):
+            self._events.record(kind, reason, message)
         self._groups.figures.saw(status, members)
         for m in members:
             # Without digits: ages, restarts and amounts change all the time.
@@ -626,8 +666,14 @@ class ClusterController:
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
-            progress=[*self._result.progress, *self._rolling.progress.values(), *self._changes.progress.values()],
+            progress=[
+                *self._result.progress,
+                *self._rolling.progress.values(),
+                *self._changes.progress.values(),
+                *self._proxy_progress(),
+            ],
             drains=self._drains(),
+            proxy=self._proxy_status(),
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
@@ -637,6 +683,21 @@ class ClusterController:
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
+
+    def _proxy_status(self) -> ProxyStatus | None:
+        if self._cluster is None:
+            return None
+        pods = self._shared.caches["Pod"].of(self.namespace, names.CLUSTER_LABEL, self.name)
+        ours = [p for p in pods if p["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.PROXY]
+        services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
+        return proxy.status(self._cluster, self._live_proxies(), ours, services)
+
+    def _proxy_progress(self) -> list[str]:
+        said = "" if self._cluster is None else proxy.progress(self._cluster, self._live_proxies())
+        return [said] if said else []
+
+    def _live_proxies(self) -> Object | None:
+        return self._objects.live("Deployment", names.proxies(self.name))
 
     def _warming_up(self) -> bool:
         """Keep another operator's value while this one has no data yet."""
@@ -661,12 +722,10 @@ class ClusterController:
                 self._availability.forget(group)  # It takes no messages any more.
                 continue
             service = names.master_service(self.name, group)
-            live = self._objects.live("Service", service)
-            if live is None:
+            reached = self._reached(group)
+            if reached is None:
                 continue
-            port = names.BROKER_PORT
-            registered = f"{names.service_host(service, self.namespace)}:{port}"
-            reached = f"{live['spec'].get('clusterIP')}:{port}"
+            registered = f"{names.service_host(service, self.namespace)}:{names.BROKER_PORT}"
             epoch = 0 if controller.leadership is None else controller.leadership.epoch
             heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)

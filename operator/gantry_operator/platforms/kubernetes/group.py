@@ -152,7 +152,12 @@ def _stateful_set(
     selector = names.selector(cluster.name, names.BROKER, group.name)
     config_file = f"{pods.CONFIG_DIR}/$(POD_NAME).json"
     container = pods.container(
-        cluster, "broker", image, ["python", "-m", "gantry_broker.broker", "--config", config_file], "http"
+        cluster,
+        "broker",
+        image,
+        ["python", "-m", "gantry_broker.broker", "--config", config_file],
+        "http",
+        pods.http_scheme(cluster),
     ) | {
         "ports": [
             {"name": "remoting", "containerPort": names.BROKER_PORT, "protocol": "TCP"},

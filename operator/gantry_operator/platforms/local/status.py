@@ -12,7 +12,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import LeadershipRecord, MemberId
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
+from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow, ProxyRow, ProxyStatus
 from gantry_operator.api.status import Addresses, DrainRow
 from gantry_operator.cluster.live import Facts, MemberPlace
 from gantry_operator.cluster.live_watch import Source
@@ -30,8 +30,9 @@ from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_groups import running_cluster
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
-from gantry_operator.platforms.local.ports import NoPort, Ports, on_loopback
+from gantry_operator.platforms.local.ports import NoPort, Ports, http, on_loopback
 from gantry_operator.platforms.local.process import load_record
+from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.supervisor import load_saved
 from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
@@ -95,6 +96,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         if cluster.spec.mode == "Raft":
             said = list(zip(planned.members, asked, strict=True))
             leaderships = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
+        proxies = await _proxies(client, folder, planned, ports)
         members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
         by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
         staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
@@ -130,6 +132,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         drains=_drains(doing, saved, planned),
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
+        proxy=proxies,
         certificates=rows_of_certificates(folder, cluster, planned),
         authentication=authentication(cluster),
         loopback=on_loopback(),
@@ -140,6 +143,26 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
     _remember(folder, status)
     return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
+
+
+async def _proxies(client: httpx.AsyncClient, folder: ClusterFolder, planned: Plan, ports: Ports) -> ProxyStatus | None:
+    if not planned.proxies:
+        return None
+    names = [p.name for p in planned.proxies]
+    why = await asyncio.gather(*(why_no_proxy(client, f"127.0.0.1:{ports.taken.get(http(n), 0)}") for n in names))
+    rows = [
+        ProxyRow(
+            name=name,
+            ready=not reason,
+            address=f"127.0.0.1:{ports.taken.get(name, 0)}",
+            pid=_pid(folder, name),
+            reason=reason,
+        )
+        for name, reason in zip(names, why, strict=True)
+    ]
+    return ProxyStatus(
+        replicas=len(rows), readyReplicas=sum(r.ready for r in rows), address=rows[0].address, members=rows
+    )
 
 
 async def _doing(folder: ClusterFolder) -> dict[str, Any]:

@@ -33,14 +33,17 @@ from gantry_operator.cluster.probe import check_group, not_writable
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
+from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.certificates import (
     NOT_HERE,
+    NOT_HERE_EITHER,
     LocalCertificates,
     authorities_file,
     client_options,
+    proxy_has_tls,
     scheme,
     uses_tls,
 )
@@ -54,12 +57,14 @@ from gantry_operator.platforms.local.leaving_groups import (
     removing_groups,
     running_cluster,
 )
-from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes, with_leaving
 from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock
-from gantry_operator.platforms.local.ports import Ports, replication
+from gantry_operator.platforms.local.ports import Ports, http, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
+from gantry_operator.platforms.local.proxies import why_no_proxy
+from gantry_operator.platforms.local.topics import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
@@ -101,6 +106,15 @@ class Supervisor:
         self._users = LocalAccessStore(folder, cluster, self.events.add)
         self._access = AccessControl(self._users, self._groups.watches, self._client)
         self._remoting = RemotingClient(sign=self._access.sign)
+        self._topic_store = LocalTopicStore(folder, self.events.add)
+        self.topics = TopicControl(
+            self._topic_store,
+            self._topic_cluster,
+            self.controllers,
+            self._client,
+            lambda: self._remoting,
+            self._reached,
+        )
         self._calls_with: TlsOptions | None = None
         """TLS of `_remoting`."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,6 +141,7 @@ class Supervisor:
         self._spawn(self._changes.run())
         self._spawn(self._renew_certificates())
         self._spawn(self._access.run())
+        self._spawn(self.topics.run())
         self._spawn(self._follow_users())
         try:
             await self._stop.wait()
@@ -160,8 +175,9 @@ class Supervisor:
 
         `lock`: the lock for choosing ports. A thread waits for it, because another program may hold it for long.
         """
-        surplus = surplus_name_servers(self.folder, self.plan)
-        names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
+        surplus = surplus_processes(self.folder, self.plan)
+        names = [s.name for s in self.plan.name_servers] + [p.name for p in self.plan.proxies]
+        names += [p.name for p in surplus]
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
         for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, lock):
@@ -169,9 +185,9 @@ class Supervisor:
         self._keep_certificates()
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
-        for server in surplus:
-            if not self.children.adopt(server):
-                self.folder.config(server.name).unlink(missing_ok=True)
+        for process in surplus:
+            if not self.children.adopt(process):
+                self.folder.config(process.name).unlink(missing_ok=True)
         self._groups.update(self.cluster)
 
     def _process_plans(self) -> list[ProcessPlan]:
@@ -218,7 +234,18 @@ class Supervisor:
         while True:
             if self._users.changed():
                 self._access.wake()
+            if self._topic_store.changed():
+                self.topics.wake()
             await asyncio.sleep(LOOK_S)
+
+    def _topic_cluster(self) -> Cluster | None:
+        """For the decisions about topics and groups."""
+        return Cluster(self.cluster.name, [g.name for g in self.plan.groups], paused=self.cluster.paused)
+
+    def _reached(self, group: str) -> str | None:
+        """Where clients of this machine reach the master of a group; None: it has no port yet."""
+        use = f"group/{group}"
+        return self.ports.address(use) if use in self.ports.taken else None
 
     async def _report_ready(self) -> None:
         """Report once when a client can send and read, and the reason while it cannot."""
@@ -251,6 +278,10 @@ class Supervisor:
                 problem = await check_group(self._remoting, servers, group.name, address, address)
             if problem is not None:
                 return f"group {group.name}: {problem}"
+        for proxy in self.plan.proxies:
+            why = await why_no_proxy(self._client, self.ports.address(http(proxy.name)))
+            if why:
+                return f"{proxy.name}: {why}"
         return ""
 
     def describe_ready(self) -> str:
@@ -266,6 +297,12 @@ class Supervisor:
             in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+        for proxy in self.plan.proxies:
+            form = "TLS or clear text" if proxy_has_tls(self.cluster) else "clear text"
+            if proxy_has_tls(self.cluster) and self.cluster.spec.proxy is not None:
+                mode = self.cluster.spec.proxy.tls_mode(self.cluster.spec.security.tls.mode)
+                form = "TLS" if mode == "Required" else form
+            lines.append(f"  gRPC           {self.ports.address(proxy.name)}  {form}")
         if uses_tls(self.cluster):
             lines.append(f"  TLS authority  {authorities_file(self.folder)}")
         if authentication(self.cluster) != "Disabled":
@@ -412,6 +449,8 @@ class Supervisor:
             return await self._apply(arguments["manifest"])
         if op == "users":
             return self._user_states()
+        if op == "topics":
+            return self._topic_state()
         raise control.ControlError(f"no such request: {op}")
 
     def _info(self) -> dict[str, Any]:
@@ -441,6 +480,12 @@ class Supervisor:
             "users": {name: user_status(*shown) for name, shown in self._users.shown.items()},
         }
 
+    def _topic_state(self) -> dict[str, Any]:
+        """`current`: the resources were compared with the brokers after the last change of their file."""
+        if self._topic_store.changed():
+            self.topics.wake()
+        return {"current": not self.topics.busy, "problem": self.topics.problem}
+
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
         try:
             self.plan.group(group)
@@ -460,6 +505,7 @@ class Supervisor:
         self.leaving = leaving_members(self.folder, self.plan)
         self._users.cluster = cluster
         self._access.wake()
+        self.topics.wake()
         self._changes.wake()
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -517,6 +563,9 @@ def refuse_elsewhere(cluster: BrokerCluster) -> None:
     """Refuse a spec that only Kubernetes can run. Raises ControlError."""
     if cluster.spec.security.tls.issuer == "Secret":
         raise control.ControlError(NOT_HERE)
+    proxy = cluster.spec.proxy
+    if proxy is not None and proxy.tls is not None and proxy.tls.secretName is not None:
+        raise control.ControlError(NOT_HERE_EITHER)
 
 
 def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
