@@ -14,6 +14,7 @@ from gantry_broker.broker.metadata.tables import DRAIN
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.http.models import DrainReport, Unread
 from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group
+from gantry_broker.pop.retry import original_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import decode_records
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 100
 BROADCAST: Final = "BROADCASTING"
+
+
+def is_retry_topic(group: str, topic: str) -> bool:
+    """Return whether a consumer group's retries are in this topic: those of push consumers, or of POP."""
+    return topic == RETRY_PREFIX + group or (topic.startswith(RETRY_PREFIX) and original_topic(group, topic) != topic)
 
 
 class TimerTimes:
@@ -66,7 +72,10 @@ class DrainReports:
             ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
             for queue, (_, high) in ends.items():
                 newest = max(newest, self._times.of(broker, topic, queue, high - 1) or 0)
-            rows = [self._unread(topic, group, ends) for group in readers.get(topic, ())]
+            groups = readers.get(topic, [])
+            if not groups and ends and topic.startswith(RETRY_PREFIX):
+                groups = [group for group in meta.working.groups if is_retry_topic(group, topic)]
+            rows = [self._unread(topic, group, ends) for group in groups]
             if topic.startswith(DLQ_PREFIX):
                 best = min((row.messages for row in rows), default=sum(high - low for low, high in ends.values()))
                 dead_letters += best
@@ -114,7 +123,7 @@ class DrainReports:
             timers=timers,
             timers_until_ms=until,
             half=half,
-            in_flight=0,
+            in_flight=broker.pop.messages_in_flight,
             dead_letters=dead_letters,
         )
 
@@ -131,7 +140,7 @@ class DrainReports:
             topic, _, group = key.rpartition("@")
             members = consumers.get(group)
             left = members is not None and members.clients and topic not in members.subscriptions
-            retry = topic == RETRY_PREFIX + group
+            retry = is_retry_topic(group, topic)
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
                 found.setdefault(topic, {})[group] = None
         for members in consumers.values():

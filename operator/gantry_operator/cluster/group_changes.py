@@ -53,8 +53,8 @@ class WantedGroups:
     extend: bool = True
     """A new group gets the topics that exist (`topicDefaults.extendToNewGroups`)."""
     policy: Policy = "WhenConsumed"
-    managed: Collection[str] = field(default=())
-    """Topics that something else spreads over the groups."""
+    managed: Collection[str] | None = field(default=())
+    """Topics that resources spread over the groups; None: not known yet."""
 
 
 class RemovalPlatform(Protocol):
@@ -171,10 +171,12 @@ class GroupChanges:
 
     async def _extend_to(self, group: str, joined: Collection[str], wanted: WantedGroups, complete: bool) -> None:
         """`complete`: every other group answers, so that nothing can be missing after this."""
+        if wanted.extend and wanted.managed is None:
+            return
         if wanted.extend:
             self.progress[group] = f"group {group} gets the topics of the cluster"
             others = [await self._configs(g) for g in joined]
-            missing = missing_on(await self._configs(group), others, wanted.managed)
+            missing = missing_on(await self._configs(group), others, wanted.managed or ())
             await self._create(group, missing)
             if missing:
                 self._event(
@@ -284,6 +286,9 @@ class GroupChanges:
         lacks = homeless(await self._configs(group), list(staying.values()))
         if not lacks:
             return {}
+        managed = [t.name for t in lacks.topics if wanted.managed is None or t.name in wanted.managed]
+        if managed:
+            raise MemberRefused(f"topic {managed[0]} has no queues in another group yet")
         wanted_topics, wanted_groups = {t.name: t for t in lacks.topics}, {g.name: g for g in lacks.groups}
         return {g: missing_on(has, [GroupConfigs(wanted_topics, wanted_groups)]) for g, has in staying.items()}
 
