@@ -253,7 +253,7 @@ class World:
         return DrainReport(
             epoch=group.epoch,
             leading=True,
-            drain=group.drain,  # type: ignore[arg-type]
+            drain=group.drain,
             settled=group.confirmed == len(group.log) and flushed,
             end=len(group.log),
             now_ms=now_ms,

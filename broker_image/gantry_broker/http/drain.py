@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
 
 SHOWN: Final = 100
+OFFSETS_AT_ONCE: Final = 1_000
+"""Pairs of topic and group whose offsets one look writes, in some 10 ms."""
 BROADCAST: Final = "BROADCASTING"
 
 
@@ -58,10 +60,10 @@ class DrainReports:
         """Works in slices: there may be very many topics and groups."""
         broker, store = self._broker, self._broker.store
         meta = broker.meta
-        broker.changes.flush_offsets()
+        broker.changes.flush_offsets(OFFSETS_AT_ONCE)
         begin = store.end
         epoch, leading = broker.replication.epoch, broker.role.may_append
-        readers = self._readers()
+        readers = await self._readers()
         unread: list[Unread] = []
         newest = dead_letters = 0
         queues = store.topics_queues()
@@ -70,7 +72,7 @@ class DrainReports:
                 continue
             ends = {q: (store.min_offset(topic, q), store.max_offset(topic, q)) for q in ids}
             ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
-            for queue, (_, high) in ends.items():
+            async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
                 newest = max(newest, self._times.of(broker, topic, queue, high - 1) or 0)
             groups = readers.get(topic, [])
             if not groups and ends and topic.startswith(RETRY_PREFIX):
@@ -132,18 +134,18 @@ class DrainReports:
         config = self._broker.config
         return topic in (config.cluster, config.group) or topic.endswith(f"_{REPLY_TOPIC_SUFFIX}")
 
-    def _readers(self) -> dict[str, list[str]]:
+    async def _readers(self) -> dict[str, list[str]]:
         """Return the consumer groups of each topic."""
         tables, consumers = self._broker.meta.working, self._broker.clients.consumers
         found: dict[str, dict[str, None]] = {}
-        for key in tables.offsets:
+        async for key in self._broker.slices.sliced(list(tables.offsets)):
             topic, _, group = key.rpartition("@")
             members = consumers.get(group)
             left = members is not None and members.clients and topic not in members.subscriptions
             retry = is_retry_topic(group, topic)
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
                 found.setdefault(topic, {})[group] = None
-        for members in consumers.values():
+        async for members in self._broker.slices.sliced(list(consumers.values())):
             for topic in members.subscriptions if not is_system_group(members.name) else ():
                 found.setdefault(topic, {})[members.name] = None
         for group in tables.groups:
