@@ -11,7 +11,7 @@ from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import MemberPlan, plan
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes
 from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.process_plan import process_plans
@@ -45,7 +45,7 @@ async def test_a_new_supervisor_knows_the_leaving_members(tmp_path: Path) -> Non
     folder = folder_of(tmp_path, made(5, name_servers=2))
     now = made(3)
     assert leaving_members(folder, plan(now)) == {f"t-a-{n}": MemberPlan(f"t-a-{n}", "a", n) for n in (3, 4)}
-    assert [s.name for s in surplus_name_servers(folder, plan(now))] == ["t-namesrv-1"]
+    assert [s.name for s in surplus_processes(folder, plan(now))] == ["t-namesrv-1"]
     supervisor = Supervisor(folder, now, show=lambda line: None)
     supervisor.watch_only("a")
     ports = Ports.load(folder.ports)
