@@ -22,6 +22,8 @@ from gantry_broker.proxy.process import Proxy
 
 from tests.client.cluster import Cluster
 
+POLL_S = 5
+"""Seconds that a receive waits, if a test does not say more."""
 UNARY = (
     "QueryRoute Heartbeat SendMessage QueryAssignment AckMessage ForwardMessageToDeadLetterQueue EndTransaction "
     "NotifyClientTermination ChangeInvisibleDuration RecallMessage SyncLiteSubscription"
@@ -214,7 +216,7 @@ def receive(group: str, topic: str, broker: str = "a", **more: Any) -> Any:
     found.filter_expression.expression = more.get("expression", "*")
     if more.get("invisible", 20) is not None:
         found.invisible_duration.seconds = more.get("invisible", 20)
-    found.long_polling_timeout.seconds = more.get("poll", 5)
+    found.long_polling_timeout.seconds = more.get("poll", POLL_S)
     if "attempt" in more:
         found.attempt_id = more["attempt"]
     return found
