@@ -235,9 +235,13 @@ def test_random_frames_end_in_answers_or_a_fault() -> None:
         peer = Peer()
         data = b""
         for _ in range(30):
-            payload = chance.choice([REQUEST, chance.randbytes(chance.randrange(40)), b"\0" * chance.choice([4, 5, 6, 8])])
+            payload = chance.choice(
+                [REQUEST, chance.randbytes(chance.randrange(40)), b"\0" * chance.choice([4, 5, 6, 8])]
+            )
             number = chance.choice([0, 1, 1, 3, 5, chance.randrange(50)])
-            data += frame(chance.randrange(11), chance.choice([0, 1, 4, 5, 8, 0x20, chance.randrange(256)]), number, payload)
+            data += frame(
+                chance.randrange(11), chance.choice([0, 1, 4, 5, 8, 0x20, chance.randrange(256)]), number, payload
+            )
         if chance.random() < 0.3:
             at = chance.randrange(len(data))
             data = data[:at] + chance.randbytes(3) + data[at + 3 :]

@@ -11,9 +11,9 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
 from gantry_broker.proxy import contract
 from gantry_broker.proxy.answers import Refusal, overall
+from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.clients import answered_settings
 from gantry_broker.proxy.contract import Code, MessageType, Permission, v2
-from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.messages import consistent_hash, received, stored_properties, sys_flag_of, type_of
 from gantry_broker.proxy.names import resource_name, topic_name
 from gantry_broker.proxy.receiving import polling_ms, read_pop, tags_of

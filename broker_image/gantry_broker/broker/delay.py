@@ -216,8 +216,8 @@ class Delays:
 
 
 Recalled = tuple[str, str]
-"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user with the right to send to one topic
-could recall messages of all others."""
+"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user of one topic could recall
+messages of all others."""
 
 
 class WaitingMessages:
