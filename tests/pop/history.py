@@ -70,7 +70,8 @@ class Model:
                 raise Violation(f"{where}: delivered again after its acknowledgement")
             same = attempt is not None and told.attempt == attempt
             now = max(popped.pop_ms, self.peak_ms)
-            if told.handle is not None and not told.unsure and not same and told.visible_ms > now:
+            again = told.attempt is not None  # The same attempt may pop again, for a shorter time, without an answer.
+            if told.handle is not None and not told.unsure and not again and told.visible_ms > now:
                 raise Violation(f"{where}: delivered at {popped.pop_ms}, invisible until {told.visible_ms}")
             if told.handle is not None and not told.suspended and not told.unsure and not same:
                 told.attempts += 1
@@ -220,7 +221,11 @@ class History:
         told.changed_ms = self.world.ms
         number = told.changes
         change = ChangeInvisible(
-            group=group, topic="T", handle=handle, invisible_ms=self.random.choice((0, 1_000, 20_000, 60_000)), suspend=suspend
+            group=group,
+            topic="T",
+            handle=handle,
+            invisible_ms=self.random.choice((0, 1_000, 20_000, 60_000)),
+            suspend=suspend,
         )
         try:
             renewed = await self.world.pop.change_invisible(change)
@@ -445,7 +450,9 @@ class History:
         for (group, topic, queue), state in self.world.pop._log.state.queues.items():
             high = self.world.store.max_offset(topic, queue)
             if state.lowest() != high:
-                raise Violation(f"group {group}: all of {topic} {queue} is consumed to {high}, the offset is {state.lowest()}")
+                raise Violation(
+                    f"group {group}: all of {topic} {queue} is consumed to {high}, the offset is {state.lowest()}"
+                )
         for body, (queue, tag, _) in self.model.sent.items():
             for group in GROUPS:
                 told = self.model.told[group, body]
@@ -463,4 +470,4 @@ def run_history(seed: int, path: Path, steps: int = 60) -> None:
     asyncio.run(run())
 
 
-HISTORIES = int(os.environ.get("POP_HISTORIES", "200"))
+HISTORIES = int(os.environ.get("POP_HISTORIES", "160"))
