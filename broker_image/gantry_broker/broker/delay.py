@@ -432,3 +432,8 @@ def _due(props: Mapping[str, str]) -> int:
 
 def _recalled_by(record: Record, props: Mapping[str, str]) -> Recalled:
     return real_target(record)[0], props[Prop.TIMER_DEL_UNIQKEY]
+
+
+def due_time(record: Record) -> int:
+    """Returns when a message of the timer topic is due, in Unix ms; 0: it has no time."""
+    return _due(parse_properties(record.properties))
