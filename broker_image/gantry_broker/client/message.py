@@ -128,6 +128,8 @@ class SendResult:
     queue: MessageQueue
     queue_offset: int
     transaction_id: str = ""
+    recall_handle: str = ""
+    """For `Producer.recall`: of a message with a delivery time of its own."""
 
 
 class ReceivedMessage:
