@@ -140,7 +140,9 @@ def gantry(folder: Path) -> Iterator[System]:
         (port,) = free_ports(1)
         config = folder / "proxy.json"
         config.write_text(json.dumps({"name_servers": [names], "listen_host": "127.0.0.1", "port": port}))
-        with process([sys.executable, "-m", "gantry_broker.proxy", "--config", str(config)], folder / "proxy.log") as pid:
+        with process(
+            [sys.executable, "-m", "gantry_broker.proxy", "--config", str(config)], folder / "proxy.log"
+        ) as pid:
             address = f"127.0.0.1:{port}"
             wait_for(address)
             yield System("Gantry", names, member["group_address"], address, pid_of("bench-a-0.json", state), pid)
@@ -184,11 +186,13 @@ def apache(folder: Path, jars: Path) -> Iterator[System]:
         wait_for(f"127.0.0.1:{names}")
         broker_pid = stack.enter_context(
             process(
-                [*java, f"{package}.broker.BrokerStartup", "-c", str(folder / "broker.conf")], folder / "broker.log", env
+                [*java, f"{package}.broker.BrokerStartup", "-c", str(folder / "broker.conf")],
+                folder / "broker.log",
+                env,
             )
         )
         wait_for(f"127.0.0.1:{broker}")
-        time.sleep(5)  # it registers; the proxy ends when no broker is known
+        time.sleep(10)  # it registers; the proxy ends when no broker is known
         command = [
             *java,
             f"-Dcom.rocketmq.proxy.configPath={folder}/proxy.json",
@@ -197,11 +201,9 @@ def apache(folder: Path, jars: Path) -> Iterator[System]:
             str(folder / "proxy.json"),
         ]
         proxy_pid = stack.enter_context(process(command, folder / "proxy.log", env))
-        wait_for(f"127.0.0.1:{proxy}")
+        wait_for(f"127.0.0.1:{proxy}", 120)
         time.sleep(3)
-        yield System(
-            "Apache", f"127.0.0.1:{names}", f"127.0.0.1:{broker}", f"127.0.0.1:{proxy}", broker_pid, proxy_pid
-        )
+        yield System("Apache", f"127.0.0.1:{names}", f"127.0.0.1:{broker}", f"127.0.0.1:{proxy}", broker_pid, proxy_pid)
 
 
 async def make_topic(system: System, topic: str, group: str) -> None:
@@ -266,7 +268,13 @@ async def measured(system: System, what: str, work: Any) -> Figure:
     after = cpu_s(system.proxy_pid), cpu_s(system.broker_pid)
     proxy, broker = ((b - a) / messages * 1e6 for a, b in zip(before, after, strict=True))
     return Figure(
-        system.name, what, messages / seconds, proxy, broker, resident_mib(system.proxy_pid), resident_mib(system.broker_pid)
+        system.name,
+        what,
+        messages / seconds,
+        proxy,
+        broker,
+        resident_mib(system.proxy_pid),
+        resident_mib(system.broker_pid),
     )
 
 
