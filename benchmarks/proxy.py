@@ -3,9 +3,9 @@
     python benchmarks/proxy.py [--clients 64] [--messages 20000] [--body 1024] [--apache FOLDER] [--rounds 1]
 
 Each system has one NameServer, one broker and one proxy, as processes of their own on free ports of 127.0.0.1. Clients
-are channels of grpcio in this process, each with one request in work: sends of `--body` bytes, then receives of up to 32
-messages with an acknowledgement for all of them. `--apache`: a folder with the jars of Apache RocketMQ's proxy, broker
-and NameServer (`mvn dependency:copy-dependencies` of `rocketmq-proxy`, `rocketmq-broker` and `rocketmq-namesrv`);
+are channels of grpcio in this process, each with one request in work: sends of `--body` bytes, then receives of up to
+32 messages with an acknowledgement for all of them. `--apache`: a folder with the jars of Apache RocketMQ's proxy,
+broker and NameServer (`mvn dependency:copy-dependencies` of `rocketmq-proxy`, `rocketmq-broker`, `rocketmq-namesrv`);
 without it only Gantry is measured. The client often limits the rate, so compare the CPU.
 """
 
@@ -333,7 +333,7 @@ async def receives(clients: list[Client], topic: str, group: str, messages: int)
                 await client.ack(ack.SerializeToString(), metadata=client.metadata, timeout=20)
 
     tasks = [asyncio.ensure_future(one(client)) for client in clients]
-    while got < messages * 0.99 and not all(task.done() for task in tasks):
+    while got < messages * 0.99 and not all(task.done() for task in tasks):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     for task in tasks:
         task.cancel()
