@@ -17,8 +17,10 @@ import pytest
 from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.contract import Code, v2
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.client.cluster import Cluster
+from tests.integration.test_metrics_page import ROOT, compare, documented, served
 from tests.proxy import cluster as c
 
 CLIENT = "client@1"
@@ -75,6 +77,19 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> Non
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
         await line.end()
+
+
+async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        await send(stub, c.message("T"))
+        page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
+        await line.end()
+    found = served(text_string_to_metric_families(page))
+    own = {name: row for name, row in found.items() if name.startswith("gantry_proxy_")}
+    assert set(found) - set(own) == {"gantry_build_info", "gantry_access_refused_total"}
+    compare(documented((ROOT / "docs" / "metrics.md").read_text(), "The gRPC proxy's"), own)
 
 
 def _page(port: int | None, path: str) -> str:
