@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 import yaml
 from gantry_broker.client import Credentials
 from gantry_broker.proxy.contract import Code
-from kube import Cluster, Figure, Host, apply, example, get, kubectl, until
+from kube import Cluster, Figure, Host, apply, example, get, kubectl, run, until
 
 from tests.support.grpc_client import GrpcClient, Refused
 
@@ -37,6 +38,9 @@ def served(namespace: str) -> Cluster:
     apply(namespace, yaml.safe_dump(document))
     cluster = Cluster(namespace)
     cluster.wait_running(240)
+    for topic in ("begin", "shop-orders", "other", "plain", "killed-proxy", "killed-leader", "rolled"):
+        # Clients of RocketMQ 5 send to topics that exist.
+        run(sys.executable, "-m", "gantry_operator.cli", "topic", "create", topic, "-n", namespace)
     until("both proxies are ready", lambda: cluster.status()["proxy"]["readyReplicas"] == 2, 60)
     return cluster
 
