@@ -83,7 +83,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         manifest(security={"allowedClients": [{"ipBlock": {"cidr": "everywhere"}}]}),
         "spec.security.allowedClients[0].ipBlock.cidr",
-        "form",
+        "a network like",
     ),
     (manifest(proxy={"replicas": 65}), "spec.proxy.replicas", "64 or less"),
     (manifest(proxy={"replica": 2}), "spec.proxy.replica", "did you mean replicas?"),

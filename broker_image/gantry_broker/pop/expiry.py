@@ -96,7 +96,7 @@ class Expiry:
             return
         self._set(1 << 62, 1.0)  # For the case that this step fails.
         self._step(self._clock.unix_ms())
-        self._timer = None
+        self.stop()
         self.arm()
 
     def _step(self, now_ms: int) -> None:
@@ -141,11 +141,9 @@ class Expiry:
                 record = decode_record(data)
             except RecordError as error:
                 raise StoreError(f"the record at {topic} {queue_id} {offset} is damaged: {error}") from None
-            put = revived(
-                record, group_name, item.pop_ms, counts=not item.suspended, max_retries=group.retry_max_times
-            )
+            put = revived(record, group_name, item.pop_ms, counts=not item.suspended, max_retries=group.retry_max_times)
             self._creation.ensure_topic(put.topic, 1, Perm.READ | Perm.WRITE)
             if put.topic.startswith(DLQ_PREFIX):
                 self._stats.add("DLQ_PUT_NUMS", f"{topic}@{group_name}", 1)
-        self._log.changes.finish(queue, offset)
+        self._log.changes.expire(queue, offset, now_ms)
         return put

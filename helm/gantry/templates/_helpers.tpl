@@ -28,8 +28,12 @@ on its label, but Kubernetes grants lists and watches by kind only.
   resources: [brokerclusters]
   verbs: [get, list, watch, patch]
 - apiGroups: [gantry.dev]
-  resources: [brokerclusters/status, brokerusers/status]
+  resources: [brokerclusters/status, brokerusers/status, brokertopics/status, consumergroups/status]
   verbs: [patch]
+# Their finalizers, and the annotation for an offset reset.
+- apiGroups: [gantry.dev]
+  resources: [brokertopics, consumergroups]
+  verbs: [list, watch, patch]
 - apiGroups: [gantry.dev]
   resources: [brokerusers]
   verbs: [list, watch]
@@ -53,10 +57,10 @@ on its label, but Kubernetes grants lists and watches by kind only.
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [list, watch, patch]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]
@@ -72,7 +76,7 @@ on its label, but Kubernetes grants lists and watches by kind only.
 # The role registry: one Lease per broker group.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, list, watch, create, update, patch]
+  verbs: [get, list, watch, create, update, patch, delete]
 {{- if .Values.analytics.enabled }}
 # Reports (spec.analytics): the schedule, runs on demand, the rights of Spark's driver, its NetworkPolicy.
 - apiGroups: [batch]

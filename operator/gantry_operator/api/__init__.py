@@ -6,14 +6,18 @@ checks of local mode are derived from them.
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.cluster import API_VERSION, GROUP, KIND, PLURAL, VERSION, BrokerCluster, Metadata
+from gantry_operator.api.consumer_group import ConsumerGroup, ConsumerGroupStatus
 from gantry_operator.api.external import External
 from gantry_operator.api.manifest import (
+    Documents,
     ManifestError,
     Problem,
+    load_documents,
     load_manifest,
     load_users,
-    load_with_users,
+    parse_group,
     parse_manifest,
+    parse_topic,
     parse_user,
 )
 from gantry_operator.api.proxy import Proxy
@@ -28,6 +32,7 @@ from gantry_operator.api.status import (
     ProxyRow,
     ProxyStatus,
 )
+from gantry_operator.api.topic import BrokerTopic, BrokerTopicStatus
 from gantry_operator.api.user import BrokerUser, BrokerUserStatus
 
 __all__ = [
@@ -42,9 +47,14 @@ __all__ = [
     "BrokerClusterSpec",
     "BrokerClusterStatus",
     "BrokerGroup",
+    "BrokerTopic",
+    "BrokerTopicStatus",
     "BrokerUser",
     "BrokerUserStatus",
     "Condition",
+    "ConsumerGroup",
+    "ConsumerGroupStatus",
+    "Documents",
     "External",
     "Failover",
     "LastFailover",
@@ -59,9 +69,11 @@ __all__ = [
     "ProxyStatus",
     "Security",
     "Storage",
+    "load_documents",
     "load_manifest",
     "load_users",
-    "load_with_users",
+    "parse_group",
     "parse_manifest",
+    "parse_topic",
     "parse_user",
 ]

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gantry_operator.api.base import Model, Rule
+from gantry_operator.api.base import HOST, Model, Rule
 
 HOST_FIELDS = ("cluster", "namespace", "group", "name")
 """Fields in braces of a host template. `name` is the pod or Service of the address."""
@@ -31,7 +31,7 @@ class External(Model):
         "LoadBalancer: the address that the load balancer reports.",
         min_length=1,
         max_length=253,
-        pattern=r"^[a-zA-Z0-9.{}_-]+$",
+        pattern=HOST,
     )
     annotations: dict[str, str] = Field(
         default_factory=dict, description="Annotations of these Services, for a load balancer or external-dns."

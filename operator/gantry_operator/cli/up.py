@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gantry_operator.api import BrokerCluster, BrokerUser, ManifestError, Proxy, load_with_users
+from gantry_operator.api import BrokerCluster, BrokerUser, Documents, ManifestError, Proxy, load_documents
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
 from gantry_operator.cli.progress import Progress
@@ -42,7 +42,8 @@ def up(
     says, and one if it says nothing.
     """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
-    cluster, users = _load(file or default_manifest(directory))
+    documents = _load(file or default_manifest(directory))
+    cluster = documents.cluster
     if tls:
         cluster.spec.security.tls.mode = "Required"
     _choose_proxies(cluster, proxies)
@@ -50,14 +51,16 @@ def up(
     _refuse_foreign(folder, cluster, directory)
     supervised = control.supervisor_of(folder)
     if supervised is not None:
-        _keep_users(folder, users)
+        _keep_users(folder, documents.users)
         _apply(folder, cluster)
+        _keep_resources(folder, documents)
         print(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
         _wait_ready(folder, timeout, None)
         return
     with _claim(folder) as lock:
         _prepare(folder, cluster)
-        _keep_users(folder, users)
+        _keep_users(folder, documents.users)
+        _keep_resources(folder, documents)
         # The supervisor keeps the lock, so no other command can take it in between.
         argv = [
             sys.executable,
@@ -92,15 +95,15 @@ def default_manifest(directory: Path | None) -> Path:
     """The manifest for `gantry up` without a file: the one that the folder was started with, else the quickstart."""
     quickstart = Path(str(examples()[QUICKSTART]))
     if directory is None:
-        saved = default_folder(_load(quickstart)[0].name).manifest
+        saved = default_folder(_load(quickstart).cluster.name).manifest
     else:
         saved = ClusterFolder(directory.expanduser().resolve()).manifest
     return saved if saved.exists() else quickstart
 
 
-def _load(file: Path) -> tuple[BrokerCluster, list[BrokerUser]]:
+def _load(file: Path) -> Documents:
     try:
-        return load_with_users(file)
+        return load_documents(file)
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", Exit.USAGE) from None
     except ManifestError as error:
@@ -172,6 +175,15 @@ def _keep_users(folder: ClusterFolder, users: Sequence[BrokerUser]) -> None:
     from gantry_operator.cli.local_users import keep_local
 
     keep_local(folder, users)
+
+
+def _keep_resources(folder: ClusterFolder, documents: Documents) -> None:
+    """Add or change the topics and groups of the manifest. Others stay. Raises CliError."""
+    if not documents.topics and not documents.groups:
+        return
+    from gantry_operator.cli.local_resources import keep_local
+
+    keep_local(folder, documents.topics, documents.groups)
 
 
 def _apply(folder: ClusterFolder, cluster: BrokerCluster) -> None:

@@ -131,7 +131,7 @@ def _stateful_set(
                     "annotations": pods.pod_annotations(cluster, config_hash),
                 },
                 "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                | pods.placement(cluster.spec.placement, selector)
+                | pods.placement(cluster.spec.nameServers.placement or cluster.spec.placement, selector)
                 | {
                     "terminationGracePeriodSeconds": 15,
                     "containers": [container],

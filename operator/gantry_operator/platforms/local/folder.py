@@ -120,6 +120,16 @@ class ClusterFolder:
         return self.access / "proxy-key"
 
     @property
+    def resources(self) -> Path:
+        """Topics and consumer groups of the manifest and of commands."""
+        return self.root / "resources.json"
+
+    @property
+    def resources_status(self) -> Path:
+        """Their status, as the supervisor wrote it last."""
+        return self.root / "resources-status.json"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
