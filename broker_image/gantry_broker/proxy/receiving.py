@@ -192,16 +192,18 @@ class Receiving:
         masters = self._brokers.masters(route)
         if not masters:
             raise Refusal(Code.FORBIDDEN, "no readable queue")
-        broker, queue_id = request.message_queue.broker.name, request.message_queue.id
+        # As 5.5.0's proxy: only the broker of the queue counts. A client that asks one queue after another would wait
+        # at empty ones while another one has messages.
+        broker = request.message_queue.broker.name
         if broker not in masters:
-            broker, queue_id = random.choice(masters), -1
+            broker = random.choice(masters)
         fifo = settings.HasField("subscription") and settings.subscription.fifo
         by_sql = request.filter_expression.type == FilterType.SQL
         expression = request.filter_expression.expression or "*"
         ext = {
             "consumerGroup": group,
             "topic": topic,
-            "queueId": str(queue_id),
+            "queueId": "-1",
             "maxMsgNums": str(min(max(request.batch_size, 1), MAX_MESSAGES)),
             "invisibleTime": str(invisible_ms),
             "initMode": "1",
