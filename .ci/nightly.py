@@ -36,6 +36,8 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     ),
     "properties": ([*PYTEST, "tests", "-m", "hypothesis"], {"HYPOTHESIS_PROFILE": "explore"}),
     "fuzz": ([*PYTEST, "tests/fuzz"], {"GANTRY_FUZZ_INPUTS": "200000"}),
+    "http2": ([*PYTEST, "tests/proxy/test_http2.py", "tests/proxy/test_hpack.py"], {"HTTP2_HISTORIES": "40000"}),
+    "h2spec": ([sys.executable, "-m", "tests.proxy.h2spec"], {}),
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),

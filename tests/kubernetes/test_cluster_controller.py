@@ -28,7 +28,7 @@ from gantry_operator.platforms.kubernetes.desired_objects import OperatorSetting
 from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
-from gantry_operator.platforms.kubernetes.operator import CACHED
+from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
 
@@ -51,8 +51,7 @@ async def kept(
     unlisted: Sequence[str] = (),
 ) -> AsyncIterator[ClusterController]:
     """A new controller, with the present resource or another spec."""
-    resources = ("BrokerUser", "BrokerTopic", "ConsumerGroup")
-    kinds = {k: k for k in (*CACHED, *resources)} | {JOBS: "Job", PODS: "Pod"}
+    kinds = {k: k for k in (*CACHED, *OF_USERS)} | {JOBS: "Job", PODS: "Pod"}
     caches = {name: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
     following = [asyncio.create_task(m.run()) for m in caches.values()]
     await asyncio.gather(*(m.ready() for m in caches.values()))
