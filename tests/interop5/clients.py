@@ -53,11 +53,11 @@ _NOT_REACHED = (
 )  # fmt: skip
 
 
-def _made(name: str, build: Callable[[Path, Path], None]) -> Path:
-    """Returns the folder that `build(sources, folder)` filled; it runs again after a change of the sources."""
+def _made(name: str, build: Callable[[Path, Path], None], pattern: str = "**/*") -> Path:
+    """Returns the folder that `build(sources, folder)` filled; it runs again after a change of what it depends on."""
     sources = SOURCES / name
     digest = hashlib.sha256(sys.version.encode() if name == "python" else b"")
-    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
+    for path in sorted(path for path in sources.glob(pattern) if path.is_file()):
         digest.update(str(path.relative_to(sources)).encode() + path.read_bytes())
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{name}.lock").open("w") as lock:
@@ -93,13 +93,14 @@ def _java(module: str, home: Path) -> list[str]:
     return java.command(jars, "dev.gantry.interop5.Driver", heap="512m", flags=flags)
 
 
-def _python(home: Path) -> list[str]:
+def _python(home: Path, program: str = "driver.py") -> list[str]:
     def build(sources: Path, folder: Path) -> None:
         _run([sys.executable, "-m", "venv", str(folder / "venv")], sources)
         pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         _run([*pip, "-r", "requirements.txt"], sources)
 
-    return [str(_made("python", build) / "venv/bin/python"), "-P", str(SOURCES / "python/driver.py")]
+    made = _made("python", build, "requirements.txt")
+    return [str(made / "venv/bin/python"), "-P", str(SOURCES / "python" / program)]
 
 
 def _node(home: Path) -> list[str]:
@@ -107,11 +108,12 @@ def _node(home: Path) -> list[str]:
 
     def build(sources: Path, folder: Path) -> None:
         npm = _tool("npm", "npm, which the first build needs (Debian: npm)")
-        for name in ("package.json", "package-lock.json", "driver.js"):
+        for name in ("package.json", "package-lock.json"):
             shutil.copy(sources / name, folder)
         _run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], folder)
 
-    return [node, str(_made("node", build) / "driver.js")]
+    modules = _made("node", build, "package*.json") / "node_modules"
+    return ["env", f"NODE_PATH={modules}", node, str(SOURCES / "node/driver.js")]
 
 
 def _go(home: Path) -> list[str]:
@@ -189,6 +191,10 @@ CLIENTS = {
     )
 }
 """By name. The first two run in CI; they have the most users."""
+
+
+RAW = Client("raw", lambda home: _python(home, "raw.py"))
+"""Single calls as a client could make them: `drivers/python/raw.py`."""
 
 
 def able(needs: Iterable[str] = (), names: Iterable[str] = tuple(CLIENTS)) -> list[str]:

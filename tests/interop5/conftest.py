@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ FULL = os.environ.get("INTEROP") == "full"
 EACH_TIME = ("python-5.1.2", "java-5.2.0")
 SYSTEMS = {"gantry": systems.ours, "rocketmq": systems.apache}
 _NUMBERS = itertools.count(1)
+_RUN = f"{time.time_ns() // 1_000_000 % 10_000_000:07d}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,7 +63,7 @@ class World:
     driven: Driven
 
     def fresh(self, name: str) -> str:
-        return f"{name}_{self.client.name.replace('.', '')}_{next(_NUMBERS)}"
+        return f"{name}_{self.client.name.replace('.', '')}_{_RUN}_{next(_NUMBERS)}"
 
     def topic(self, kind: str = "NORMAL", queues: int = systems.QUEUES) -> str:
         return self.system.topic(self.fresh(kind.lower()), kind, queues)
@@ -85,7 +87,10 @@ class World:
     def receive(self, topic: str, group: str, count: int, **fields: Any) -> Result:
         """Receives and acknowledges messages with a simple consumer, until there are `count` different ones."""
         result = self.run("simple", topic=topic, group=group, count=count, **fields)
-        assert not result.errors, result.errors
+        errors = result.errors
+        if self.system.name == "rocketmq":  # its proxy fails like this for clients whose settings are still on the way
+            errors = [error for error in errors if "Cannot invoke" not in error["text"]]
+        assert not errors, errors
         return result
 
 

@@ -230,6 +230,8 @@ func sendOne(c *command, producer mq.Producer, n int) ([]*mq.SendReceipt, error)
 
 func push(c *command) (stopper, error) {
 	var good sync.Map
+	var counting sync.Mutex
+	tries := map[int]int{}
 	count := func() int {
 		found := 0
 		good.Range(func(any, any) bool { found++; return true })
@@ -240,13 +242,17 @@ func push(c *command) (stopper, error) {
 		mq.WithPushSubscriptionExpressions(c.subscription()),
 		mq.WithPushMessageListener(&mq.FuncMessageListener{
 			Consume: func(m *mq.MessageView) mq.ConsumerResult {
-				ok := int(m.GetDeliveryAttempt()) > c.Fail
+				n := number(m.GetBody())
+				counting.Lock()
+				tries[n]++
+				ok := tries[n] > c.Fail
+				counting.Unlock()
 				say(c, "message", shown(m, ok))
 				time.Sleep(ms(c.WorkMs))
 				if !ok {
 					return mq.FAILURE
 				}
-				good.Store(number(m.GetBody()), true)
+				good.Store(n, true)
 				return mq.SUCCESS
 			},
 		}),

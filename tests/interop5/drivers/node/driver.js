@@ -100,14 +100,17 @@ function subscriptions(c) {
 
 async function push(c) {
   const good = new Set();
+  const tries = new Map();
   const consumer = new PushConsumer({
     ...options(c), consumerGroup: c.group, subscriptions: subscriptions(c),
     messageListener: {
       async consume(message) {
-        const ok = message.deliveryAttempt > (c.fail ?? 0);
+        const n = numberOf(message.body);
+        tries.set(n, (tries.get(n) ?? 0) + 1);
+        const ok = tries.get(n) > (c.fail ?? 0);
         say(c, 'message', { ok, ...shown(message) });
         if (c.workMs) await sleep(c.workMs);
-        if (ok) good.add(numberOf(message.body));
+        if (ok) good.add(n);
         return ok ? ConsumeResult.SUCCESS : ConsumeResult.FAILURE;
       },
     },

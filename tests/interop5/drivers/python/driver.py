@@ -79,7 +79,7 @@ def build(c, n):
     if c["kind"] == "fifo":
         message.message_group = f"g{n % c.get('groups', 1)}"
     if c["kind"] == "delay":
-        message.delivery_timestamp = int(time.time() * 1000) + c["delayMs"]
+        message.delivery_timestamp = int(time.time()) + c["delayMs"] // 1000  # this client takes seconds
     return message
 
 
@@ -115,16 +115,19 @@ def expression(c):
 
 
 def push(c):
-    good = set()
+    good, tries = set(), {}
     enough = threading.Event()
 
     class Listener(MessageListener):
         def consume(self, message):
-            ok = message.delivery_attempt > c.get("fail", 0)
+            n = number(message.body)
+            with WRITING:  # its own count: this client tries again by itself in order, with the same attempt
+                tries[n] = tries.get(n, 0) + 1
+            ok = tries[n] > c.get("fail", 0)
             say(c["id"], "message", ok=ok, **shown(message))
             time.sleep(c.get("workMs", 0) / 1000)
             if ok:
-                good.add(number(message.body))
+                good.add(n)
                 if len(good) >= c["count"]:
                     enough.set()
             return ConsumeResult.SUCCESS if ok else ConsumeResult.FAILURE
