@@ -7,7 +7,7 @@ import time
 
 import pytest
 from gantry_broker.client.admin import parse_java_properties
-from gantry_broker.client.allocation import (
+from gantry_broker.protocol.allocation import (
     STRATEGIES,
     averagely,
     averagely_by_circle,

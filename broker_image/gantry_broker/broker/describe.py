@@ -22,6 +22,7 @@ _NAMES: Final = {
     "delay": "progress of delay levels",
     "timer": "progress of timers",
     "timerDone": "delivered timers",
+    "modes": "ways of consumption",
 }
 
 

@@ -78,6 +78,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
                 "settings": tables.settings,
                 "deletionWatermarks": tables.deletion_watermarks,
                 "ends": tables.ends,
+                "modes": tables.modes,
             },
             option=orjson.OPT_NON_STR_KEYS,
         ),
@@ -128,6 +129,7 @@ def load(directory: Path) -> Snapshot | None:
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
         tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("deletionWatermarks").items()}
         tables.ends = _by_queue(fields, "ends")
+        tables.modes = {str(key): (str(pair[0]), int(pair[1])) for key, pair in fields.map("modes").items()}
 
     found = _load(directory, OWN, read_own) or found
     return Snapshot(tables, *own) if found else None

@@ -12,7 +12,7 @@ Control records expire with their segment. The leader therefore writes all table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -45,6 +45,7 @@ class Tables:
     - `settings`: name to (value, the resource's value at the change), see `live_settings`
     - `deletion_watermarks`: topic to the offset of the log below which its deletion hides records
     - `ends`: topic to queue to the next queue offset, for queues without records
+    - `modes`: "topic@group" to (PULL or POP, queues that members share), as SET_MESSAGE_REQUEST_MODE set them
     """
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Tables:
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     deletion_watermarks: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Offsets] = field(default_factory=dict)
+    modes: dict[str, tuple[str, int]] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
 
@@ -71,6 +73,7 @@ class Tables:
             dict(self.settings),
             dict(self.deletion_watermarks),
             {topic: dict(queues) for topic, queues in self.ends.items()},
+            dict(self.modes),
             self.topic_version,
             self.group_version,
         )
@@ -100,6 +103,9 @@ class Tables:
             grouped = self.groups.pop(name, None) is not None or grouped
         if grouped:
             self.group_version = self.group_version.next(at)
+        self._forget_modes(change.get("dropTopics", ()), change.get("dropGroups", ()))
+        for key, (mode, share) in change.get("modes", {}).items():
+            self.modes[key] = (mode, share)
         settings_changed = "settings" in change or "dropSettings" in change
         for name in change.get("dropSettings", ()):
             self.settings.pop(name, None)
@@ -122,6 +128,15 @@ class Tables:
                 else:
                     table[int(queue)] = offset
         return shaped or grouped or settings_changed
+
+    def _forget_modes(self, topics: Sequence[str], groups: Sequence[str]) -> None:
+        """Forgets how the groups of dropped topics, and dropped groups, consume."""
+        if self.modes and (topics or groups):
+            gone_topics, gone_groups = set(topics), set(groups)
+            for key in list(self.modes):
+                topic, _, group = key.partition("@")
+                if topic in gone_topics or group in gone_groups:
+                    del self.modes[key]
 
     def _forget_done(self, bucket: int, progress: int) -> None:
         """Forgets the offsets below `progress`: all of them are delivered."""
@@ -156,6 +171,8 @@ class Tables:
             for offsets in _chunks(sorted(self.timer_done.get(bucket, ()))):
                 done = self.timer_done.get(bucket, ())
                 yield {"at": now_ms, "timerDone": {str(bucket): [offset for offset in offsets if offset in done]}}
+        for keys in _chunks(list(self.modes)):
+            yield {"at": now_ms, "modes": {key: list(self.modes[key]) for key in keys if key in self.modes}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
 
@@ -221,6 +238,8 @@ class Metadata:
         """Called when the deletion of a topic is confirmed: its records below that offset are hidden."""
         self.on_ends: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
         """Called with the queue ends of a confirmed record: a queue whose records have expired continues there."""
+        self.on_commit: Callable[[str, int, int], None] = lambda key, queue_id, offset: None
+        """Called with each committed offset that differs from the last: key of topic and group, queue, offset."""
         self._dirty: dict[str, set[int]] = {}
 
     @property
@@ -310,6 +329,7 @@ class Metadata:
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self._dirty.setdefault(key, set()).add(queue_id)
+            self.on_commit(key, queue_id, offset)
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
         """Returns the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:
