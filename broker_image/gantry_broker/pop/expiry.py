@@ -96,7 +96,7 @@ class Expiry:
             return
         self._set(1 << 62, 1.0)  # For the case that this step fails.
         self._step(self._clock.unix_ms())
-        self._timer = None
+        self.stop()
         self.arm()
 
     def _step(self, now_ms: int) -> None:
