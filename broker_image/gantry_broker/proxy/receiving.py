@@ -188,16 +188,18 @@ class Receiving:
         masters = self._brokers.masters(route)
         if not masters:
             raise Refusal(Code.FORBIDDEN, "no readable queue")
-        broker, queue_id = request.message_queue.broker.name, request.message_queue.id
+        # The queue's number does not count: a simple consumer goes through the queues of its route one after the other,
+        # and would wait for its polling time at each empty one.
+        broker = request.message_queue.broker.name
         if broker not in masters:
-            broker, queue_id = random.choice(masters), -1
+            broker = random.choice(masters)
         fifo = settings.HasField("subscription") and settings.subscription.fifo
         by_sql = request.filter_expression.type == FilterType.SQL
         expression = request.filter_expression.expression or "*"
         ext = {
             "consumerGroup": group,
             "topic": topic,
-            "queueId": str(queue_id),
+            "queueId": "-1",
             "maxMsgNums": str(min(max(request.batch_size, 1), MAX_MESSAGES)),
             "invisibleTime": str(invisible_ms),
             "initMode": "1",
