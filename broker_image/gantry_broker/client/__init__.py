@@ -27,6 +27,7 @@ from gantry_broker.client.pull import PullConsumer
 from gantry_broker.client.requests import Requester, reply
 from gantry_broker.client.selection import select_by_hash
 from gantry_broker.client.session import Session
+from gantry_broker.client.simple_consumer import PoppedMessage, SimpleConsumer
 from gantry_broker.client.transaction_state import TransactionState
 from gantry_broker.client.transactions import TransactionProducer
 from gantry_broker.protocol.allocation import averagely, averagely_by_circle
@@ -50,6 +51,7 @@ __all__ = [
     "MessageQueue",
     "NoRoute",
     "OrderedConsumer",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
     "ReceivedMessage",
@@ -61,6 +63,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "SimpleConsumer",
     "TlsOptions",
     "TransactionProducer",
     "TransactionState",

@@ -141,11 +141,9 @@ class Expiry:
                 record = decode_record(data)
             except RecordError as error:
                 raise StoreError(f"the record at {topic} {queue_id} {offset} is damaged: {error}") from None
-            put = revived(
-                record, group_name, item.pop_ms, counts=not item.suspended, max_retries=group.retry_max_times
-            )
+            put = revived(record, group_name, item.pop_ms, counts=not item.suspended, max_retries=group.retry_max_times)
             self._creation.ensure_topic(put.topic, 1, Perm.READ | Perm.WRITE)
             if put.topic.startswith(DLQ_PREFIX):
                 self._stats.add("DLQ_PUT_NUMS", f"{topic}@{group_name}", 1)
-        self._log.changes.finish(queue, offset)
+        self._log.changes.expire(queue, offset, now_ms)
         return put

@@ -295,7 +295,8 @@ class Finder:
             queue,
             offsets + [offset for offset, _ in behind],
             counts + [count for _, count in behind],
-            given,
+            max(given, order.given - len(gone)) if same and order is not None else given,
+            order.since_ms if same and order is not None else found.now_ms,
             found.now_ms,
             request.invisible_ms,
             request.attempt_id,
@@ -351,9 +352,7 @@ class Finder:
             place += int.from_bytes(data[place : place + 4], "big")
         return offsets, data, got.next_offset
 
-    def _give(
-        self, found: Found, request: Pop, topic: str, queue_id: int, offsets: Sequence[int], data: bytes
-    ) -> None:
+    def _give(self, found: Found, request: Pop, topic: str, queue_id: int, offsets: Sequence[int], data: bytes) -> None:
         kind = topic_type(topic)
         if kind != NORMAL and topic != request.topic:
             head = f"{offsets[0]} {found.now_ms} {request.invisible_ms} 0 {kind} {self._broker} {queue_id} "

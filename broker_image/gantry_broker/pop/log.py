@@ -197,7 +197,7 @@ class PopLog:
                     self._timer = self._loop.call_later(AGAIN_S, self._write_again)
                 return
             del self._pending[0]
-            self._commit(touched)
+            self.commit(touched)
             self._writer.appended((lambda status, told=waiters: _tell(told, status)) if waiters else None)  # type: ignore[misc]
         self.refused = ""
         self.on_written()
@@ -206,7 +206,7 @@ class PopLog:
         self._timer = None
         self._write()
 
-    def _commit(self, touched: list[Queue]) -> None:
+    def commit(self, touched: list[Queue]) -> None:
         """Commits the lowest unfinished offset of each queue as the group's consumer offset."""
         commit, self.committing = self._meta.commit_offset, True
         for queue in touched:
@@ -330,7 +330,7 @@ class PopLog:
         if self.changes:
             self.submit()
         else:
-            self._commit(list(self.changes.touched.values()))
+            self.commit(list(self.changes.touched.values()))
             self.changes.touched.clear()
         self.on_ready()
 

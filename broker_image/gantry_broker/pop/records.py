@@ -29,7 +29,7 @@ FINISHED: Final = 2
 RENEWED: Final = 3
 """offset, pop time, invisible time, suspended"""
 ORDER: Final = 4
-"""offsets, counts, given, pop time, invisible time, attempt, next offset"""
+"""offsets, counts, given, first pop time of the attempt, pop time, invisible time, attempt, next offset"""
 ORDER_RENEWED: Final = 5
 """offset, visible time, suspended"""
 RESET: Final = 6
@@ -37,6 +37,8 @@ RESET: Final = 6
 DROPPED: Final = 7
 PART: Final = 8
 """low, high, next offset, first offsets, pop times, invisible times, bits, distances, renewals"""
+EXPIRED: Final = 9
+"""time: messages that were visible by then have gone to their retry topics (of any queue)"""
 
 Change = list[Any]
 
@@ -103,6 +105,12 @@ class Changes:
         change.append(offset)
         return True
 
+    def expire(self, queue: Queue, offset: int, now_ms: int) -> None:
+        """Finishes a message whose time was over at `now_ms`."""
+        if self.finish(queue, offset) and now_ms > self._state.expired_ms:
+            self._state.expired_ms = now_ms
+            self._changes.append([EXPIRED, self._place(queue), now_ms])
+
     def renew(self, queue: Queue, offset: int, pop_ms: int, invisible_ms: int, suspended: bool) -> None:
         if self._state.renew(queue, offset, pop_ms, invisible_ms, suspended):
             self._changes.append([RENEWED, self._place(queue), offset, pop_ms, invisible_ms, suspended])
@@ -113,14 +121,15 @@ class Changes:
         offsets: Sequence[int],
         counts: Sequence[int],
         given: int,
+        since_ms: int,
         pop_ms: int,
         invisible_ms: int,
         attempt: str | None,
         next_offset: int,
     ) -> None:
-        self._state.order_pop(queue, offsets, counts, given, pop_ms, invisible_ms, attempt, next_offset)
+        self._state.order_pop(queue, offsets, counts, given, since_ms, pop_ms, invisible_ms, attempt, next_offset)
         self._changes.append(
-            [ORDER, self._place(queue), offsets, counts, given, pop_ms, invisible_ms, attempt, next_offset]
+            [ORDER, self._place(queue), offsets, counts, given, since_ms, pop_ms, invisible_ms, attempt, next_offset]
         )
 
     def order_renew(self, queue: Queue, offset: int, visible_ms: int, suspended: bool) -> None:
@@ -172,7 +181,7 @@ def apply_change(state: PopState, key: Key, change: Change) -> None:
         if queue is not None:
             state.renew(queue, *change[2:])
     elif code == ORDER:
-        state.order_pop(state.add(key, change[8]), *change[2:])
+        state.order_pop(state.add(key, change[9]), *change[2:])
     elif code == ORDER_RENEWED:
         queue = state.queues.get(key)
         if queue is not None:
@@ -181,6 +190,8 @@ def apply_change(state: PopState, key: Key, change: Change) -> None:
         state.reset(state.add(key, change[2]), change[2])
     elif code == DROPPED:
         state.drop(key)
+    elif code == EXPIRED:
+        state.expired_ms = max(state.expired_ms, change[2])
     elif code == PART:
         low, high, next_offset, starts, pops, waits, bits, diffs, moved = change[2:]
         queue = state.add(key, next_offset)
@@ -206,14 +217,16 @@ def whole_state(state: PopState) -> Iterator[bytes]:
             place = len(names) - 1
             fields = part._replace(starts=_distances(part.starts), pops=_distances(part.pops))
             changes.append([PART, place, *fields[:2], queue.next, *fields[2:]])
+            if len(changes) == 1:
+                changes.append([EXPIRED, place, state.expired_ms])
             size += 8 + len(part.starts) + len(part.moved)
             low = part.high
             if low < 0:
                 order = queue.order
                 if order is not None:
                     changes.append(
-                        [ORDER, place, order.offsets, order.counts, order.given, order.pop_ms, order.invisible_ms,
-                         order.attempt, queue.next]
+                        [ORDER, place, order.offsets, order.counts, order.given, order.since_ms, order.pop_ms,
+                         order.invisible_ms, order.attempt, queue.next]
                     )  # fmt: skip
                     changes += [
                         [ORDER_RENEWED, place, offset, visible, offset in order.suspended]

@@ -184,7 +184,7 @@ class PopService:
             raise BadHandle("the message is not in flight")
         if handle.orderly:
             order = queue.order
-            if order is None or order.pop_ms != handle.pop_ms or handle.offset not in order.offsets[: order.given]:
+            if order is None or not order.is_delivered(handle.offset, handle.pop_ms):
                 raise BadHandle("the message is not in flight, or was delivered again")
             visible = now + change.invisible_ms
             self._log.changes.order_renew(queue, handle.offset, visible, change.suspend)
@@ -193,8 +193,8 @@ class PopService:
                 handle.offset, handle.pop_ms, visible - handle.pop_ms, ORDERLY_QUEUE, handle.kind, self._broker,
                 handle.queue_id, handle.offset,
             )  # fmt: skip
-        if queue.delivery(handle.offset) != (handle.pop_ms, handle.invisible_ms):
-            raise BadHandle("the message is not in flight, or was delivered or renewed since")
+        if not queue.is_delivered(handle.offset, handle.pop_ms):
+            raise BadHandle("the message is not in flight, or was delivered again")
         self._log.changes.renew(queue, handle.offset, now, change.invisible_ms, change.suspend)
         await self._log.stored()
         return Handle(
@@ -250,9 +250,7 @@ class PopService:
         request.max_messages = min(max(request.max_messages, 1), MAX_MESSAGES)
         begun = perf_counter()
         try:
-            subscription = self._filters.subscription(
-                request.topic, request.expression or "*", request.expression_type
-            )
+            subscription = self._filters.subscription(request.topic, request.expression or "*", request.expression_type)
             if subscription.is_tag:
                 every = subscription.data.expression in ("", "*")
                 return Wanted(request, None if every else subscription.codes or None)
@@ -338,13 +336,12 @@ class PopService:
             return AckResult.NO_MESSAGE
         if handle.orderly:
             order = queue.order
-            matches = order is not None and order.pop_ms == handle.pop_ms and (
-                handle.offset in order.offsets[: order.given]
-            )  # fmt: skip
+            matches = order is not None and order.is_delivered(handle.offset, handle.pop_ms)
         else:
-            matches = queue.delivery(handle.offset) == (handle.pop_ms, handle.invisible_ms)
+            matches = queue.is_delivered(handle.offset, handle.pop_ms)
         if not matches:
-            return AckResult.INVALID if handle.visible_ms <= now_ms else AckResult.OK
+            over = handle.visible_ms <= max(now_ms, self._log.state.expired_ms)
+            return AckResult.INVALID if over else AckResult.OK
         self._log.changes.finish(queue, handle.offset)
         if handle.orderly:
             order = queue.order
@@ -461,7 +458,8 @@ class PopService:
         elif offset < queue.lowest():
             self._reset(queue, offset)
         else:
-            queue.told = -1  # The next change commits POP's own offset again.
+            queue.told = -1
+            self._log.commit([queue])  # Messages below it are in flight.
             return
         queue.told = offset
         self._log.submit()

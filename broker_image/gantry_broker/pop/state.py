@@ -52,15 +52,24 @@ class Expired(NamedTuple):
 class Order:
     """The unfinished messages of an orderly queue; the first `given` of them are with a client."""
 
-    __slots__ = ("attempt", "counts", "given", "invisible_ms", "offsets", "pop_ms", "suspended", "visible")
+    __slots__ = ("attempt", "counts", "given", "invisible_ms", "offsets", "pop_ms", "since_ms", "suspended", "visible")
 
     def __init__(
-        self, offsets: list[int], counts: list[int], given: int, pop_ms: int, invisible_ms: int, attempt: str | None
+        self,
+        offsets: list[int],
+        counts: list[int],
+        given: int,
+        since_ms: int,
+        pop_ms: int,
+        invisible_ms: int,
+        attempt: str | None,
     ) -> None:
         self.offsets = offsets
         self.counts = counts
         """Earlier deliveries of each message that ended without an acknowledgement."""
         self.given = given
+        self.since_ms = since_ms
+        """The first pop of the same attempt: a client may have popped more than once before it got an answer."""
         self.pop_ms = pop_ms
         self.invisible_ms = invisible_ms
         self.attempt = attempt
@@ -72,6 +81,11 @@ class Order:
         """Returns when the last message that is with a client becomes visible."""
         visible, usual = self.visible, self.pop_ms + self.invisible_ms
         return max([visible.get(offset, usual) for offset in self.offsets[: self.given]], default=0)
+
+    def is_delivered(self, offset: int, pop_ms: int) -> bool:
+        """Returns whether a handle with that pop time is of a message's present delivery."""
+        present = self.since_ms <= pop_ms <= self.pop_ms or pop_ms == self.pop_ms
+        return present and offset in self.offsets[: self.given]
 
     def again(self, same_attempt: bool) -> list[tuple[int, int]]:
         """Returns (offset, count) of all messages as the next pop gives them."""
@@ -169,16 +183,18 @@ class Queue:
             return None
         return at, place, number
 
-    def delivery(self, offset: int) -> tuple[int, int] | None:
-        """Returns (pop time, invisible time) of the last delivery of a message in flight; None: it is not."""
+    def is_delivered(self, offset: int, pop_ms: int) -> bool:
+        """Returns whether a handle with that pop time is of a message's present delivery.
+
+        A delivery has its first handle and one for each renewal. All of them count: a renewal's answer may be lost, or
+        known to a proxy alone that has died since.
+        """
         place = self.place(offset)
         if place is None:
-            return None
+            return False
         moved = self.moved.get(offset)
-        if moved is not None:
-            return moved[:2]
-        chunk = self.chunks[place[0]]
-        return chunk.pops[place[1]], chunk.waits[place[1]]
+        first = self.chunks[place[0]].pops[place[1]]
+        return pop_ms == first or (moved is not None and (first <= pop_ms <= moved[0] or pop_ms == moved[0]))
 
     def offsets(self, start: int, bits: int) -> Iterator[int]:
         """Yields the unfinished offsets of a batch."""
@@ -224,6 +240,8 @@ class PopState:
 
     def __init__(self) -> None:
         self.queues: dict[Key, Queue] = {}
+        self.expired_ms = 0
+        """Messages that were visible again by this time may have gone to their retry topics, whatever the clock says."""
         self._by_index: list[Queue | None] = []
         self._free: list[int] = []
         self._buckets: dict[int, Bucket] = {}
@@ -273,9 +291,7 @@ class PopState:
                 self._by_index[index] = queue
         return queue
 
-    def pop(
-        self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int, next_offset: int
-    ) -> None:
+    def pop(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int, next_offset: int) -> None:
         """Adds a batch of 1 to 32 messages and continues at `next_offset`."""
         start = offsets[0]
         count = len(offsets)
@@ -396,16 +412,18 @@ class PopState:
         offsets: Sequence[int],
         counts: Sequence[int],
         given: int,
+        since_ms: int,
         pop_ms: int,
         invisible_ms: int,
         attempt: str | None,
         next_offset: int,
     ) -> None:
         """Replaces the messages of an orderly queue that are not finished; the first `given` are with a client now."""
-        queue.order = Order(list(offsets), list(counts), given, pop_ms, invisible_ms, attempt) if offsets else None
+        queue.order = None
         if next_offset > queue.next:
             queue.next = next_offset
         if offsets:
+            queue.order = Order(list(offsets), list(counts), given, since_ms, pop_ms, invisible_ms, attempt)
             self._schedule(pop_ms + invisible_ms, queue.index << 43 | _ORDER)
 
     def order_renew(self, queue: Queue, offset: int, visible_ms: int, suspended: bool) -> bool:

@@ -174,13 +174,13 @@ def polling_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
 
 async def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = AckHeader.parse(frame)
-    low, high = _check_place(broker, conn, header)
+    handle, low, high = _delivery(broker, conn, header)
     if not low <= header.offset <= high:
         raise RequestRejected(
             ResponseCode.NO_MESSAGE,
             f"offset is illegal, key:{header.topic}@{header.queueId}, commit:{header.offset}, store:{low}~{high}",
         )
-    handle = _handle(header)
+    _check_agreement(header, handle)
     [result] = await broker.pop.ack([Ack(group=header.consumerGroup, topic=header.topic, handle=handle)])
     if result is AckResult.OK:
         return ok(frame)
@@ -228,10 +228,10 @@ def _acks_of(broker: BrokerContext, entry: BatchAck) -> list[Ack]:
 
 async def change_invisible(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = ChangeInvisibleHeader.parse(frame)
-    low, high = _check_place(broker, conn, header)
+    handle, low, high = _delivery(broker, conn, header)
     if not low <= header.offset < high:
         raise RequestRejected(ResponseCode.NO_MESSAGE, f"the queue has messages {low} to {high - 1}")
-    handle = _handle(header)
+    _check_agreement(header, handle)
     if not 0 <= header.invisibleTime <= MAX_INVISIBLE_MS:
         expected = f"milliseconds from 0 to {MAX_INVISIBLE_MS}"
         raise BadField("invisibleTime", str(header.invisibleTime), expected, ResponseCode.INVALID_PARAMETER)
@@ -290,32 +290,35 @@ def _illegal_queue(conn: Connection, topic: str, queue_id: int, queues: int) -> 
     )
 
 
-def _check_place(broker: BrokerContext, conn: Connection, header: AckHeader | ChangeInvisibleHeader) -> tuple[int, int]:
-    """Returns the first queue offset, and the one after the last, of the queue of a delivery.
+def _delivery(
+    broker: BrokerContext, conn: Connection, header: AckHeader | ChangeInvisibleHeader
+) -> tuple[Handle, int, int]:
+    """Returns a delivery's handle, and the first queue offset, and the one after the last, of its queue.
 
     Raises RequestRejected.
     """
-    topic = header.topic
-    config = broker.meta.working.topics.get(topic)
-    if config is None:
-        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic[:255]}] not exist, apply first please!{FAQ}")
-    if not 0 <= header.queueId < config.read_queues:
+    topics = broker.meta.working.topics
+    if header.topic not in topics:
         raise RequestRejected(
-            ResponseCode.MESSAGE_ILLEGAL, _illegal_queue(conn, topic, header.queueId, config.read_queues)
+            ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist, apply first please!{FAQ}"
         )
-    return broker.store.min_offset(topic, header.queueId), broker.store.max_offset(topic, header.queueId)
-
-
-def _handle(header: AckHeader | ChangeInvisibleHeader) -> Handle:
-    """Returns the handle, which names the queue and the offset of the request. Raises RequestRejected."""
     try:
         handle = parse_handle(header.extraInfo, int(header.offset))
     except BadHandle as error:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    topic = real_topic(header.topic, header.consumerGroup, handle.kind)
+    config = topics.get(topic)
+    queues = 0 if config is None else config.read_queues
+    if not 0 <= header.queueId < queues:
+        raise RequestRejected(ResponseCode.MESSAGE_ILLEGAL, _illegal_queue(conn, topic, header.queueId, queues))
+    return handle, broker.store.min_offset(topic, header.queueId), broker.store.max_offset(topic, header.queueId)
+
+
+def _check_agreement(header: AckHeader | ChangeInvisibleHeader, handle: Handle) -> None:
+    """The handle names the queue and the offset of the request. Raises RequestRejected."""
     if (handle.queue_id, handle.offset) != (header.queueId, header.offset):
         raise RequestRejected(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the field extraInfo is for offset {handle.offset} of queue {handle.queue_id}, "
             f"the request is for offset {header.offset} of queue {header.queueId}",
         )
-    return handle
