@@ -22,7 +22,9 @@ from tests.interop.conftest import PATIENCE
 
 
 @pytest.fixture(scope="module", params=["gantry", "rocketmq"])
-def target(request: pytest.FixtureRequest, java_side: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(
+    request: pytest.FixtureRequest, java_side: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp(f"pop-{request.param}")
     if request.param == "gantry":
         with gantry.single(folder) as found:

@@ -48,6 +48,7 @@ class Told:
     attempt: str | None = None
     unsure: bool = False
     """A change of the invisible time was not answered."""
+    changes: int = 0
 
 
 @dataclass
@@ -201,6 +202,8 @@ class History:
         told = self.model.told[group, body]
         suspend = self.random.random() < 0.3
         told.unsure = True
+        told.changes += 1
+        number = told.changes
         change = ChangeInvisible(
             group=group, topic="T", handle=handle, invisible_ms=self.random.randint(0, 300) * 100, suspend=suspend
         )
@@ -208,7 +211,7 @@ class History:
             renewed = await self.world.pop.change_invisible(change)
         except (NotStored, NotWritable, RequestRejected, BadHandle):
             return
-        if told.handle == handle:
+        if told.handle == handle and told.changes == number:
             told.handle, told.visible_ms, told.suspended, told.unsure = renewed, renewed.visible_ms, suspend, False
 
     def step_time(self) -> None:

@@ -84,6 +84,8 @@ class BrokerContext:
     routes: TopicRoutes
     transactions: Transactions
     pop: PopService
+    timers_waiting: Callable[[], int]
+    """How many timer messages wait."""
 
     stats: Stats
     counts: MessageCounts

@@ -216,7 +216,7 @@ class Delays:
 
 
 Recalled = tuple[str, str]
-"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that whoever may send to one topic
+"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user with the right to send to one topic
 could recall messages of all others."""
 
 

@@ -223,6 +223,7 @@ def wire(
         routes=TopicRoutes(config, client, meta, clock),
         transactions=transactions,
         pop=pop,
+        timers_waiting=delays.timers_waiting,
         stats=stats,
         counts=counts,
         latencies=latencies,

@@ -232,7 +232,7 @@ def whole_state(state: PopState) -> Iterator[bytes]:
                         [ORDER_RENEWED, place, offset, visible, offset in order.suspended]
                         for offset, visible in order.visible.items()
                     ]
-            if size >= _RECORD or low < 0 and key == keys[-1]:
+            if size >= _RECORD or (low < 0 and key == keys[-1]):
                 yield orjson.dumps({"kind": KIND, "q": names, "o": changes})
                 names, changes, size = [], [], 0
             if low < 0:
