@@ -93,14 +93,19 @@ def _java(module: str, home: Path) -> list[str]:
     return java.command(jars, "dev.gantry.interop5.Driver", heap="512m", flags=flags)
 
 
-def _python(home: Path, program: str = "driver.py") -> list[str]:
+def python_environment() -> Path:
+    """Returns the Python of an environment that has the official client. Raises ToolMissing."""
+
     def build(sources: Path, folder: Path) -> None:
         _run([sys.executable, "-m", "venv", str(folder / "venv")], sources)
         pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         _run([*pip, "-r", "requirements.txt"], sources)
 
-    made = _made("python", build, "requirements.txt")
-    return [str(made / "venv/bin/python"), "-P", str(SOURCES / "python" / program)]
+    return _made("python", build, "requirements.txt") / "venv/bin/python"
+
+
+def _python(home: Path, program: str = "driver.py") -> list[str]:
+    return [str(python_environment()), "-P", str(SOURCES / "python" / program)]
 
 
 def _node(home: Path) -> list[str]:

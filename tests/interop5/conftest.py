@@ -87,9 +87,9 @@ class World:
     def receive(self, topic: str, group: str, count: int, **fields: Any) -> Result:
         """Receives and acknowledges messages with a simple consumer, until there are `count` different ones."""
         result = self.run("simple", topic=topic, group=group, count=count, **fields)
-        errors = result.errors
-        if self.system.name == "rocketmq":  # its proxy fails like this for clients whose settings are still on the way
-            errors = [error for error in errors if "Cannot invoke" not in error["text"]]
+        # Both proxies refuse a receive that overtakes the client's settings; the client tries again.
+        early = ("Cannot invoke", "cannot find client settings")
+        errors = [error for error in result.errors if not any(text in error["text"] for text in early)]
         assert not errors, errors
         return result
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.headers import CreateTopicHeader
 
 from benchmarks.rig import gantry, java, rocketmq
@@ -25,7 +25,10 @@ APACHE_PORT = 8081
 QUEUES = 4
 
 # Short times, because the defaults take minutes.
-COMMON: dict[str, Any] = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "transactionCheckMax": 3}
+COMMON: dict[str, Any] = {
+    "transactionTimeOut": 1000, "transactionCheckInterval": 1000, "transactionCheckMax": 3,
+    "recallMessageEnable": True,
+}  # fmt: skip
 # Apache's broker refuses a send that has waited for 200 ms, or for a second in its store: on a busy machine messages
 # would be missing.
 APACHE = {"waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": "10000", "autoCreateTopicEnable": "true"}
@@ -79,9 +82,14 @@ class System:
         return name
 
     def stored(self, topic: str, queues: int = QUEUES) -> int:
-        """Returns the number of messages in a topic."""
-        with self.broker() as broker:
-            return sum(end for _, end in (broker.offsets(topic, queue) for queue in range(queues)))
+        """Returns the number of messages in a topic; 0 when there is none of that name."""
+        try:
+            with self.broker() as broker:
+                return sum(end for _, end in (broker.offsets(topic, queue) for queue in range(queues)))
+        except Refused as refused:
+            if refused.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            return 0
 
 
 @contextlib.contextmanager

@@ -45,7 +45,8 @@ def configuration(c):
 
 
 def failed(c, error, **values):
-    say(c["id"], "error", code=getattr(error, "code", None), text=f"{type(error).__name__}: {error}"[:500], **values)
+    code = getattr(error, "code", None)
+    say(c["id"], "error", code=code if isinstance(code, int) else None, text=f"{type(error).__name__}: {error}"[:500], **values)
 
 
 def shown(message, **values):
