@@ -31,6 +31,7 @@ REAL_PROCESSES = (
     "integration",
     "interop",
     "local",
+    "proxy",
     "security",
     "spark",
 )

@@ -9,48 +9,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-LIGHT: Final[Mapping[str, str]] = {
-    "ink": "#1a2430",
-    "dim": "#566474",
-    "line": "#e2e7ed",
-    "paper": "#ffffff",
-    "ground": "#f4f6f9",
-    "accent": "#1a63d8",
-    "accent-ground": "#e7f0fd",
-    "good": "#14703f",
-    "good-ground": "#e1f4e9",
-    "warn": "#8f5200",
-    "warn-ground": "#fcf0da",
-    "bad": "#b42a20",
-    "bad-ground": "#fde8e6",
-    "badge-ground": "#edf0f4",
+COLOURS: Final[Mapping[str, tuple[str, str]]] = {
+    "bg": ("#f7f7f8", "#0e0f12"),
+    "panel": ("#ffffff", "#16171b"),
+    "raised": ("#ffffff", "#1c1e23"),
+    "sunken": ("#f1f1f3", "#111216"),
+    "line": ("#e4e4e8", "#26282f"),
+    "line-strong": ("#c9c9d1", "#3a3d47"),
+    "text": ("#17171c", "#ececf1"),
+    "soft": ("#55555f", "#a9abb6"),
+    "faint": ("#6b6b76", "#8e909c"),
+    "accent": ("#3a4fd0", "#98a6ff"),
+    "accent-soft": ("#eceffc", "#1f2440"),
+    "good": ("#12743f", "#5fd08f"),
+    "good-dot": ("#1f9d57", "#36b26d"),
+    "good-soft": ("#e6f5ec", "#14281d"),
+    "warn": ("#8a5300", "#f0b350"),
+    "warn-dot": ("#d98a00", "#e09a25"),
+    "warn-soft": ("#fdf1dc", "#2e2411"),
+    "bad": ("#b42318", "#ff8d83"),
+    "bad-dot": ("#dc3a2e", "#f0564a"),
+    "bad-soft": ("#fdeae8", "#351a18"),
+    "series-a": ("#3a4fd0", "#8d9cff"),
+    "series-b": ("#0e8a74", "#43c7ae"),
+    "shadow": ("#14141e0d", "#00000000"),
 }
-"""By day. `ink`: text; `dim`: secondary text; `line`: borders; `paper`: cards; `ground`: behind cards; `accent`: links
-and what is chosen; `good`, `warn`, `bad`: states, each with a `-ground` for badges."""
+"""Each colour by day and by night. `bg`: behind cards; `panel`: cards; `raised`, `sunken`: above and below them;
+`text`, `soft`, `faint`: text, the last two secondary; `accent`: what can be clicked or is chosen; `good`, `warn`,
+`bad`: states, each with a `-dot` for marks and a `-soft` ground; `series-a`, `series-b`: lines of small plots.
+"""
 
-DARK: Final[Mapping[str, str]] = {
-    "ink": "#e6edf3",
-    "dim": "#9aa7b4",
-    "line": "#2a333e",
-    "paper": "#161b22",
-    "ground": "#0d1117",
-    "accent": "#6cb0ff",
-    "accent-ground": "#142a45",
-    "good": "#56d18a",
-    "good-ground": "#12301f",
-    "warn": "#e3b052",
-    "warn-ground": "#36290f",
-    "bad": "#ff8d85",
-    "bad-ground": "#3d1815",
-    "badge-ground": "#262d36",
-}
-"""By night: the same names."""
-
-FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-MONO: Final = 'ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace'
+FONT: Final = (
+    'ui-sans-serif, -apple-system, BlinkMacSystemFont, "Inter", "Segoe UI", Roboto, "Noto Sans", '
+    '"DejaVu Sans", sans-serif'
+)
+MONO: Final = 'ui-monospace, SFMono-Regular, "JetBrains Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace'
 
 SIZES: Final[Mapping[str, str]] = {
-    "font": FONT,
+    "sans": FONT,
     "mono": MONO,
     "text-s": "13px",
     "text-m": "15px",
@@ -82,7 +78,9 @@ def variables(values: Mapping[str, str]) -> str:
 
 
 THEME: Final = (
-    f":root {{ color-scheme: light dark; {variables(SIZES)} {variables(LIGHT)} }}\n"
-    f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}\n"
+    f":root {{ color-scheme: light dark; {variables(SIZES)} "
+    f"{variables({name: f'light-dark({day}, {night})' for name, (day, night) in COLOURS.items()})} }}\n"
+    ':root[data-theme="light"] { color-scheme: light; }\n'
+    ':root[data-theme="dark"] { color-scheme: dark; }\n'
 )
-"""The variables of both schemes; the browser chooses."""
+"""The variables of both schemes. The browser chooses, unless the page sets `data-theme` on its root element."""

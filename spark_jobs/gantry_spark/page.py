@@ -17,16 +17,16 @@ _BADGES: Final = {COMPACT: "good", SHORTEN: "warn", LENGTHEN: "bad"}
 _STYLE: Final = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: var(--text-m)/var(--leading) var(--font); }
+body { margin: 0; background: var(--bg); color: var(--text); font: var(--text-m)/var(--leading) var(--sans); }
 main { max-width: var(--width); margin: 0 auto; padding: var(--space-5) var(--space-5) var(--space-6); }
 header { margin-bottom: var(--space-5); }
 h1 { font-size: var(--text-xl); line-height: 1.25; margin: 0 0 var(--space-1); letter-spacing: -0.01em;
   overflow-wrap: anywhere; }
 h2 { font-size: var(--text-l); line-height: 1.3; margin: 0 0 var(--space-1); }
-.sub, .hint, footer, .legend, .tile span { color: var(--dim); font-size: var(--text-s); }
+.sub, .hint, footer, .legend, .tile span { color: var(--soft); font-size: var(--text-s); }
 .sub { margin: 0; }
 .hint { margin: 0 0 var(--space-3); overflow-wrap: anywhere; }
-.tile, section { background: var(--paper); border: 1px solid var(--line); border-radius: var(--radius); }
+.tile, section { background: var(--panel); border: 1px solid var(--line); border-radius: var(--radius); }
 /* Five tiles: a row of five, of three and two, or of one and two pairs. Each row is full. */
 .tiles { display: grid; grid-template-columns: repeat(10, minmax(0, 1fr)); gap: var(--space-4); }
 .tile { grid-column: span 2; padding: var(--space-3) var(--space-4); }
@@ -42,24 +42,24 @@ section { padding: var(--space-4) var(--space-5); margin-top: var(--space-4); mi
 .legend span { overflow-wrap: anywhere; }
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th { text-align: left; color: var(--dim); font-size: var(--text-s); font-weight: 600; vertical-align: bottom;
+th { text-align: left; color: var(--soft); font-size: var(--text-s); font-weight: 600; vertical-align: bottom;
   border-bottom: 1px solid var(--line); padding: var(--space-1) var(--space-3) var(--space-2) 0; }
 td { padding: var(--space-2) var(--space-3) var(--space-2) 0; vertical-align: top; overflow-wrap: anywhere; }
 th:last-child, td:last-child { padding-right: 0; }
 tbody + tbody > tr:first-child > td { border-top: 1px solid var(--line); }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n { white-space: nowrap; }
-td.text { color: var(--dim); padding-top: 0; padding-bottom: var(--space-3); }
+td.text { color: var(--soft); padding-top: 0; padding-bottom: var(--space-3); }
 .name { font-weight: 600; }
 .badge { display: inline-block; border-radius: 999px; padding: 1px 9px; font-size: 12.5px; font-weight: 600;
-  background: var(--badge-ground); color: var(--dim); white-space: nowrap; }
-.badge.good { background: var(--good-ground); color: var(--good); }
-.badge.warn { background: var(--warn-ground); color: var(--warn); }
-.badge.bad { background: var(--bad-ground); color: var(--bad); }
+  background: var(--sunken); color: var(--soft); white-space: nowrap; }
+.badge.good { background: var(--good-soft); color: var(--good); }
+.badge.warn { background: var(--warn-soft); color: var(--warn); }
+.badge.bad { background: var(--bad-soft); color: var(--bad); }
 ul { margin: 0; padding-left: 20px; }
 footer { margin-top: var(--space-4); overflow-wrap: anywhere; }
-.xtick text, .ytick text, .xtitle, .ytitle { fill: var(--dim) !important; }
-.annotation-text { fill: var(--ink) !important; }
+.xtick text, .ytick text, .xtitle, .ytitle { fill: var(--soft) !important; }
+.annotation-text { fill: var(--text) !important; }
 .gridlayer path { stroke: var(--line) !important; }
 @media (max-width: 1000px) {
   .cards { grid-template-columns: minmax(0, 1fr); }
@@ -75,7 +75,7 @@ footer { margin-top: var(--space-4); overflow-wrap: anywhere; }
     gap: var(--space-2) var(--space-3); }
   td { display: block; padding: 0; text-align: left; }
   td.n { text-align: left; white-space: normal; }
-  td::before { content: attr(data-head); display: block; color: var(--dim); font-size: 12px; }
+  td::before { content: attr(data-head); display: block; color: var(--soft); font-size: 12px; }
   td.text, td:first-child { grid-column: 1 / -1; padding: 0; }
   td.text::before, td:first-child::before { display: none; }
   tbody { padding: var(--space-3) 0; border-top: 1px solid var(--line); }
@@ -92,7 +92,7 @@ footer { margin-top: var(--space-4); overflow-wrap: anywhere; }
   .tile:first-child { grid-column: 1 / -1; }
 }
 @media print {
-  body { background: var(--paper); }
+  body { background: var(--panel); }
   section, .tile { break-inside: avoid; }
 }
 """

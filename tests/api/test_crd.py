@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,51 @@ def test_every_rule_names_its_field_and_what_to_write() -> None:
     for path, rule in rules:
         assert len(rule["message"]) > 30, path
         assert "write" in rule["message"] or "give" in rule["message"] or "lower" in rule["message"], rule
+
+
+def test_the_api_server_stores_no_default() -> None:
+    """Otherwise a spec has fields that nobody wrote, and they refuse what somebody writes later."""
+    for resource in crd.RESOURCES:
+        assert not [path for path, node in nodes(crd.schema(resource)) if "default" in node]
+    found = dict(nodes(crd.schema()))
+    assert found[".spec.replication"]["description"].endswith("Default: Sync")
+    assert found[".spec.resources"]["description"].endswith(
+        "Default: requests cpu 100m, memory 256Mi; limits memory 1Gi"
+    )
+
+
+def test_no_rule_reads_a_field_that_may_be_absent() -> None:
+    """A rule that reads an absent field fails, and the API server refuses the object with the name of the key."""
+    wrong = []
+    for resource in crd.RESOURCES:
+        root = crd.schema(resource)
+        for path, node in nodes(root):
+            for rule in node.get("x-kubernetes-validations", []):
+                groups = root["properties"]["spec"]["properties"].get("brokerGroups", {}).get("items", {})
+                starts = {"self": node, "oldSelf": node, "g": groups, "h": groups, "o": groups}
+                for word in re.findall(r"\b(?:self|oldSelf|[gho])(?:\.[A-Za-z]+\b(?!\())+", rule["rule"]):
+                    if word not in re.findall(r"has\(([^)]*)\)", rule["rule"]) and _optional(word, starts):
+                        wrong.append(f"{path}: {word} in {rule['rule']}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _optional(word: str, starts: dict[str, Any]) -> bool:
+    """Whether the last part of a path in a rule may be absent."""
+    first, *rest = word.split(".")
+    node = starts[first]
+    optional = False
+    for name in rest:
+        if name not in node.get("properties", {}):
+            return False
+        optional = name not in node.get("required", ())
+        node = node["properties"][name]
+    return optional
+
+
+def test_no_refusal_shows_a_bare_regular_expression() -> None:
+    for resource in crd.RESOURCES:
+        bare = [path for path, node in nodes(crd.schema(resource)) if "pattern" in node]
+        assert all(path == ".spec.rules[].sources[]" for path in bare), bare
 
 
 def test_yaml_has_no_anchors_and_reads_back() -> None:

@@ -69,6 +69,24 @@ def test_a_lost_member_degrades_with_the_reason() -> None:
     assert (status.readyMembers, status.members[1].role) == ("1/2", "Unknown")
 
 
+def test_a_silent_member_has_no_lag() -> None:
+    """0 bytes would say that it has everything."""
+    row = made(observed([member(0, "Master"), member(1, status=None)])).to_object()["members"][1]
+    assert not {"lag", "maxOffset", "epoch"} & set(row)
+
+
+def test_a_check_of_a_minute_ago_does_not_outlive_the_members() -> None:
+    status = made(observed([member(i, status=None, problem="no connection in time") for i in range(3)]))
+    assert condition(status, "Available") == ("False", "ProbeFailed", "group a: none of its members answers")
+    assert condition(status, "Ready")[1] == "ProbeFailed"
+
+
+def test_a_problem_is_in_every_condition_that_it_concerns() -> None:
+    status = made(observed(problems=["StatefulSet demo-a: exceeded quota"]))
+    assert condition(status, "Progressing")[:2] == ("False", "Blocked")
+    assert all("exceeded quota" in condition(status, kind)[2] for kind in ("Ready", "Progressing", "Degraded"))
+
+
 def test_a_follower_out_of_sync_is_not_ready() -> None:
     assert not made(observed([member(0, "Master"), member(1, in_sync=False)])).members[1].ready
 
@@ -93,7 +111,7 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     assert {c.lastTransitionTime for c in second.conditions} == {"t1"}
     third = made(observed(available={"a": "gone"}), second, "t3")
     times = {c.type: c.lastTransitionTime for c in third.conditions}
-    assert times == {"Available": "t3", "Progressing": "t1", "Degraded": "t1", "Secured": "t1"}
+    assert times == {"Ready": "t3", "Available": "t3", "Progressing": "t1", "Degraded": "t1", "Secured": "t1"}
 
 
 def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
@@ -149,7 +167,17 @@ def test_every_observation_gives_a_status(
     ]
     status = made(observed(members, available={"a": available}, problems=problems, progress=progress))
     assert BrokerClusterStatus.model_validate(status.to_object()) == status
-    assert (status.phase in ("Unavailable", "Creating")) == (available is not None)
+    silent = all(role is None for role, _, _ in rows)
+    assert (status.phase in ("Unavailable", "Creating")) == (available is not None or silent)
     if status.phase == "Running":
         assert all(m.ready for m in status.members)
-    assert len({c.type for c in status.conditions}) == 4
+    assert len({c.type for c in status.conditions}) == 5
+    found = {c.type: c for c in status.conditions}
+    good = (found["Available"].status, found["Progressing"].status, found["Degraded"].status) == (
+        "True", "False", "False",
+    )  # fmt: skip
+    assert (found["Ready"].status == "True") == good == (status.phase == "Running")
+    if found["Degraded"].status == "True" and found["Progressing"].status == "False":
+        assert found["Progressing"].message != "the cluster matches the spec"
+    if found["Available"].status == "True":
+        assert any(role is not None for role, _, _ in rows)

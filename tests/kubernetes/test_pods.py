@@ -55,7 +55,10 @@ def test_an_unscheduled_pod_whose_claim_never_had_a_volume_has_no_disk() -> None
     assert process_state_of(pending, unbound, leaving=False) == ProcessState(gone=True, never_ran=True)
     assert not process_state_of(pending, bound, leaving=False).never_ran
     assert not process_state_of(pending, None, leaving=False).never_ran, "the claim is not known"
-    assert not process_state_of(None, unbound, leaving=False).never_ran
+    # A quota may forbid the pod. A claim without a volume never had one: no pod of it has ever run.
+    assert process_state_of(None, unbound, leaving=False).never_ran
+    assert not process_state_of(None, bound, leaving=False).never_ran
+    assert not process_state_of(None, None, leaving=False).never_ran
     placed = pending | {"spec": {"nodeName": "n1"}}
     assert not process_state_of(placed, unbound, leaving=False).never_ran, "it may have been given one just now"
 
@@ -67,7 +70,7 @@ def ready(value: str, since: timedelta = timedelta()) -> dict[str, Any]:
 def test_a_pod_is_broken_if_kubernetes_cannot_start_it_not_if_it_is_slow() -> None:
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     assert broken_for_good(pod(containerStatuses=[waiting]), NOW)
-    assert why_not(pod(containerStatuses=[waiting]), "") == "ImagePullBackOff: no such image"
+    assert why_not(pod(containerStatuses=[waiting]), "").startswith("ImagePullBackOff: no such image; build the image")
     assert not broken_for_good(pod(conditions=[ready("False", timedelta(seconds=30))]), NOW)
     assert broken_for_good(pod(conditions=[ready("False", timedelta(seconds=300))]), NOW)
     assert not broken_for_good(pod(conditions=[ready("True", timedelta(days=3))]), NOW)
@@ -138,10 +141,12 @@ def test_load_balancers_report_their_own_host() -> None:
         "demo", brokerGroups=[{"name": "a"}], external={"type": "LoadBalancer", "unprotected": True}
     )
     e = external.endpoints(cluster, plan(cluster))[0]
+    outside = cluster.spec.external
+    assert outside is not None
     waiting: dict[str, Any] = {"spec": {}, "status": {"loadBalancer": {}}}
-    assert external.address(cluster, e, waiting) is None
+    assert external.address(cluster, outside, e, waiting) is None
     given = {"spec": {}, "status": {"loadBalancer": {"ingress": [{"hostname": "lb.example.com"}]}}}
-    assert external.address(cluster, e, given) == "lb.example.com:9876"
+    assert external.address(cluster, outside, e, given) == "lb.example.com:9876"
 
 
 def test_a_service_that_comes_back_keeps_its_port() -> None:

@@ -49,6 +49,8 @@ class Told:
     unsure: bool = False
     """A change of the invisible time was not answered."""
     changes: int = 0
+    changed_ms: int = 0
+    """When the last change of the invisible time was asked for."""
 
 
 @dataclass
@@ -71,14 +73,15 @@ class Model:
             if message.times < told.attempts:
                 raise Violation(f"{where}: attempt {message.times}, {told.attempts} failed before")
         told.handle, told.visible_ms = message.handle, message.handle.visible_ms
-        told.suspended = told.unsure = False
+        told.suspended = False
+        told.unsure = told.unsure and told.changed_ms >= popped.pop_ms
         told.attempt = attempt
 
     def lift(self, bodies: Any, groups: Any = GROUPS) -> None:
         for group in groups:
             for body in bodies:
                 told = self.told[group, body]
-                told.free, told.handle = True, None
+                told.free, told.handle, told.acked = True, None, False
 
 
 class History:
@@ -203,6 +206,7 @@ class History:
         suspend = self.random.random() < 0.3
         told.unsure = True
         told.changes += 1
+        told.changed_ms = self.world.ms
         number = told.changes
         change = ChangeInvisible(
             group=group, topic="T", handle=handle, invisible_ms=self.random.randint(0, 300) * 100, suspend=suspend
@@ -350,8 +354,8 @@ class History:
                 )
 
     STEPS = {
-        "send": 10, "pop": 16, "ack": 12, "stale_ack": 2, "change": 5, "time": 8, "clock_set_back": 1, "replicate": 12,
-        "replicate_all": 6, "time_out": 2, "failover": 3, "write_all": 2, "flush_offsets": 2, "reset": 1,
+        "send": 10, "pop": 16, "ack": 12, "stale_ack": 2, "change": 7, "time": 8, "clock_set_back": 1, "replicate": 12,
+        "replicate_all": 6, "time_out": 2, "failover": 4, "write_all": 4, "flush_offsets": 2, "reset": 1,
         "delete_topic": 0.5, "delete_group": 0.5,
     }  # fmt: skip
 
@@ -371,8 +375,10 @@ class History:
                 await world.expire()
                 self.gather()
                 self.check_offsets()
-            await self.quiet()
+            self.replicate()
+            await world.passes(20)
             self.check_waiting()
+            await self.quiet()
             await self.drain()
         except Exception as error:
             error.add_note(f"after {len(self.steps)} steps: {' '.join(self.steps[-30:])}")
@@ -415,6 +421,10 @@ class History:
                 told = self.model.told[group, body]
                 if told.acked and not told.free and not told.perhaps:
                     raise Violation(f"group {group}: the dead letter {body!r} was acknowledged")
+        for (group, topic, queue), state in self.world.pop._log.state.queues.items():
+            high = self.world.store.max_offset(topic, queue)
+            if state.lowest() != high:
+                raise Violation(f"group {group}: all of {topic} {queue} is consumed to {high}, the offset is {state.lowest()}")
         for body, (queue, tag, _) in self.model.sent.items():
             for group in GROUPS:
                 told = self.model.told[group, body]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import BrokerCluster, cron
 from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.cli.analytics_on_demand import from_log
 from gantry_operator.cli.errors import CliError
-from gantry_operator.platforms.kubernetes.analytics import cron, jobs, manifests
+from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, from_termination_message
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command

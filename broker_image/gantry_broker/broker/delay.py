@@ -216,8 +216,8 @@ class Delays:
 
 
 Recalled = tuple[str, str]
-"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user with the right to send to one topic
-could recall messages of all others."""
+"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user of one topic could recall
+messages of all others."""
 
 
 class WaitingMessages:
@@ -432,3 +432,8 @@ def _due(props: Mapping[str, str]) -> int:
 
 def _recalled_by(record: Record, props: Mapping[str, str]) -> Recalled:
     return real_target(record)[0], props[Prop.TIMER_DEL_UNIQKEY]
+
+
+def due_time(record: Record) -> int:
+    """Returns when a message of the timer topic is due, in Unix ms; 0: it has no time."""
+    return _due(parse_properties(record.properties))

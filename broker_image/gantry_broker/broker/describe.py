@@ -18,6 +18,7 @@ _NAMES: Final = {
     "dropOffsets": "deletes consumer offsets",
     "settings": "sets settings",
     "dropSettings": "resets settings",
+    "marks": "marks the broker group",
     "ends": "next queue offsets",
     "delay": "progress of delay levels",
     "timer": "progress of timers",

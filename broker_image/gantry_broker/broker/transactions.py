@@ -130,6 +130,16 @@ class Transactions:
     def undecided(self) -> int:
         return len(self._waiting)
 
+    @property
+    def all_read(self) -> bool:
+        """Whether both queues were read to their end, so that `undecided` counts every half message."""
+        store = self._store
+        return (
+            self.loaded.is_set()
+            and self._half_at >= store.max_offset(TRANS_HALF_TOPIC, 0)
+            and self._op_at >= store.max_offset(TRANS_OP_HALF_TOPIC, 0)
+        )
+
     def _role_changed(self, leads: bool) -> None:
         self._cancel()
         self._waiting.clear()

@@ -35,7 +35,9 @@ class ProxyCredentials(FileConfig):
     """The super user by whom the proxy signs its requests to brokers and NameServers."""
 
     access_key: str = Field(min_length=1, max_length=128)
-    secret_key_file: Path = Field(description="Holds the secret key alone; spaces around it do not count.")
+    secret_key_file: Path = Field(
+        description="Holds the secret key alone; spaces around it do not count. It may come later, and be replaced."
+    )
 
 
 class AccessConfig(FileConfig):

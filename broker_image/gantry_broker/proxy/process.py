@@ -17,7 +17,6 @@ import uvloop
 from pydantic import ValidationError
 
 from gantry_broker import descriptors
-from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
 from gantry_broker.exposition import Family, text_page
@@ -29,6 +28,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.proxy.authentication import Authentication, TableFile
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.config import ProxyConfig
+from gantry_broker.proxy.credentials import FileCredentials
 from gantry_broker.proxy.http2.endpoint import Endpoint
 from gantry_broker.proxy.metrics import families
 from gantry_broker.proxy.service import Service
@@ -190,11 +190,9 @@ def _tls_options(config: ProxyConfig) -> TlsOptions | None:
     return None if tls is None else TlsOptions(tls.ca_file, tls.cert_file, tls.key_file, tls.verify, tls.server_name)
 
 
-def _credentials(config: ProxyConfig) -> Credentials | None:
+def _credentials(config: ProxyConfig) -> FileCredentials | None:
     given = config.credentials
-    if given is None:
-        return None
-    return Credentials(given.access_key, given.secret_key_file.read_text().strip())
+    return None if given is None else FileCredentials(given.access_key, given.secret_key_file)
 
 
 async def _serve(config: ProxyConfig) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from gantry_operator.api.base import Model, Rule, VolumeSize, Window, more_than_nothing
+from gantry_operator.api import cron
+from gantry_operator.api.base import CRON, ZONE, Model, Rule, VolumeSize, Window, more_than_nothing
 from gantry_operator.api.pods import Resources
-
-_CRON = (
-    r"^(@(hourly|daily|weekly|monthly|yearly|annually|midnight)"
-    r"|[0-9*/,-]+ +[0-9*/,?LW-]+ +[0-9*/,?LW-]+ +[0-9A-Za-z*/,-]+ +[0-9A-Za-z*/,?L#-]+)$"
-)
 
 
 class ReportOutput(Model):
@@ -43,12 +41,12 @@ class Analytics(Model):
     schedule: str = Field(
         "0 3 * * *",
         description="Schedule as in a CronJob: minute, hour, day of month, month, day of week; or @daily.",
-        pattern=_CRON,
+        pattern=CRON,
         max_length=128,
     )
     timeZone: str | None = Field(
         None, description="Time zone of the schedule, for example Europe/Berlin. Default: the control plane's.",
-        max_length=64, pattern=r"^[A-Za-z_]+(/[A-Za-z0-9_+-]+)*$",
+        max_length=64, pattern=ZONE,
     )  # fmt: skip
     suspend: bool = Field(False, description="Keep the schedule, but start no run.")
     topics: list[Annotated[str, Field(max_length=127)]] = Field(
@@ -77,6 +75,19 @@ class Analytics(Model):
         "the operator's chart allows them (analytics.allowedSparkConf).",
     )
     reportsHistory: int = Field(10, ge=1, le=1000, description="Number of reports to keep.")
+
+    @field_validator("schedule", "timeZone")
+    @classmethod
+    def _can_be_due(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Find what the API server's pattern cannot: February 30, or a zone that does not exist."""
+        try:
+            if info.field_name == "timeZone":
+                cron.zone(value)
+            elif value is not None and cron.next_run(value, None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
+                raise cron.ScheduleError("there is no such day: write a day that the month has, for example 0 3 28 2 *")
+        except cron.ScheduleError as error:
+            raise PydanticCustomError("rule", "{message}", {"message": str(error), "field": ""}) from None
+        return value
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

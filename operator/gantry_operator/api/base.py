@@ -22,6 +22,42 @@ _URL = r"^https?://[^\s/]+[^\s]*$"
 _OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
 SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
 ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
+GROUP_NAME = r"^[a-z][a-z0-9]*$"
+HOST = r"^[a-zA-Z0-9.{}_-]+$"
+TOPIC = r"^[%|a-zA-Z0-9_-]+$"
+RESOURCE = r"^[%|a-zA-Z0-9._-]*$"
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
+NETWORK = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
+_AREA = "Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Etc|Europe|Indian|Pacific"
+ZONE = rf"^(({_AREA})(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9+-]*)$"
+HOURS = r"^([01]\d|2[0-3])(;([01]\d|2[0-3]))*$"
+LEVELS = r"^\d+[smhd]( \d+[smhd])*$"
+
+
+def _cron_field(value: str) -> str:
+    piece = rf"([*?]|{value}(-{value})?)(/[1-9]\d?)?"
+    return rf"{piece}(,{piece})*"
+
+
+CRON = (
+    r"^(@(hourly|daily|weekly|monthly|yearly|annually|midnight)|"
+    + " +".join(
+        map(
+            _cron_field,
+            (
+                r"[0-5]?\d",
+                r"([01]?\d|2[0-3])",
+                r"(0?[1-9]|[12]\d|3[01])",
+                r"(0?[1-9]|1[0-2]|(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))",
+                r"([0-7]|(?i:sun|mon|tue|wed|thu|fri|sat))",
+            ),
+        )
+    )
+    + ")$"
+)
+"""A schedule with numbers in their ranges. `cron.parse` reads it, and finds what a pattern cannot."""
+LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$"
 FORMS = {
     _QUANTITY: "an amount like 250m, 2 or 512Mi",
     _DURATION: "a time span like 500ms, 2s or 1m30s",
@@ -29,7 +65,19 @@ FORMS = {
     _VOLUME: "a size like 10Gi",
     _URL: "a URL like http://collector:4318",
     SOURCE: "an address or a network like 10.0.0.0/8",
+    LABEL_VALUE: "letters, digits, '.', '_' and '-', with a letter or digit at both ends",
     ACCESS_KEY: "a name of letters, digits, '.', '_' and '-'",
+    GROUP_NAME: "lower-case letters and digits, a letter first",
+    HOST: "a host name, in which {cluster}, {namespace}, {group} and {name} are filled in",
+    TOPIC: "a name of letters, digits, '%', '|', '_' and '-', as RocketMQ has it",
+    RESOURCE: "a name of letters, digits, '%', '|', '.', '_' and '-'",
+    OBJECT_NAME: "the name of an object: lower-case letters, digits, '-' and '.'",
+    SECRET_KEY: "a key of a Secret: letters, digits, '-', '.' and '_'",
+    NETWORK: "a network like 10.0.0.0/8",
+    CRON: "five fields (minute, hour, day of month, month, day of week) like 0 3 * * *, or @daily",
+    ZONE: "a time zone like Europe/Berlin",
+    HOURS: "hours of two digits like 04, separated by ';'",
+    LEVELS: "time spans like 1s 5s 10s 30s 1m",
 }
 """The expected form of each pattern, in words."""
 _DURATION_PART = re.compile(r"(\d+)(ms|h|m|s|d)")
@@ -82,9 +130,49 @@ class Model(Strict):
         return [r.schema() for r in cls.rules] + list(cls.transitions)
 
 
-def immutable(message: str) -> dict[str, Any]:
-    """`json_schema_extra` of a field that cannot change once the cluster exists."""
-    return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": message}]}
+def present(path: str) -> str:
+    """CEL: whether a path such as self.security.tls is there, with all its parts."""
+    parts = path.split(".")
+    return " && ".join(f"has({'.'.join(parts[:n])})" for n in range(2, len(parts) + 1))
+
+
+def either(path: str, default: str | int | bool) -> str:
+    """CEL: the value at a path, or the default if it is absent. The API server stores no defaults, so every optional
+    field may be absent.
+    """
+    literal = repr(default) if isinstance(default, str) else str(default).lower()
+    return f"({present(path)} ? {path} : {literal})"
+
+
+def fixed(path: str, default: str | int | bool, message: str) -> dict[str, str]:
+    """A transition rule of the spec: the value at a path (as self.mode) cannot change once the cluster exists."""
+    return {
+        "rule": f"{either(path, default)} == {either(f'oldSelf{path[4:]}', default)}",
+        "message": message,
+        "fieldPath": path[4:],
+    }
+
+
+def between(field: str, low: str, high: str) -> str:
+    """CEL: a time span lies between two others, if it is written and is one."""
+    value = f"self.{field}"
+    return (
+        f"!has({value}) || !{value}.matches({_raw(_DURATION)}) || "
+        f"(duration({value}) >= duration('{low}') && duration({value}) <= duration('{high}'))"
+    )
+
+
+def form_rule(pattern: str, value: str = "self") -> dict[str, str] | None:
+    """The rule in place of a pattern, whose refusal the API server words as the bare regular expression. None: the
+    pattern has no words, or the rule costs the API server too much.
+    """
+    if pattern not in FORMS or pattern == SOURCE:
+        return None
+    return {"rule": f"{value}.matches({_raw(pattern)})", "message": f"it is not usable: write {FORMS[pattern]}"}
+
+
+def _raw(pattern: str) -> str:
+    return f"r'{pattern}'"
 
 
 def parse_quantity(text: str) -> float:
@@ -101,6 +189,10 @@ def parse_duration(text: str) -> float:
     if not parts or "".join(n + u for n, u in parts) != text:
         raise ValueError(f"{text!r} is no duration; write for example 2s, 500ms or 1m30s")
     return sum(int(n) * _UNIT_SECONDS[u] for n, u in parts)
+
+
+def is_amount(text: str) -> bool:
+    return re.fullmatch(_QUANTITY, text) is not None
 
 
 def _number_to_text(value: Any) -> Any:
@@ -138,7 +230,7 @@ VolumeSize = Annotated[str, Field(pattern=_VOLUME, max_length=24)]
 def more_than_nothing(field: str) -> Rule:
     """The rule for a field of type VolumeSize."""
     return Rule(
-        f"!has(self.{field}) || quantity(self.{field}).isGreaterThan(quantity('0'))",
+        f"!has(self.{field}) || !isQuantity(self.{field}) || quantity(self.{field}).isGreaterThan(quantity('0'))",
         f"{field} is 0: write a size above 0, for example 10Gi",
         lambda part: parse_quantity(getattr(part, field)) > 0,
         field,

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gantry_operator.api.base import Model, Rule
-from gantry_operator.api.spec import BrokerClusterSpec
+from gantry_operator.api.base import Model, Rule, either
+from gantry_operator.api.spec import BrokerClusterSpec, Storage
 from gantry_operator.api.status import BrokerClusterStatus
 
 GROUP = "gantry.dev"
@@ -53,6 +53,11 @@ def name_rule(most: int, pattern: str, allowed: str) -> Rule:
     )
 
 
+_NO_VOLUMES = "(!has(self.status) || (has(self.status.boundVolumes) && self.status.boundVolumes == 0))"
+_SIZE, _FORMER_SIZE = (either(f"{root}.spec.storage.size", Storage().size) for root in ("self", "oldSelf"))
+_CLASS, _FORMER_CLASS = (either(f"{root}.spec.storage.className", "") for root in ("self", "oldSelf"))
+
+
 class BrokerCluster(Model):
     """A RocketMQ-protocol broker cluster: NameServers and replicated broker groups."""
 
@@ -67,6 +72,20 @@ class BrokerCluster(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         name_rule(MAX_NAME, _NAME, "digits and '-', a letter first, no '-' at the end"),
+    )
+
+    transitions: ClassVar[tuple[dict[str, str], ...]] = (
+        {
+            "rule": f"{_NO_VOLUMES} || !isQuantity({_SIZE}) || !isQuantity({_FORMER_SIZE}) || "
+            f"quantity({_SIZE}).compareTo(quantity({_FORMER_SIZE})) >= 0",
+            "message": "spec.storage.size cannot shrink: write at least the size that the volumes have",
+            "fieldPath": ".spec.storage.size",
+        },
+        {
+            "rule": f"{_NO_VOLUMES} || {_CLASS} == {_FORMER_CLASS}",
+            "message": "spec.storage.className cannot be changed: the volumes exist; write the former class",
+            "fieldPath": ".spec.storage.className",
+        },
     )
 
     @property

@@ -1,9 +1,9 @@
 """The CRDs as YAML, generated from the models: `python -m gantry_operator.api.crd [--check] [--root DIR]`.
 
 The result is a structural schema: references are resolved, and forms that Kubernetes does not accept are replaced. An
-optional field is one that may be absent. The API server's own strict validation refuses unknown fields. Defaults of
-objects are written in full, because the API server checks a default against the rules before it fills in inner
-defaults.
+optional field is one that may be absent. The API server's own strict validation refuses unknown fields. There are no
+defaults in it: the API server would store them into the objects, where they look as if people had written them. The
+descriptions name them, and the operator fills them in.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from gantry_operator.api import cluster, user
-from gantry_operator.api.base import Model, Strict
+from gantry_operator.api import cluster, consumer_group, topic, user
+from gantry_operator.api.base import Model, Strict, form_rule
 from gantry_operator.api.cluster import GROUP, VERSION, BrokerCluster
 
 HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in operator/gantry_operator/api: change those.
@@ -33,7 +33,7 @@ COLUMNS: list[dict[str, Any]] = [
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The state in one word."},
     {"name": "Ready", "type": "string", "jsonPath": ".status.readyMembers", "description": "Ready members of all."},
     {"name": "Masters", "type": "string", "jsonPath": ".status.masters", "description": "The master of each group."},
-    {"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "description": "How the master is chosen."},
+    {"name": "Mode", "type": "string", "jsonPath": ".status.mode", "description": "How the master is chosen."},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     {
         "name": "Message",
@@ -67,6 +67,51 @@ USER_COLUMNS: list[dict[str, Any]] = [
 ]
 
 
+READY = {
+    "name": "Ready",
+    "type": "string",
+    "jsonPath": ".status.conditions[?(@.type=='Ready')].status",
+    "description": "Whether clients can use it.",
+}
+SYNCED = {
+    "name": "Synced",
+    "type": "string",
+    "priority": 1,
+    "jsonPath": ".status.conditions[?(@.type=='Synced')].status",
+    "description": "Whether the brokers have it exactly as the spec says.",
+}
+WHY_NOT_SYNCED = {
+    "name": "Message",
+    "type": "string",
+    "priority": 1,
+    "jsonPath": ".status.conditions[?(@.type=='Synced')].message",
+    "description": "The state in words.",
+}
+AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
+
+TOPIC_COLUMNS: list[dict[str, Any]] = [
+    {"name": "Cluster", "type": "string", "jsonPath": ".spec.cluster", "description": "Its cluster."},
+    {"name": "Queues", "type": "integer", "jsonPath": ".status.queues", "description": "Queues that take messages."},
+    {"name": "Permission", "type": "string", "jsonPath": ".status.permission", "description": "What clients may do."},
+    READY,
+    AGE,
+    {"name": "Topic", "type": "string", "priority": 1, "jsonPath": ".status.topicName", "description": "Its name."},
+    SYNCED,
+    WHY_NOT_SYNCED,
+]
+
+GROUP_COLUMNS: list[dict[str, Any]] = [
+    {"name": "Cluster", "type": "string", "jsonPath": ".spec.cluster", "description": "Its cluster."},
+    {"name": "Members", "type": "integer", "jsonPath": ".status.members", "description": "Connected clients."},
+    {"name": "Lag", "type": "integer", "jsonPath": ".status.lag", "description": "Messages that are not committed."},
+    READY,
+    AGE,
+    {"name": "Group", "type": "string", "priority": 1, "jsonPath": ".status.groupName", "description": "Its name."},
+    SYNCED,
+    WHY_NOT_SYNCED,
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Resource:
     """One custom resource and the names of its definition."""
@@ -85,7 +130,16 @@ class Resource:
 
 CLUSTER = Resource(BrokerCluster, cluster.KIND, cluster.PLURAL, cluster.SINGULAR, cluster.SHORT_NAME, COLUMNS)
 USER = Resource(user.BrokerUser, user.KIND, user.PLURAL, user.SINGULAR, user.SHORT_NAME, USER_COLUMNS)
-RESOURCES = (CLUSTER, USER)
+TOPIC = Resource(topic.BrokerTopic, topic.KIND, topic.PLURAL, topic.SINGULAR, topic.SHORT_NAME, TOPIC_COLUMNS)
+CONSUMER_GROUP = Resource(
+    consumer_group.ConsumerGroup,
+    consumer_group.KIND,
+    consumer_group.PLURAL,
+    consumer_group.SINGULAR,
+    consumer_group.SHORT_NAME,
+    GROUP_COLUMNS,
+)
+RESOURCES = (CLUSTER, USER, TOPIC, CONSUMER_GROUP)
 FILES = tuple(folder / r.file_name for folder in (CRDS, CHART) for r in RESOURCES)
 
 
@@ -122,6 +176,25 @@ def crd(resource: Resource = CLUSTER) -> dict[str, Any]:
 
 def schema(resource: Resource = CLUSTER) -> dict[str, Any]:
     """The structural schema of a resource."""
+    found: dict[str, Any] = _without_defaults(schema_with_defaults(resource))
+    return found
+
+
+def _without_defaults(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_defaults(n) for n in node]
+    if not isinstance(node, dict):
+        return node
+    # A field may itself be called "default".
+    return {
+        k: {name: _without_defaults(n) for name, n in v.items()} if k == "properties" else _without_defaults(v)
+        for k, v in node.items()
+        if k != "default"
+    }
+
+
+def schema_with_defaults(resource: Resource = CLUSTER) -> dict[str, Any]:
+    """The schema with the default of each field, for documents."""
     raw = resource.model.model_json_schema(by_alias=True, mode="validation")
     out = _structural(raw, raw.get("$defs", {}), resource.model)
     out["properties"]["apiVersion"] = {"type": "string"}
@@ -148,6 +221,12 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
         node = _structural({**rest[0], **node}, defs, model)
     if node.get("default", ...) is None:
         node.pop("default")
+    form = form_rule(node.get("pattern", ""))
+    if form is not None and node.get("x-kubernetes-int-or-string"):
+        node.pop("pattern")  # `Resources` has a rule about its values.
+    elif form is not None:
+        node.pop("pattern")
+        node["x-kubernetes-validations"] = [form, *node.get("x-kubernetes-validations", [])]
     values = node.get("additionalProperties")
     for key in _DROPPED:
         node.pop(key, None)
@@ -165,6 +244,8 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
         for name, child in node["properties"].items():
             if name in defaults:
                 child["default"] = defaults[name]
+                if defaults[name] and "Default: " not in child["description"] and _is_own(model, name):
+                    child["description"] += f" Default: {_in_words(defaults[name])}"
     if model is not None and issubclass(model, Model) and "properties" in node and model.schema_rules():
         node["x-kubernetes-validations"] = model.schema_rules()
     if isinstance(node.get("description"), str):
@@ -176,6 +257,21 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
                 text += f" Default: {shown}" if text.endswith(".") else f". Default: {shown}"
         node["description"] = text
     return node
+
+
+def _is_own(model: type[BaseModel] | None, name: str) -> bool:
+    """Whether the default of a part differs from the part's own defaults."""
+    if model is None:
+        return False
+    value = model.model_fields[name].get_default(call_default_factory=True, validated_data={})
+    return bool(value != type(value)())
+
+
+def _in_words(default: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{key} {', '.join(f'{k} {v}' for k, v in part.items()) if isinstance(part, dict) else part}"
+        for key, part in default.items()
+    )
 
 
 def _part_default(model: type[BaseModel] | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gantry_operator.api.base import Model, Quantity, Rule, parse_quantity
+from gantry_operator.api.base import Model, Quantity, Rule, is_amount, parse_quantity
 
 
 def _requests_fit(r: Resources) -> bool:
@@ -33,6 +33,16 @@ def _known(field: Literal["requests", "limits"]) -> Rule:
     )
 
 
+def _amounts(field: Literal["requests", "limits"]) -> Rule:
+    """The API server checks amounts by this rule, whose words are better than those about a pattern."""
+    return Rule(
+        f"!has(self.{field}) || self.{field}.all(k, isQuantity(string(self.{field}[k])))",
+        f"{field} has a value that is no amount: write it like 250m, 2 or 512Mi",
+        lambda r: all(map(is_amount, getattr(r, field).values())),
+        field,
+    )
+
+
 class Resources(Model):
     """CPU and memory as in any pod spec. The broker keeps its caches within the memory limit."""
 
@@ -49,8 +59,11 @@ class Resources(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         _known("requests"),
         _known("limits"),
+        _amounts("requests"),
+        _amounts("limits"),
         Rule(
             "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) || "
+            "!isQuantity(string(self.requests[k])) || !isQuantity(string(self.limits[k])) || "
             "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
             "requests is above limits for the same resource: lower requests or raise limits",
             _requests_fit,

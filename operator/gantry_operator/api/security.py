@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from gantry_operator.api.base import Model, Rule
+from gantry_operator.api.base import TOPIC, Model, Rule
 from gantry_operator.api.tls import Peer, Tls
 
 Authentication = Literal["Enabled", "Permissive", "Disabled"]
@@ -20,7 +20,7 @@ MAX_RATE = 2**40
 class TopicQuota(Model):
     """The most that all clients together may send to one topic, at each broker group's master."""
 
-    topic: str = Field(description="Name of the topic.", min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+$")
+    topic: str = Field(description="Name of the topic.", min_length=1, max_length=127, pattern=TOPIC)
     bytesPerSecond: int | None = Field(None, ge=1, le=MAX_RATE, description="Bytes of messages a second.")
     messagesPerSecond: int | None = Field(None, ge=1, le=MAX_RATE, description="Messages a second.")
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import re
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from gantry_broker.settings import BrokerSettings
 from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
+    GROUP_NAME,
+    LABEL_VALUE,
     Duration,
     Model,
     Rule,
     Url,
     VolumeSize,
-    immutable,
+    between,
+    either,
+    fixed,
     more_than_nothing,
     parse_duration,
 )
+from gantry_operator.api.external import External
 from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Security
+from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
 
-RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
+RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker", "proxy")
 """Ends of other objects' names: a group with such a name would collide with them."""
-
-HOST_FIELDS = ("cluster", "namespace", "group", "name")
-"""Fields in braces of a host template. `name` is the pod or Service of the address."""
 
 
 def _unique_names(spec: BrokerClusterSpec) -> bool:
@@ -38,15 +41,24 @@ def _enough_members(spec: BrokerClusterSpec) -> bool:
     return all(g.members >= spec.minInSyncReplicas for g in spec.brokerGroups)
 
 
-def _host_fields_known(host: str | None) -> bool:
-    return host is None or set(re.findall(r"\{([^}]*)\}", host)) <= set(HOST_FIELDS)
-
-
 def _outside_is_protected(spec: BrokerClusterSpec) -> bool:
     security = spec.security
     if spec.external is None or spec.external.unprotected:
         return True
     return security.tls.mode == "Required" and security.mode() == "Enabled"
+
+
+def _proxy_outside_is_protected(spec: BrokerClusterSpec) -> bool:
+    proxy = spec.proxy
+    if proxy is None or proxy.external is None or proxy.external.unprotected:
+        return True
+    return proxy.tls_mode(spec.security.tls.mode) == "Required" and spec.security.mode() == "Enabled"
+
+
+def _proxy_may_ask_for_certificates(spec: BrokerClusterSpec) -> bool:
+    if spec.proxy is None or spec.security.tls.clientCertificates != "Required":
+        return True
+    return spec.proxy.tls_mode(spec.security.tls.mode) == "Required"
 
 
 MODE_IS_FIXED = (
@@ -64,17 +76,60 @@ class NameServers(Model):
         default_factory=lambda: Resources(requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}),
         description="CPU and memory of each.",
     )
+    placement: Placement | None = Field(None, description="Placement of their pods. Default: spec.placement.")
+
+
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+AnnotationValue = Annotated[str, Field(max_length=4_096)]
+RESERVED_KEYS = ("gantry.dev/", "app.kubernetes.io/", "volume.kubernetes.io/", "pv.kubernetes.io/")
+"""Beginnings of keys of labels and annotations that volume claims have from others."""
+
+
+def _not_reserved(field: Literal["labels", "annotations"]) -> Rule:
+    tests = " || ".join(f"k.startsWith('{key}')" for key in RESERVED_KEYS)
+    return Rule(
+        f"!has(self.{field}) || !self.{field}.exists(k, {tests})",
+        f"{field} has a key that the operator or Kubernetes writes: write a key that does not begin with "
+        f"{', '.join(RESERVED_KEYS)}",
+        lambda s: not any(key.startswith(RESERVED_KEYS) for key in getattr(s, field)),
+        field,
+    )
+
+
+class Storage(Model):
+    """The volume of each broker."""
+
+    size: VolumeSize = Field(
+        "10Gi",
+        description="Size of each volume. It may grow if the storage class allows it, and never shrinks once "
+        "volumes exist.",
+    )
+    className: str | None = Field(
+        None,
+        description="Storage class. Default: the default class. It cannot be changed once volumes exist.",
+        max_length=253,
+    )
+    labels: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=32, description="Labels of the volume claims, for example for a backup policy."
+    )
+    annotations: dict[str, AnnotationValue] = Field(
+        default_factory=dict, max_length=32, description="Annotations of the volume claims."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        more_than_nothing("size"), _not_reserved("labels"), _not_reserved("annotations"),
+    )  # fmt: skip
 
 
 class BrokerGroup(Model):
     """One master and its slaves; each topic's queues lie on one or more groups."""
 
     name: str = Field(
-        pattern=r"^[a-z][a-z0-9]*$",
+        pattern=GROUP_NAME,
         min_length=1,
         max_length=15,
         description="RocketMQ's brokerName: lower-case letters and digits, a letter first. Clients use it, so it "
-        "cannot be changed. Further groups can be added.",
+        "cannot be changed. Groups can be added and removed.",
     )
     members: int = Field(
         3, ge=1, le=9, description="Brokers in the group: one master, the rest slaves. A group of one has no failover."
@@ -88,10 +143,19 @@ class BrokerGroup(Model):
         "another member is master, it takes over by a switchover. Default: the master does not change; in mode "
         "Raft the masters of several groups are spread over the nodes.",
     )
+    storage: Storage | None = Field(
+        None, description="The volume of each broker of this group, as a whole. Default: spec.storage."
+    )
+    resources: Resources | None = Field(
+        None, description="CPU and memory of each broker of this group, as a whole. Default: spec.resources."
+    )
+    placement: Placement | None = Field(
+        None, description="Placement of the pods of this group, as a whole. Default: spec.placement."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "!has(self.preferredMaster) || self.preferredMaster < self.members",
+            f"!has(self.preferredMaster) || self.preferredMaster < {either('self.members', 3)}",
             "preferredMaster is no member of the group: write a number below members (the first member is 0)",
             lambda g: g.preferredMaster is None or g.preferredMaster < g.members,
             "preferredMaster",
@@ -105,28 +169,12 @@ class BrokerGroup(Model):
     )
 
 
-class Storage(Model):
-    """The volume of each broker."""
+class TopicDefaults(Model):
+    """What holds for topics that no resource describes."""
 
-    size: VolumeSize = Field(
-        "10Gi", description="Size of each volume. It may grow if the storage class allows it, and never shrinks."
-    )
-    className: str | None = Field(
-        None, description="Storage class. Default: the default class. It cannot be changed.", max_length=253
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
-    transitions: ClassVar[tuple[dict[str, str], ...]] = (
-        {
-            "rule": "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
-            "message": "size cannot shrink: write at least the size that the volumes have",
-            "fieldPath": ".size",
-        },
-        {
-            "rule": "has(self.className) == has(oldSelf.className) && "
-            "(!has(self.className) || self.className == oldSelf.className)",
-            "message": "className cannot be changed: the volumes exist; write the former class",
-        },
+    extendToNewGroups: bool = Field(
+        True,
+        description="A broker group that is added gets queues for the topics that exist. False: only for new topics.",
     )
 
 
@@ -147,57 +195,11 @@ class Failover(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.detectionTimeout) >= duration('1500ms') && "
-            "duration(self.detectionTimeout) <= duration('5m')",
+            between("detectionTimeout", "1500ms", "5m"),
             "detectionTimeout must be from 1500ms to 5m: members report once a second, so a shorter silence means "
             "nothing; write 2s",
             lambda f: 1.5 <= parse_duration(f.detectionTimeout) <= 300,
             "detectionTimeout",
-        ),
-    )
-
-
-class External(Model):
-    """Addresses for clients outside Kubernetes.
-
-    Clients at the external NameServer address get external broker addresses. Clients inside get internal ones.
-    """
-
-    type: Literal["NodePort", "LoadBalancer"] = Field(description="Type of the Services.")
-    host: str | None = Field(
-        None,
-        description="Host for clients outside, with {cluster}, {namespace}, {group} and {name} filled in, for "
-        "example {name}.mq.example.com. Required for NodePort (a name or address of any node). Default with "
-        "LoadBalancer: the address that the load balancer reports.",
-        min_length=1,
-        max_length=253,
-        pattern=r"^[a-zA-Z0-9.{}_-]+$",
-    )
-    annotations: dict[str, str] = Field(
-        default_factory=dict, description="Annotations of these Services, for a load balancer or external-dns."
-    )
-    sourceRanges: list[str] = Field(
-        default_factory=list, description="Networks that may connect (LoadBalancer), such as 10.0.0.0/8. Empty: all.",
-        max_length=64,
-    )  # fmt: skip
-
-    unprotected: bool = Field(
-        False,
-        description="Allow external addresses although clients need no signature or no TLS: everybody who reaches them "
-        "may then read, change or listen to all messages.",
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "self.type != 'NodePort' || has(self.host)",
-            "host is missing: with type NodePort write the name or address of a node (or of all) that clients reach",
-            lambda e: e.type != "NodePort" or e.host is not None,
-        ),
-        Rule(
-            "!has(self.host) || self.host.replace('{cluster}', '').replace('{namespace}', '').replace('{group}', '')"
-            ".replace('{name}', '').matches('^[a-zA-Z0-9._-]*$')",
-            "host has an unknown field in braces: write {cluster}, {namespace}, {group} or {name}",
-            lambda e: _host_fields_known(e.host),
         ),
     )
 
@@ -212,7 +214,7 @@ class Otlp(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.interval) >= duration('1s') && duration(self.interval) <= duration('1h')",
+            between("interval", "1s", "1h"),
             "interval is out of range: write 1s to 1h",
             lambda o: 1 <= parse_duration(o.interval) <= 3_600,
             "interval",
@@ -227,14 +229,23 @@ class BrokerClusterSpec(Model):
     brokerGroups: list[BrokerGroup] = Field(
         min_length=1,
         max_length=64,
-        description="The broker groups. Groups may be added. Removing one would lose its messages and is refused.",
+        description="The broker groups. An added one gets the topics that exist (spec.topicDefaults). A removed one "
+        "takes no more messages and goes once it is empty (spec.drain); adding it again before cancels that.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    drain: Literal["WhenConsumed", "WhenExpired"] = Field(
+        "WhenConsumed",
+        description="When a broker group that is no longer in brokerGroups goes. WhenConsumed: once consumers have "
+        "acknowledged all of its messages, or their retention has passed. WhenExpired: once their retention has "
+        "passed, so that they can be read again until then.",
+    )
+    topicDefaults: TopicDefaults = Field(
+        default_factory=lambda: TopicDefaults(), description="What holds for topics that no resource describes."
     )
     mode: Literal["MasterSlave", "Raft"] = Field(
         "MasterSlave",
         description="How the master is chosen: by the operator (MasterSlave), or by the group's election (Raft), "
         "which needs three members or more and ignores replication, minInSyncReplicas and failover: a majority counts.",
-        json_schema_extra=immutable(f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
     )
     replication: Literal["Sync", "Async"] = Field(
         "Sync",
@@ -272,6 +283,9 @@ class BrokerClusterSpec(Model):
     placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
+    proxy: Proxy | None = Field(
+        None, description="The endpoint for clients that speak gRPC, as those of RocketMQ 5 do. Default: none."
+    )
     security: Security = Field(
         default_factory=lambda: Security(),
         description="Who may use the cluster, and how connections are protected.",
@@ -289,14 +303,15 @@ class BrokerClusterSpec(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "self.mode != 'Raft' || self.brokerGroups.all(g, g.members >= 3)",
+            f"{either('self.mode', 'MasterSlave')} != 'Raft' || "
+            f"self.brokerGroups.all(g, {either('g.members', 3)} >= 3)",
             "brokerGroups has a group that is too small for mode Raft, which needs a majority after a failure: "
             "write members: 3 or more, or mode: MasterSlave",
             lambda s: s.mode != "Raft" or all(g.members >= 3 for g in s.brokerGroups),
             "brokerGroups",
         ),
         Rule(
-            "self.brokerGroups.all(g, g.members >= self.minInSyncReplicas)",
+            f"self.brokerGroups.all(g, {either('g.members', 3)} >= {either('self.minInSyncReplicas', 1)})",
             "minInSyncReplicas exceeds the members of a group, which could never acknowledge a message: write at most "
             "the smallest brokerGroups[].members",
             _enough_members,
@@ -309,32 +324,68 @@ class BrokerClusterSpec(Model):
             "brokerGroups",
         ),
         Rule(
-            "!has(self.external) || self.external.unprotected || (self.security.tls.mode == 'Required' && "
-            "(!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            f"!has(self.external) || {either('self.external.unprotected', False)} || "
+            f"({either('self.security.tls.mode', 'Disabled')} == 'Required' && "
+            f"{either('self.security.authentication', 'Enabled')} == 'Enabled')",
             "external opens the cluster to clients outside without authentication and TLS: write "
             "security.tls.mode: Required and leave security.authentication at Enabled, or write "
             "external.unprotected: true if everybody who reaches the addresses may use the cluster in clear text",
             _outside_is_protected,
             "external",
         ),
+        Rule(
+            "!has(self.proxy) || !has(self.proxy.external) || self.proxy.external.unprotected || "
+            "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : self.security.tls.mode) == "
+            "'Required' && (!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            "proxy.external opens the cluster to clients outside without authentication and TLS: write "
+            "proxy.tls.mode: Required and leave security.authentication at Enabled, or write "
+            "proxy.external.unprotected: true if everybody who reaches the address may use the cluster in clear text",
+            _proxy_outside_is_protected,
+            "proxy",
+        ),
+        Rule(
+            "!has(self.proxy) || self.security.tls.clientCertificates != 'Required' || !has(self.proxy.tls) || "
+            "!has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
+            "proxy.tls.mode takes clear text, and security.tls.clientCertificates is Required, which means nothing "
+            "then: write proxy.tls.mode: Required, or leave it out",
+            _proxy_may_ask_for_certificates,
+            "proxy",
+        ),
     )
     transitions: ClassVar[tuple[dict[str, str], ...]] = (
-        {
-            "rule": "oldSelf.brokerGroups.all(o, self.brokerGroups.exists(g, g.name == o.name))",
-            "message": "brokerGroups lacks a group that exists: removing or renaming one would lose its messages; "
-            "write it as before, and add new groups beside it",
-            "fieldPath": ".brokerGroups",
-        },
-        {
-            "rule": "self.broker.mappedFileSizeCommitLog == oldSelf.broker.mappedFileSizeCommitLog",
-            "message": "broker.mappedFileSizeCommitLog cannot be changed: segments on disk have the former size; "
+        fixed(
+            "self.security.tls.internal",
+            INTERNAL_IN_KUBERNETES,
+            "security.tls.internal cannot be changed on a cluster that exists: members with TLS and members without it "
+            "could not reach each other while they are replaced; write the former value",
+        ),
+        fixed("self.mode", "MasterSlave", f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
+        fixed(
+            "self.broker.mappedFileSizeCommitLog",
+            BrokerSettings().mappedFileSizeCommitLog,
+            "broker.mappedFileSizeCommitLog cannot be changed: segments on disk have the former size; "
             "write the former value",
-            "fieldPath": ".broker.mappedFileSizeCommitLog",
-        },
-        {
-            "rule": "self.broker.mappedFileSizeConsumeQueue == oldSelf.broker.mappedFileSizeConsumeQueue",
-            "message": "broker.mappedFileSizeConsumeQueue cannot be changed: files on disk have the former size; "
+        ),
+        fixed(
+            "self.broker.mappedFileSizeConsumeQueue",
+            BrokerSettings().mappedFileSizeConsumeQueue,
+            "broker.mappedFileSizeConsumeQueue cannot be changed: files on disk have the former size; "
             "write the former value",
-            "fieldPath": ".broker.mappedFileSizeConsumeQueue",
-        },
+        ),
     )
+
+    def _group(self, name: str) -> BrokerGroup | None:
+        return next((g for g in self.brokerGroups if g.name == name), None)
+
+    def storage_of(self, group: str) -> Storage:
+        """The volumes of a group: its own settings, or those of the cluster."""
+        found = self._group(group)
+        return self.storage if found is None or found.storage is None else found.storage
+
+    def resources_of(self, group: str) -> Resources:
+        found = self._group(group)
+        return self.resources if found is None or found.resources is None else found.resources
+
+    def placement_of(self, group: str) -> Placement:
+        found = self._group(group)
+        return self.placement if found is None or found.placement is None else found.placement

@@ -6,11 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gantry_operator.api.base import Model, Rule
+from gantry_operator.api.base import NETWORK, OBJECT_NAME, Model, Rule, either
 
 INTERNAL_IN_KUBERNETES = True
 """Default of `tls.internal` in Kubernetes. On one machine it is false."""
-_NETWORK = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 
 
 class LabelExpression(Model):
@@ -42,7 +41,7 @@ class LabelSelector(Model):
 class IpBlock(Model):
     """A network, without parts of it. The API server checks it as a part of the NetworkPolicy."""
 
-    cidr: str = Field(description="The network, for example 10.0.0.0/8.", pattern=_NETWORK, max_length=64)
+    cidr: str = Field(description="The network, for example 10.0.0.0/8.", pattern=NETWORK, max_length=64)
     except_: list[str] = Field(
         default_factory=list,
         max_length=64,
@@ -90,7 +89,7 @@ class Tls(Model):
         None,
         min_length=1,
         max_length=253,
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        pattern=OBJECT_NAME,
         description="Secret with tls.crt, tls.key and ca.crt, as cert-manager writes it. Gantry reloads it after each "
         "change. Certificates between members stay those of the cluster's own authority.",
     )
@@ -102,32 +101,24 @@ class Tls(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "(self.issuer == 'Secret') == has(self.secretName)",
+            f"({either('self.issuer', 'Operator')} == 'Secret') == has(self.secretName)",
             "secretName does not fit issuer: write secretName with issuer: Secret, and only then",
             lambda t: (t.issuer == "Secret") == (t.secretName is not None),
             "secretName",
         ),
         Rule(
-            "self.clientCertificates == 'None' || self.mode != 'Disabled'",
+            f"{either('self.clientCertificates', 'None')} == 'None' || {either('self.mode', 'Disabled')} != 'Disabled'",
             "clientCertificates needs TLS: write mode: Permissive or mode: Required, or clientCertificates: None",
             lambda t: t.clientCertificates == "None" or t.mode != "Disabled",
             "clientCertificates",
         ),
         Rule(
-            "self.clientCertificates != 'Required' || self.mode == 'Required'",
+            f"{either('self.clientCertificates', 'None')} != 'Required' || "
+            f"{either('self.mode', 'Disabled')} == 'Required'",
             "clientCertificates: Required means nothing while clear text is allowed: write mode: Required",
             lambda t: t.clientCertificates != "Required" or t.mode == "Required",
             "clientCertificates",
         ),
-    )
-    transitions: ClassVar[tuple[dict[str, str], ...]] = (
-        {
-            "rule": "has(self.internal) == has(oldSelf.internal) && "
-            "(!has(self.internal) || self.internal == oldSelf.internal)",
-            "message": "internal cannot be changed on a cluster that exists: members with TLS and members without it "
-            "could not reach each other while they are replaced; write the former value",
-            "fieldPath": ".internal",
-        },
     )
 
     def between_members(self, *, kubernetes: bool) -> bool:

@@ -6,7 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gantry_operator.api.base import ACCESS_KEY, SOURCE, Duration, Model, Rule, Strict, parse_duration
+from gantry_operator.api.base import (
+    ACCESS_KEY,
+    OBJECT_NAME,
+    RESOURCE,
+    SECRET_KEY,
+    SOURCE,
+    Duration,
+    Model,
+    Rule,
+    Strict,
+    between,
+    either,
+    parse_duration,
+)
 from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata, name_rule
 from gantry_operator.api.security import MAX_RATE
 
@@ -41,7 +54,7 @@ class AccessRule(Model):
     )
     name: str = Field(
         "", description="Name of the resource, or its beginning with pattern Prefix.", max_length=255,
-        pattern=r"^[%|a-zA-Z0-9._-]*$",
+        pattern=RESOURCE,
     )  # fmt: skip
     pattern: Literal["Literal", "Prefix", "Any"] = Field(
         "Literal", description="Literal: exactly this name. Prefix: every name that begins with it. Any: every name."
@@ -61,13 +74,13 @@ class AccessRule(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "self.pattern == 'Any' || self.name != ''",
+            f"{either('self.pattern', 'Literal')} == 'Any' || {either('self.name', '')} != ''",
             "name is missing: write the name of the topic or group, or pattern: Any for all of them",
             lambda r: r.pattern == "Any" or r.name != "",
             "name",
         ),
         Rule(
-            "self.pattern != 'Any' || self.name == ''",
+            f"{either('self.pattern', 'Literal')} != 'Any' || {either('self.name', '')} == ''",
             "name has no meaning with pattern Any: leave it out, or write pattern: Literal or Prefix",
             lambda r: r.pattern != "Any" or r.name == "",
             "name",
@@ -88,11 +101,11 @@ class SecretReference(Strict):
 
     name: str = Field(
         description="Name of the Secret. It needs the label gantry.dev/cluster with the cluster's name.",
-        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        min_length=1, max_length=253, pattern=OBJECT_NAME,
     )  # fmt: skip
     key: str = Field(
         "secretKey", description="Key of the Secret with the secret key.", min_length=1, max_length=253,
-        pattern=r"^[-._a-zA-Z0-9]+$",
+        pattern=SECRET_KEY,
     )  # fmt: skip
 
 
@@ -106,7 +119,7 @@ class Rotation(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.overlap) <= duration('168h')",
+            between("overlap", "0s", "168h"),
             "overlap is too long: write 168h or less",
             lambda r: parse_duration(r.overlap) <= 168 * 3600,
             "overlap",

@@ -273,6 +273,7 @@ def _status(place: Place) -> tuple[dict[str, Any] | None, str]:
 def _ask(url: str, token: Any, trusted: bytes) -> tuple[dict[str, Any] | None, str]:
     import asyncio
 
+    from gantry_operator.cluster.failures import in_words
     from gantry_operator.cluster.member_http import httpx, make_client
 
     async def ask() -> tuple[dict[str, Any] | None, str]:
@@ -282,7 +283,7 @@ def _ask(url: str, token: Any, trusted: bytes) -> tuple[dict[str, Any] | None, s
                 answer.raise_for_status()
                 said = answer.json()
             except (httpx.HTTPError, ValueError) as error:
-                return None, f"no status: {error or type(error).__name__}; the member does not run or does not answer"
+                return None, f"no status: {in_words(error)}; the member does not run or does not answer"
         return (said, "") if isinstance(said, dict) else (None, "no status: the answer is no object")
 
     return asyncio.run(ask())

@@ -115,7 +115,7 @@ MEMBERS: Final[tuple[tuple[str, Hint], ...]] = (
         ),
     ),
     (
-        r"process does not run|refused|ConnectError",
+        r"process does not run|refuse",
         Hint(
             "less {logs}/{member}.log (why it ended; `gantry up` starts it again)",
             "{kubectl} logs {member} --previous (why it ended)",

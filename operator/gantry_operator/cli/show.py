@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json, size
 from gantry_operator.cli.progress import Progress
@@ -46,15 +47,25 @@ def _promise(spec: dict[str, Any]) -> str:
     )
 
 
+def _effective(resource: dict[str, Any]) -> dict[str, Any]:
+    """The spec with the defaults of this version. A refused spec as it is written."""
+    try:
+        return parse_manifest(resource).spec.model_dump(mode="json")
+    except ManifestError:
+        return dict(resource["spec"])
+
+
 def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
     """In the order of `kubectl describe`: metadata, conditions, processes, events; last what to do next."""
     out = console()
-    status, spec, name = resource.get("status", {}), resource["spec"], resource["metadata"]["name"]
+    status, spec, name = resource.get("status", {}), _effective(resource), resource["metadata"]["name"]
     phase = status.get("phase", "Pending")
     out.print(f"[bold]{escape(name)}[/bold]  [{COLOURS.get(phase, 'red')}]{phase}[/]", highlight=False)
     facts = [
         ("Name servers", status.get("addresses", {}).get("nameServers", "")),
         ("Outside", status.get("addresses", {}).get("external", "")),
+        ("gRPC", (status.get("proxy") or {}).get("address", "")),
+        ("gRPC outside", (status.get("proxy") or {}).get("external", "")),
         ("Replication", _promise(spec)),
     ]  # fmt: skip
     last = status.get("lastFailover")
@@ -72,6 +83,7 @@ def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
     _conditions(out, status)
     _members(out, status)
     _name_servers(out, status)
+    _proxies(out, status)
     _events(out, status)
     _steps(out, steps)
 
@@ -97,7 +109,7 @@ def _members(out: Any, status: dict[str, Any]) -> None:
     for r in rows:
         role = r["role"] if r["role"] != "Master" else "[green]Master[/green]"
         table.add_row(
-            r["name"], r["group"], role, str(r["brokerId"]), str(r["epoch"]), str(r["maxOffset"]), size(r["lag"]),
+            r["name"], r["group"], role, *_figures(r),
             "yes" if r["inSync"] else "no", r.get("address", ""), str(r.get("node" if pods else "pid") or "-"),
         )  # fmt: skip
     out.print()
@@ -107,12 +119,35 @@ def _members(out: Any, status: dict[str, Any]) -> None:
             out.print(f"  {r['name']}: {escape(plain(r['reason']))}", highlight=False)
 
 
+def _figures(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """ID, epoch, offset and lag of a member. A dash: not known, since it does not answer."""
+    known = [str(row[k]) if row.get(k) is not None else "-" for k in ("epoch", "maxOffset")]
+    lag = row.get("lag")
+    return str(row["brokerId"]) if row["brokerId"] >= 0 else "-", *known, "-" if lag is None else size(lag)  # type: ignore[return-value]
+
+
 def _name_servers(out: Any, status: dict[str, Any]) -> None:
-    table = _table("NAME SERVER", "READY", "ADDRESS", "PID")
-    for s in status.get("nameServerMembers", []):
-        table.add_row(s["name"], "yes" if s["ready"] else "no", s["address"], str(s.get("pid") or s.get("node") or "-"))
+    rows = status.get("nameServerMembers", [])
+    place = "node" if any(s.get("node") for s in rows) else "pid"
+    table = _table("NAME SERVER", "READY", "ADDRESS", place.upper())
+    for s in rows:
+        table.add_row(s["name"], "yes" if s["ready"] else "no", s["address"], str(s.get(place) or "-"))
     out.print()
     out.print(table)
+
+
+def _proxies(out: Any, status: dict[str, Any]) -> None:
+    proxy = status.get("proxy")
+    if not proxy:
+        return
+    table = _table("PROXY", "READY", "ADDRESS", "NODE" if any(r.get("node") for r in proxy["members"]) else "PID")
+    for r in proxy["members"]:
+        table.add_row(r["name"], "yes" if r["ready"] else "no", r["address"], str(r.get("node") or r.get("pid") or "-"))
+    out.print()
+    out.print(table)
+    for r in proxy["members"]:
+        if r.get("reason"):
+            out.print(f"  {r['name']}: {escape(plain(r['reason']))}", highlight=False)
 
 
 def _events(out: Any, status: dict[str, Any]) -> None:

@@ -62,6 +62,12 @@ class Target(Protocol):
         """Where a live view has its figures from, while the context is open."""
         ...
 
+    def resources(self) -> AbstractAsyncContextManager[Any]:
+        """Topics and groups as resources, as `cli.local_resources.LocalResources` and
+        `platforms.kubernetes.target_topics.TargetTopics`.
+        """
+        ...
+
     def users(self) -> AbstractAsyncContextManager[Any]:
         """The cluster's users, as `cli.users.LocalUsers` and `platforms.kubernetes.target_users.TargetUsers`."""
         ...
@@ -116,6 +122,13 @@ class LocalTarget:
 
         yield LocalUsers(self.folder, load_saved(self.folder).name)
 
+    @asynccontextmanager
+    async def resources(self) -> AsyncIterator[Any]:
+        from gantry_operator.cli.local_resources import LocalResources
+        from gantry_operator.platforms.local.supervisor import load_saved
+
+        yield LocalResources(self.folder, load_saved(self.folder).name)
+
 
 class KubernetesTarget:
     """A cluster on Kubernetes. Every call opens its own connection to the API: a command makes one or two."""
@@ -169,6 +182,11 @@ class KubernetesTarget:
         async with self._open() as target:
             yield target.users
 
+    @asynccontextmanager
+    async def resources(self) -> AsyncIterator[Any]:
+        async with self._open() as target:
+            yield target.topics
+
 
 def find_target(directory: Path | None, name: str | None, context: str | None, namespace: str | None) -> Target:
     """Local, unless a context or a namespace is given or the command runs as a plug-in of kubectl. Raises CliError."""
@@ -196,6 +214,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     from gantry_broker.remoting.errors import RemotingError
     from pydantic import ValidationError
 
+    from gantry_operator.cluster.failures import in_words
     from gantry_operator.platforms.local.ports import NoPort
 
     try:
@@ -203,7 +222,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     except NoPort as error:
         raise CliError(str(error)) from None
     except (ClientError, RemotingError, BodyError) as error:
-        raise CliError(str(error) or type(error).__name__) from None
+        raise CliError(in_words(error)) from None
     except ValidationError as error:
         raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
     except OSError as error:

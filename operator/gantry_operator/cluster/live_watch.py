@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from gantry_operator.cluster.failures import in_words
 from gantry_operator.cluster.live import Facts, MemberPlace, Page, Seen, View, read_page, view_of
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
@@ -71,7 +72,7 @@ class LiveWatch:
                 self._take(await self._source.facts())
                 self._problem = ""
             except self._source.failures as error:
-                self._problem = str(error) or type(error).__name__
+                self._problem = in_words(error)
 
     def _take(self, facts: Facts) -> None:
         """Follow exactly the members of these facts."""

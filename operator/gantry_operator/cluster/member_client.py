@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
+from gantry_operator.cluster.failures import in_words
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_messages import assignment_body, handover_body
 
@@ -153,7 +154,7 @@ class MemberClient:
                 return False, f"the master answered {answer.status_code} to the handover request: {answer.text[:200]}"
             said = HandoverAnswer.model_validate_json(answer.content)
         except (httpx.HTTPError, ValueError) as error:
-            return False, f"the master did not answer the handover request: {error!r}"
+            return False, f"the master did not answer the handover request: {in_words(error)}"
         return said.ready, said.reason
 
     async def remove(self, url: str, member: int) -> str:
@@ -171,7 +172,7 @@ class MemberClient:
                 return f"the leader answered {answer.status_code}: {answer.text[:200]}"
             said = RemovalAnswer.model_validate_json(answer.content)
         except (httpx.HTTPError, ValueError) as error:
-            return f"the leader did not answer: {error!r}"
+            return f"the leader did not answer: {in_words(error)}"
         return said.reason
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from gantry_operator.cluster.failures import in_words
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.failover.model import Reach, Report
@@ -63,7 +64,7 @@ class MemberWatch:
                 await self._follow()
                 self._lost("silent", "it ended the stream")
             except httpx.HTTPError as error:
-                self._lost(_reach_of(error), f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+                self._lost(_reach_of(error), in_words(error))
             except BadStatus as error:
                 self._lost("silent", str(error))
             attempt = 0 if self.line_at > heard_before else attempt + 1

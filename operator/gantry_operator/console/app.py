@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 from fastapi.staticfiles import StaticFiles
 from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX
+from gantry_broker.theme import THEME
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
@@ -103,6 +104,11 @@ def make_app(
 ) -> FastAPI:
     """All routes. `clusters` returns the present ones."""
     app = FastAPI(title="Gantry console", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/static/theme.css")
+    async def theme() -> Response:
+        return Response(THEME, media_type="text/css")
+
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     env = environment()
     version = _version()
@@ -334,7 +340,7 @@ def make_app(
                 said = str(error)
         return page(
             request, place, "reset.html", "groups", group=row, topic=topic, to=to, end=end, preview=found, said=said,
-            to_ms=to_ms, command=do.reset_command(place.source, _servers(place), group, topic, to_ms),
+            to_ms=to_ms, command=do.reset_command(place.source, group, topic, to_ms),
         )  # fmt: skip
 
     @app.post("/c/{space}/{name}/groups/{group}/reset")
@@ -342,7 +348,7 @@ def make_app(
         place, form = change
         topic, to_ms = _one(form, "topic"), _number(form, "to_ms", -1, 253_402_300_799_999)
         said = await do.reset(place.source, group, topic, to_ms)
-        command = do.reset_command(place.source, _servers(place), group, topic, to_ms)
+        command = do.reset_command(place.source, group, topic, to_ms)
         return _done(page, request, place, "groups", said, command, f"{place.snapshot.key.path}/groups/{quote(group)}")
 
     @app.get("/c/{space}/{name}/messages")
@@ -574,11 +580,6 @@ def _audited(snapshot: Snapshot) -> bool:
     return all(c.get("reason") != "AuthenticationDisabled" for c in conditions)
 
 
-def _servers(place: Place) -> str:
-    addresses = place.snapshot.status.get("addresses") or {}
-    return str(addresses.get("nameServers") or "NAMESERVER:9876")
-
-
 def _path_of(request: Request) -> str:
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{request.url.path}{query}"
@@ -599,7 +600,7 @@ def _links(request: Request) -> Callable[..., str]:
 
 def _version() -> str:
     """A digest of the static files, so that browsers load changed ones again."""
-    found = hashlib.sha256()
+    found = hashlib.sha256(THEME.encode())
     for path in sorted(STATIC.rglob("*")):
         if path.is_file():
             found.update(path.read_bytes())

@@ -84,7 +84,7 @@ class DiskView:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member in the table. `address`: for clients; `lag`: bytes behind the master."""
+    """A member in the table. `address`: for clients; `lag`: bytes behind the master; None: not known."""
 
     name: str
     group: str
@@ -93,7 +93,7 @@ class MemberView:
     epoch: int
     start: int
     end: int
-    lag: int
+    lag: int | None
     in_sync: bool
     where: str
     address: str
@@ -152,7 +152,7 @@ def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot
         epoch=int(status.get("epoch", row.get("epoch", 0))),
         start=int(status.get("start", 0)),
         end=int(status.get("end", row.get("maxOffset", 0))),
-        lag=int(status.get("lag_bytes", row.get("lag", 0))),
+        lag=int(status.get("lag_bytes", 0)) if answers else row.get("lag") if seen is None else None,
         in_sync=in_sync and answers,
         where=str(row.get("node") or (f"pid {pid}" if pid else "")),
         address=str(status.get("address") or row.get("address", "")),

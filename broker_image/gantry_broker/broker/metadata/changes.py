@@ -90,7 +90,7 @@ class MetadataChanges:
         status = await done
         if status is not SendStatus.SEND_OK:
             raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
-        if "topics" in change or "dropTopics" in change:
+        if "topics" in change or "dropTopics" in change or "marks" in change:
             await self._registrar.registered()
 
     def _record(self, change: Change) -> Put:

@@ -20,18 +20,40 @@ from typing import Any, Final
 import orjson
 
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
+from gantry_broker.protocol.codes import Perm
 
 KIND: Final = "meta"
+DRAIN: Final = "drain"
+"""The mark of a broker group that leaves its cluster: `CLOSING`, then `CLOSED`."""
+CLOSING: Final = "closing"
+"""Routes show no permission to write, and sends by an older route still succeed."""
+CLOSED: Final = "closed"
+"""Sends are refused."""
+JOINED: Final = "joined"
+"""The mark of a broker group that has the topics and groups of its cluster."""
 CHUNK: Final = 200
 """Entries of a table in one control record of `all_changes`."""
 
 Change = dict[str, Any]
+Marks = Mapping[str, str]
 Offsets = dict[int, int]
 
 
 def offset_key(topic: str, group: str) -> str:
     """Returns RocketMQ's key in `consumerOffset.json`."""
     return f"{topic}@{group}"
+
+
+def route_permission(permission: int, marks: Marks) -> int:
+    """Returns the permission that routes show. `permission`: the setting `brokerPermission`."""
+    return permission & ~Perm.WRITE if marks.get(DRAIN) else permission
+
+
+def takes_sends(permission: int, marks: Marks) -> bool:
+    """Returns whether producers may send. Retries, delayed messages and decisions of transactions are no sends: they
+    belong to messages that the broker has.
+    """
+    return bool(permission & Perm.WRITE) and marks.get(DRAIN) != CLOSED
 
 
 @dataclass(slots=True)
@@ -44,6 +66,7 @@ class Tables:
     - `timer_done`: bucket to the delivered offsets above that
     - `settings`: name to (value, the resource's value at the change), see `live_settings`
     - `deletion_watermarks`: topic to the offset of the log below which its deletion hides records
+    - `marks`: what the control plane noted about the broker group, by name (`DRAIN`, `JOINED`)
     - `ends`: topic to queue to the next queue offset, for queues without records
     - `modes`: "topic@group" to (PULL or POP, queues that members share), as SET_MESSAGE_REQUEST_MODE set them
     """
@@ -58,6 +81,7 @@ class Tables:
     deletion_watermarks: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Offsets] = field(default_factory=dict)
     modes: dict[str, tuple[str, int]] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
 
@@ -74,12 +98,13 @@ class Tables:
             dict(self.deletion_watermarks),
             {topic: dict(queues) for topic, queues in self.ends.items()},
             dict(self.modes),
+            dict(self.marks),
             self.topic_version,
             self.group_version,
         )
 
     def apply(self, change: Mapping[str, Any]) -> bool:
-        """Applies one change; returns True when topics, groups or settings changed. Ignores unknown parts."""
+        """Applies one change; returns True when topics, groups, settings or marks changed. Ignores unknown parts."""
         at = int(change.get("at", 0))
         shaped = False
         for value in change.get("topics", ()):
@@ -92,7 +117,9 @@ class Tables:
                 self.deletion_watermarks[name] = change["dropData"]
         for name, queues in change.get("ends", {}).items():
             self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
-        if shaped:
+        permission = "brokerPermission"
+        if shaped or "marks" in change or permission in (*change.get("settings", ()), *change.get("dropSettings", ())):
+            # A NameServer takes topics over only with a new version, also when just their permission differs.
             self.topic_version = self.topic_version.next(at)
         grouped = False
         for value in change.get("groups", ()):
@@ -106,11 +133,16 @@ class Tables:
         self._forget_modes(change.get("dropTopics", ()), change.get("dropGroups", ()))
         for key, (mode, share) in change.get("modes", {}).items():
             self.modes[key] = (mode, share)
-        settings_changed = "settings" in change or "dropSettings" in change
+        settings_changed = "settings" in change or "dropSettings" in change or "marks" in change
         for name in change.get("dropSettings", ()):
             self.settings.pop(name, None)
         for name, (value, base) in change.get("settings", {}).items():
             self.settings[name] = (value, base)
+        for name, value in change.get("marks", {}).items():
+            if value:
+                self.marks[name] = value
+            else:
+                self.marks.pop(name, None)
         for key in change.get("dropOffsets", ()):
             self.offsets.pop(key, None)
         for key, queues in change.get("offsets", {}).items():
@@ -175,6 +207,8 @@ class Tables:
             yield {"at": now_ms, "modes": {key: list(self.modes[key]) for key in keys if key in self.modes}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
+        if self.marks:
+            yield {"at": now_ms, "marks": dict(self.marks)}
 
     def configs(self) -> TopicConfigs:
         return TopicConfigs(dict(self.topics), self.topic_version)

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
+from gantry_broker.broker.metadata.tables import takes_sends
 from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_fault
 from gantry_broker.broker.send.messages import (
     SPECIAL,
@@ -385,7 +386,7 @@ class Sender:
     def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
         """Returns (topic, whether it exists). Does not create the topic. Raises RequestRejected."""
         name = header.topic
-        if not self._settings.brokerPermission & _WRITE:
+        if not takes_sends(self._settings.brokerPermission, self._meta.working.marks):
             raise RequestRejected(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._role.address}] sending message is forbidden"
             )

@@ -20,6 +20,7 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from gantry_operator.cluster.failures import in_words
 from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
 
 REQUEST_S = 10.0
@@ -55,10 +56,14 @@ class Kind:
 
 
 BROKER_CLUSTER = Kind("gantry.dev", "v1alpha1", "BrokerCluster", "brokerclusters")
+BROKER_TOPIC = Kind("gantry.dev", "v1alpha1", "BrokerTopic", "brokertopics")
 BROKER_USER = Kind("gantry.dev", "v1alpha1", "BrokerUser", "brokerusers")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+CONSUMER_GROUP = Kind("gantry.dev", "v1alpha1", "ConsumerGroup", "consumergroups")
 CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
+DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 EVENT = Kind("", "v1", "Event", "events")
+HORIZONTAL_POD_AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 JOB = Kind("batch", "v1", "Job", "jobs")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
@@ -77,8 +82,9 @@ VOLUME_CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 KINDS = {
     k.kind: k
     for k in (
-        BROKER_CLUSTER, BROKER_USER, CONFIG_MAP, CRON_JOB, EVENT, JOB, LEASE, NETWORK_POLICY, POD,
-        POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET,
+        BROKER_CLUSTER, BROKER_TOPIC, BROKER_USER, CONFIG_MAP, CONSUMER_GROUP, CRON_JOB, DEPLOYMENT, EVENT,
+        HORIZONTAL_POD_AUTOSCALER, JOB, LEASE,
+        NETWORK_POLICY, POD, POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET,
         SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, VOLUME_CLAIM,
     )
 }  # fmt: skip
@@ -164,13 +170,15 @@ class KubeApi:
         try:
             return await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiUnavailable(f"GET {path}: {error!r}") from error
+            raise ApiUnavailable(f"GET {path}: {in_words(error)}") from error
         finally:
             response.release()
 
-    async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> tuple[list[Object], str]:
+    async def list(
+        self, kind: Kind, namespace: str | None, labels: str = "", *, fields: str = ""
+    ) -> tuple[list[Object], str]:
         """Return all objects (namespace None: of all namespaces) and the resource version to watch from."""
-        query = {"labelSelector": labels} if labels else {}
+        query = {k: v for k, v in (("labelSelector", labels), ("fieldSelector", fields)) if v}
         answer = await self._call(kind, "GET", kind.path(namespace), query, timeout=60, verb="LIST")
         items = answer.get("items") or []
         for item in items:
@@ -205,7 +213,7 @@ class KubeApi:
                     raise _error(event["object"].get("code", 500), event["object"])
                 yield event["type"], event["object"]
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiUnavailable(f"watching {kind.plural}: {error!r}") from error
+            raise ApiUnavailable(f"watching {kind.plural}: {in_words(error)}") from error
         finally:
             response.release()
 
@@ -308,7 +316,7 @@ class KubeApi:
         try:
             found: Object = json.loads(await response.read())
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+            raise ApiUnavailable(f"{method} {path}: {in_words(error)}") from error
         finally:
             response.release()
         return found
@@ -342,7 +350,7 @@ class KubeApi:
                 response.release()
                 raise _refused(response.status, text)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+            raise ApiUnavailable(f"{method} {path}: {in_words(error)}") from error
         finally:
             self._on_answer(*what, status)
         return response

@@ -163,7 +163,7 @@ def _add_status(add: Any, status: BrokerClusterStatus) -> None:
         add("members_degraded", len(rows) - ready, group=group)
         add("in_sync_members", sum(row.inSync for row in rows), group=group)
         add("group_master", bool(masters), group=group)
-        add("leader_epoch", max(row.epoch for row in masters or rows), group=group)
+        add("leader_epoch", max(row.epoch or 0 for row in masters or rows), group=group)
     add("name_servers", len(status.nameServerMembers))
     add("name_servers_ready", sum(server.ready for server in status.nameServerMembers))
     if status.analytics is not None:

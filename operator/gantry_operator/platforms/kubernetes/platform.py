@@ -9,7 +9,7 @@ from typing import Any
 
 from gantry_operator.plan import MemberPlan, member_name
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
-from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes import names, volumes
 from gantry_operator.platforms.kubernetes.client import POD, KubeApi, Object
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.pods import scheme_of
@@ -189,10 +189,11 @@ def process_state_of(pod: Object | None, claim: Object | None, *, leaving: bool)
     A pod on a dead node still looks alive; the status streams detect that. A claim without a volume, of a pod that was
     never scheduled, has no disk.
     """
+    no_disk = claim is not None and not volumes.bound(claim)
     if pod is None:
-        return ProcessState(gone=True, deleting=leaving)
+        return ProcessState(gone=True, deleting=leaving, never_ran=no_disk)
     node = (pod.get("spec") or {}).get("nodeName") or ""
-    never_ran = not node and claim is not None and not (claim.get("spec") or {}).get("volumeName")
+    never_ran = not node and no_disk
     deleting = leaving or pod["metadata"].get("deletionTimestamp") is not None
     gone = pod_ip(pod) is None or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return ProcessState(gone=gone, deleting=deleting, never_ran=never_ran, node=node)

@@ -25,6 +25,8 @@ NO_LONGER = {
     "Degraded": "Recovered",
     "Secured": "NotSecured",
     "CertificatesValid": "CertificatesNotValid",
+    "Draining": "DrainEnded",
+    "Unbalanced": "Balanced",
 }
 GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid")
 """The event reason when a condition becomes false."""
@@ -112,7 +114,7 @@ class StatusWriter:
     def _say(self, old: BrokerClusterStatus, new: BrokerClusterStatus) -> None:
         before = {c.type: c.status for c in old.conditions}
         for c in new.conditions:
-            if c.type in before and before[c.type] != c.status and c.type != "Progressing":
+            if c.type in before and before[c.type] != c.status and c.type not in ("Progressing", "Ready"):
                 good = (c.type in GOOD_WHEN_TRUE) == (c.status == "True")
                 reason = c.type if c.status == "True" else NO_LONGER[c.type]
                 self._events.record("Normal" if good else "Warning", reason, c.message)

@@ -11,12 +11,11 @@ from typing import Any
 
 import yaml
 
-from gantry_operator.api import GROUP, BrokerCluster
+from gantry_operator.api import GROUP, BrokerCluster, cron
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import parse_duration, parse_quantity
 from gantry_operator.plan import AUTHORITIES
 from gantry_operator.platforms.kubernetes import access, names, pods
-from gantry_operator.platforms.kubernetes.analytics import cron
 
 COMPONENT = "analytics"
 REPORTS = "/reports"

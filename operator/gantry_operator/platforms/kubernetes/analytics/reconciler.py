@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.cron import ScheduleError
 from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names, pods
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
-from gantry_operator.platforms.kubernetes.analytics.cron import ScheduleError
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, CRON_JOB, JOB, KINDS, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from gantry_operator.api import cron
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.status import AnalyticsStatus, TopicSaving
-from gantry_operator.platforms.kubernetes.analytics import cron
 
 Object = Mapping[str, Any]
 

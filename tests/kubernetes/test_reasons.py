@@ -1,0 +1,178 @@
+"""The reasons of Kubernetes reach the status: quota, LimitRange, PriorityClass, scheduler, memory, images, classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import volumes
+from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.member_state import lacking, node_lost, why_not
+from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons, in_words, newest_warning
+
+from tests.kubernetes.fake_api import FakeApi
+
+CREATE = 'create Pod demo-a-1 in StatefulSet demo-a failed error: pods "demo-a-1" is forbidden: '
+QUOTA = CREATE + "exceeded quota: small, requested: requests.memory=256Mi, used: requests.memory=1Gi, limited: 1Gi"
+
+
+def event(message: str, time: str, name: str = "demo-a", kind: str = "StatefulSet", **more: Any) -> dict[str, Any]:
+    meta = {"name": f"{name}.{time}", "namespace": "mq", "creationTimestamp": time}
+    about = {"kind": kind, "name": name, "namespace": "mq"}
+    return {
+        "apiVersion": "v1", "kind": "Event", "type": "Warning", "metadata": meta, "involvedObject": about,
+        "message": message, "lastTimestamp": time,
+    } | more  # fmt: skip
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "demo-a-1", "namespace": "mq"}, "spec": {"nodeName": "n2"}, "status": status}
+
+
+def test_the_newest_warning_about_the_object_counts() -> None:
+    found = [
+        event("old", "2026-01-01T00:00:00Z"),
+        event("new", "2026-01-01T00:00:05Z"),
+        event("another set", "2026-01-01T00:00:09Z", "demo-b"),
+        event("fine", "2026-01-01T00:00:09Z", type="Normal"),
+        event("repeated", "2026-01-01T00:00:01Z", series={"lastObservedTime": "2026-01-01T00:00:07.123456Z"}),
+    ]
+    assert newest_warning(found, "StatefulSet", "demo-a") == "repeated"
+    assert newest_warning(found, "Pod", "demo-a") == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (QUOTA, "quota small of the namespace is used up, requested: requests.memory=256Mi"),
+        (CREATE + "no PriorityClass with name high was found", "no PriorityClass with name high was found"),
+        (
+            CREATE + "maximum memory usage per Container is 100Mi, but limit is 1Gi",
+            "maximum memory usage per Container",
+        ),
+    ],
+)
+def test_refused_pods_are_explained(message: str, words: str) -> None:
+    said = in_words(message)
+    assert words in said
+    assert "StatefulSet" not in said
+    assert why_not(None, "", said) == f"there is no pod: {said}"
+
+
+def test_states_of_containers_are_explained() -> None:
+    ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    killed = {"ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    assert "more memory than its limit" in why_not(pod(containerStatuses=[killed]), "")
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    crashed = {"ready": False, "state": waiting, "lastState": {"terminated": {"exitCode": 2}}}
+    assert why_not(pod(containerStatuses=[crashed]), "") == "CrashLoopBackOff: back-off 10s; it ended with code 2"
+    pull = {"state": {"waiting": {"reason": "ErrImagePull", "message": "no such host"}}}
+    said = why_not(pod(containerStatuses=[pull]), "")
+    assert "no such host" in said
+    assert all(word in said for word in ("docker build", "push", "kind load", "minikube image load", "image.broker"))
+    init = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "x"}}}
+    assert "docker build" in why_not(pod(initContainerStatuses=[init]), "")
+    begins = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    assert why_not(pod(containerStatuses=[begins]), "", 'secret "x" not found').endswith('secret "x" not found')
+    unplaced = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}])
+    assert "0/3 nodes" in why_not(unplaced, "", "", "no class") and why_not(unplaced, "", "", "no class").endswith(
+        "no class"
+    )
+
+
+def test_a_lost_node_is_named() -> None:
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    assert node_lost(pod(conditions=conditions))
+    assert why_not(pod(conditions=conditions), "no connection in time") == (
+        "node n2 no longer reports: it may be off or cut off"
+    )
+    assert why_not(pod(), "no connection in time") == "no connection in time; it is on node n2"
+    conditions[1]["status"] = "False"
+    assert not node_lost(pod(conditions=conditions))
+
+
+async def caches_of(api: KubeApi, *kinds: str) -> dict[str, InformerCache]:
+    caches = {k: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for k in kinds}
+    for kind, cache in caches.items():
+        for obj in (await api.list(KINDS[kind], "mq"))[0]:
+            cache.note(obj)
+    return caches
+
+
+async def test_events_are_read_only_while_something_is_missing(fake: FakeApi, api: KubeApi) -> None:
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 2}])
+    ready = {
+        "metadata": {"namespace": "mq"},
+        "spec": {},
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "status": {"phase": "Running"},
+    }
+    for name in ("demo-a-0", "demo-namesrv-0", "demo-namesrv-1"):
+        fake.put(ready | {"metadata": {"name": name, "namespace": "mq"}})
+    pods = (await caches_of(api, "Pod"))["Pod"]
+    running = [("a", i, f"demo-a-{i}") for i in range(2)]
+    wanted = lacking(running, plan(cluster), pods, "mq", "demo")
+    assert wanted == [("StatefulSet", "demo-a")]
+    fake.put(event(QUOTA, "2026-01-01T00:00:00Z"))
+    reasons = Reasons(api, "mq")
+    assert await reasons.look(wanted, 0.0)
+    assert "quota small" in reasons.of("StatefulSet", "demo-a")
+    read = fake.lists
+    assert not await reasons.look(wanted, LOOK_S / 2)
+    assert fake.lists == read
+    assert await reasons.look([], LOOK_S)
+    assert (reasons.of("StatefulSet", "demo-a"), fake.lists) == ("", read)
+
+
+def claim(name: str, storage_class: str | None, volume: str | None = None, size: str = "10Gi") -> dict[str, Any]:
+    spec: dict[str, Any] = {"resources": {"requests": {"storage": size}}}
+    spec |= {"storageClassName": storage_class} if storage_class else {}
+    spec |= {"volumeName": volume} if volume else {}
+    labels = {"gantry.dev/cluster": "demo"}
+    return {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": spec,
+        "metadata": {"name": f"data-{name}", "namespace": "mq", "labels": labels},
+    }  # fmt: skip
+
+
+async def test_a_claim_that_never_had_a_volume_is_made_again(fake: FakeApi, api: KubeApi) -> None:
+    """The storage class was misspelt. A bound claim has records, and a right one is only not bound yet."""
+    running = [("a", i, f"demo-a-{i}") for i in range(4)]
+    fake.put(claim("demo-a-0", "fasst"))
+    fake.put(claim("demo-a-1", "fast"))
+    fake.put(claim("demo-a-2", "fasst", volume="pv-1"))
+    fake.put(claim("demo-a-3", "fast", size="100Ti"))
+    for number in range(3):
+        fake.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"demo-a-{number}", "namespace": "mq"}})
+    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
+    fast = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], storage={"className": "fast"})
+    done = await volumes.make_again(api, caches, fast, running, ())
+    assert len(done) == 2
+    assert [entry for entry in fake.log if entry[0] == "DELETE"] == [
+        ("DELETE", "PersistentVolumeClaim", "data-demo-a-0"),
+        ("DELETE", "Pod", "demo-a-0"),
+        ("DELETE", "PersistentVolumeClaim", "data-demo-a-3"),
+    ]
+    said = await volumes.keep(api, caches, fast, running)
+    assert [s for s in said if "volume data-demo-a-2 has class fasst" in s]
+
+
+async def test_without_a_class_in_the_spec_only_one_that_does_not_exist_is_wrong(fake: FakeApi, api: KubeApi) -> None:
+    fake.put(claim("demo-a-0", "standard"))
+    said = 'storageclass.storage.k8s.io "fasst" not found'
+    fake.put(event(said, "2026-01-01T00:00:00Z", "data-demo-a-1", "PersistentVolumeClaim"))
+    fake.put(claim("demo-a-1", "fasst"))
+    caches = await caches_of(api, "PersistentVolumeClaim", "Pod")
+    reasons = Reasons(api, "mq")
+    await reasons.look([("PersistentVolumeClaim", "data-demo-a-1")], 0.0)
+    assert reasons.missing_classes() == {"fasst"}
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}])
+    running = [("a", i, f"demo-a-{i}") for i in range(2)]
+    await volumes.make_again(api, caches, cluster, running, reasons.missing_classes())
+    assert [entry for entry in fake.log if entry[0] == "DELETE"] == [
+        ("DELETE", "PersistentVolumeClaim", "data-demo-a-1")
+    ]
