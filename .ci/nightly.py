@@ -34,6 +34,8 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "properties": ([*PYTEST, "tests", "-m", "hypothesis"], {"HYPOTHESIS_PROFILE": "explore"}),
     "fuzz": ([*PYTEST, "tests/fuzz"], {"GANTRY_FUZZ_INPUTS": "200000"}),
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
+    "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
+    "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),
 }  # fmt: skip

@@ -56,7 +56,9 @@ class Member:
             await telemetry.write(service_pb2.TelemetryCommand(settings=settings))
             await asyncio.wait_for(telemetry.read(), 5)
             request = service_pb2.ReceiveMessageRequest(
-                batch_size=32, long_polling_timeout=Duration(seconds=5), invisible_duration=Duration(seconds=INVISIBLE_S)
+                batch_size=32,
+                long_polling_timeout=Duration(seconds=5),
+                invisible_duration=Duration(seconds=INVISIBLE_S),
             )
             request.group.name = options.group
             request.message_queue.topic.name = options.topic

@@ -38,7 +38,9 @@ def _tool(name: str, install: str) -> str:
 
 def _run(words: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> None:
     """Raises ToolMissing when the registry does not answer, RuntimeError when the sources are wrong."""
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
+    done = subprocess.run(
+        words, cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})}
+    )
     if done.returncode == 0:
         return
     text = (done.stdout + done.stderr)[-2000:]

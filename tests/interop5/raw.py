@@ -40,7 +40,8 @@ class RawClient:
 
     def __init__(self, driven: Driven, system: System, name: str, address: str | None = None, **options: Any) -> None:
         self._driven, self._system, self.name = driven, system, name
-        self._more = {"client": name, "endpoints": address or system.endpoints, "options": options}
+        self._address = address or system.endpoints
+        self._more: dict[str, Any] = {"client": name, "endpoints": self._address, "options": options}
 
     def ask(self, method: str, request: dict[str, Any], within_s: float = 40, **fields: Any) -> list[Line]:
         """Returns the answers. Raises AssertionError when the call itself fails."""
@@ -51,7 +52,7 @@ class RawClient:
     def settings(self, kind: str, topic: str, group: str = "") -> Running:
         """Opens the telemetry stream and waits for the settings; commands of the server arrive on it, too."""
         settings: dict[str, Any] = {
-            "clientType": kind, "accessPoint": endpoints(self._more["endpoints"]), "requestTimeout": "3s",
+            "clientType": kind, "accessPoint": endpoints(self._address), "requestTimeout": "3s",
             "userAgent": {"language": "PYTHON", "version": "5.1.2"},
         }  # fmt: skip
         if group:
@@ -108,7 +109,10 @@ class RawClient:
     def ack(self, topic: str, group: str, *received: dict[str, Any]) -> list[str]:
         """Returns the code of each entry."""
         entries = [
-            {"messageId": one["systemProperties"]["messageId"], "receiptHandle": one["systemProperties"]["receiptHandle"]}
+            {
+                "messageId": one["systemProperties"]["messageId"],
+                "receiptHandle": one["systemProperties"]["receiptHandle"],
+            }
             for one in received
         ]
         answer = self.ask("AckMessage", {"topic": {"name": topic}, "group": {"name": group}, "entries": entries})[0]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,11 @@ def apache(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[Sys
     """Starts Apache RocketMQ 5.5.0 in a network namespace. Raises ToolMissing or NamespaceUnavailable."""
     jars = java_classpath("server55")
     texts = {key: str(value) for key, value in {**COMMON, **(settings or {})}.items()}
-    with rocketmq.rocketmq(folder, APACHE | texts, heap="768m", direct="1g", server=jars) as target:
-        with apache_proxy(folder, target) as proxy:
-            yield System(target, f"127.0.0.1:{APACHE_PORT}", proxy)
+    with ExitStack() as stack:
+        started = rocketmq.rocketmq(folder, APACHE | texts, heap="768m", direct="1g", server=jars)
+        target = stack.enter_context(started)
+        proxy = stack.enter_context(apache_proxy(folder, target))
+        yield System(target, f"127.0.0.1:{APACHE_PORT}", proxy)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,12 @@ now, INTEROP=full asks it the same. clients 667 and 722 are in test_clients.py.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import signal
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +22,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rig.driver import Running
-from benchmarks.rig.processes import until
+from benchmarks.rig.processes import free_port, until
 from tests.interop5 import systems
 from tests.interop5.clients import RAW, Driven, ToolMissing
 from tests.interop5.conftest import FULL, World
@@ -140,7 +142,7 @@ def test_708_10827_the_same_attempt_gets_its_messages_again(place: Place) -> Non
 
 
 def test_599_7999_order_is_the_groups(place: Place) -> None:
-    """clients 599, 7999: whether messages come in order depends on the group's configuration, and the settings say it."""
+    """clients 599, 7999: the group's configuration decides whether messages come in order, and the settings say it."""
     topic = place.topic("FIFO")
     producer = place.client()
     told = producer.settings("PRODUCER", topic)
@@ -165,7 +167,9 @@ def test_7837_4783_renewal_begins_and_ends(place: Place) -> None:
     topic, group = place.topic(), place.group()
     producer, consumer, other = place.client(), place.client(), place.client()
     told = producer.settings("PRODUCER", topic)
-    producer.send(message(topic, 1), )
+    producer.send(
+        message(topic, 1),
+    )
     streams = [one.settings("PUSH_CONSUMER", topic, group) for one in (consumer, other)]
     got = consumer.receive_all(topic, group, 1, invisible_s=None, autoRenew=True)
     assert [number(one) for one in got] == [1]
@@ -251,7 +255,7 @@ def test_1137_a_client_goes_on_after_a_restart_of_the_proxy(world: World, tmp_pa
     target, topic, group = world.system.target, world.topic(), world.group()
     ours = world.system.name == "gantry"
     # The place of a proxy whose port stays. TLS clients do not check its certificate.
-    port = systems.free_port() if ours else systems.APACHE_PORT + 7
+    port = free_port() if ours else systems.APACHE_PORT + 7
 
     def proxy() -> Any:
         if ours:
@@ -289,9 +293,6 @@ def _next(running: Running, event: str) -> dict[str, Any] | None:
 
 def test_9953_a_compressed_half_message_keeps_its_body(place: Place) -> None:
     """9953: a half message with a compressed body is stored again at its check or commit, and was compressed twice."""
-    import base64
-    import zlib
-
     topic, group = place.topic("TRANSACTION"), place.group()
     producer, consumer = place.client(), place.client()
     told = producer.settings("PRODUCER", topic)
@@ -300,7 +301,7 @@ def test_9953_a_compressed_half_message_keeps_its_body(place: Place) -> None:
     packed = base64.b64encode(zlib.compress(b"0 " + b"z" * 8_000)).decode()
     half["body"] = packed
     entry = producer.send(half)["entries"][0]
-    asked = told.wait_for("told", 60)  # the check stores it anew
+    asked = told.wait_for("told", 60)  # the check stores it again
     back = asked["recoverOrphanedTransactionCommand"]
     assert back["message"]["body"] == packed
     answer = producer.ask("EndTransaction", {

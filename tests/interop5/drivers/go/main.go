@@ -17,6 +17,7 @@ import (
 
 	mq "github.com/apache/rocketmq-clients/golang/v5"
 	"github.com/apache/rocketmq-clients/golang/v5/credentials"
+	v2 "github.com/apache/rocketmq-clients/golang/v5/protocol/v2"
 )
 
 // command has the fields of all commands; each uses those that it knows.
@@ -291,6 +292,10 @@ func simple(c *command) (stopper, error) {
 		}
 		invisible := ms(orElse(c.InvisibleMs, 15000))
 		messages, err := consumer.Receive(context.Background(), int32(orElse(c.Batch, 16)), invisible)
+		var status *mq.ErrRpcStatus
+		if errors.As(err, &status) && v2.Code(status.Code) == v2.Code_MESSAGE_NOT_FOUND {
+			continue // this client reports an empty answer as an error
+		}
 		if err != nil {
 			failed(c, err, nil)
 			time.Sleep(200 * time.Millisecond)

@@ -46,14 +46,28 @@ def configuration(c):
 
 def failed(c, error, **values):
     code = getattr(error, "code", None)
-    say(c["id"], "error", code=code if isinstance(code, int) else None, text=f"{type(error).__name__}: {error}"[:500], **values)
+    say(
+        c["id"],
+        "error",
+        code=code if isinstance(code, int) else None,
+        text=f"{type(error).__name__}: {error}"[:500],
+        **values,
+    )
 
 
 def shown(message, **values):
     return {
-        "n": number(message.body), "size": len(message.body), "tag": message.tag, "keys": sorted(message.keys),
-        "properties": message.properties, "attempt": message.delivery_attempt, "group": message.message_group,
-        "messageId": message.message_id, "at": time.time() * 1000, "corrupted": message.corrupted, **values,
+        "n": number(message.body),
+        "size": len(message.body),
+        "tag": message.tag,
+        "keys": sorted(message.keys),
+        "properties": message.properties,
+        "attempt": message.delivery_attempt,
+        "group": message.message_group,
+        "messageId": message.message_id,
+        "at": time.time() * 1000,
+        "corrupted": message.corrupted,
+        **values,
     }
 
 
@@ -102,8 +116,15 @@ def produce(c):
                     transaction.rollback()
             else:
                 receipt = producer.send(build(c, n))
-            say(c["id"], "sent", n=n, messageId=receipt.message_id, ms=(time.time() - began) * 1000,
-                recallHandle=receipt.recall_handle, at=time.time() * 1000)
+            say(
+                c["id"],
+                "sent",
+                n=n,
+                messageId=receipt.message_id,
+                ms=(time.time() - began) * 1000,
+                recallHandle=receipt.recall_handle,
+                at=time.time() * 1000,
+            )
         except Exception as error:
             failed(c, error, n=n)
         time.sleep(c.get("pauseMs", 0) / 1000)
@@ -146,7 +167,10 @@ def push(c):
 
 def simple(c):
     consumer = SimpleConsumer(
-        configuration(c), c["group"], {c["topic"]: expression(c)}, await_duration=c.get("awaitMs", 5000) // 1000,
+        configuration(c),
+        c["group"],
+        {c["topic"]: expression(c)},
+        await_duration=c.get("awaitMs", 5000) // 1000,
         tls_enable=c["tls"],
     )
     consumer.startup()

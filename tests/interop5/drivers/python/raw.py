@@ -38,8 +38,11 @@ def channel(c):
 
 def metadata(c):
     given = {
-        "x-mq-client-id": c["client"], "x-mq-language": "PYTHON", "x-mq-client-version": "5.1.2",
-        "x-mq-protocol": "v2", "x-mq-date-time": time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
+        "x-mq-client-id": c["client"],
+        "x-mq-language": "PYTHON",
+        "x-mq-client-version": "5.1.2",
+        "x-mq-protocol": "v2",
+        "x-mq-date-time": time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
     }
     given.update(c.get("metadata", {}))
     return [(name, value) for name, value in given.items() if value is not None]
