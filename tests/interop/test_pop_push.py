@@ -119,7 +119,7 @@ def test_a_failed_message_comes_again(driver: Driver, topic: str) -> None:
 
 
 def test_dead_letters(driver: Driver, target: Target, topic: str) -> None:
-    """After the group's two retries. 5.5.0's broker delivers them again for ever: there its proxy makes dead letters."""
+    """After the group's two retries. 5.5.0's broker makes none: its proxy does."""
     driver.run("produce", topic=topic, run=topic, count=2)
     options = _consume(topic, count=2, fail=100, min_received=6, timeout_s=60, settle_ms=4000)
     got = driver.run("consume", **options)

@@ -24,7 +24,19 @@ from tests.client.cluster import Cluster
 
 POLL_S = 5
 """Seconds that a receive waits, if a test does not say more."""
-UNARY = ["QueryRoute", "Heartbeat", "SendMessage", "QueryAssignment", "AckMessage", "ForwardMessageToDeadLetterQueue", "EndTransaction", "NotifyClientTermination", "ChangeInvisibleDuration", "RecallMessage", "SyncLiteSubscription"]
+UNARY = [
+    "QueryRoute",
+    "Heartbeat",
+    "SendMessage",
+    "QueryAssignment",
+    "AckMessage",
+    "ForwardMessageToDeadLetterQueue",
+    "EndTransaction",
+    "NotifyClientTermination",
+    "ChangeInvisibleDuration",
+    "RecallMessage",
+    "SyncLiteSubscription",
+]
 
 
 class Stub:

@@ -64,7 +64,7 @@ def test_a_message_keeps_what_its_producer_said() -> None:
 
 
 def test_a_compressed_body_passes_through() -> None:
-    """clients 667, 722: GZIP is zlib; whoever compressed a body knows how."""
+    """clients 667, 722: GZIP is zlib; the sender knows how it did that."""
     sent = message("T", b"compressed", encoding=2)
     flag = sys_flag_of(sent)
     assert flag == SysFlag.COMPRESSED

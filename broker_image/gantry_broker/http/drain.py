@@ -114,7 +114,7 @@ class DrainReports:
             timers=timers,
             timers_until_ms=until,
             half=half,
-            in_flight=0,
+            in_flight=broker.pop.messages_in_flight,
             dead_letters=dead_letters,
         )
 
@@ -131,7 +131,8 @@ class DrainReports:
             topic, _, group = key.rpartition("@")
             members = consumers.get(group)
             left = members is not None and members.clients and topic not in members.subscriptions
-            retry = topic == RETRY_PREFIX + group
+            own = RETRY_PREFIX + group
+            retry = topic == own or topic.startswith((f"{own}+", f"{own}_"))  # The others are those of POP.
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
                 found.setdefault(topic, {})[group] = None
         for members in consumers.values():
