@@ -140,6 +140,11 @@ class TopicControl:
         self._dirty = True
         self._wake = asyncio.Event()
 
+    def managed_topics(self) -> frozenset[str] | None:
+        """Topics that resources describe: they get their queues on each broker group here. None: not known yet."""
+        found = self._store.observe()
+        return None if found is None else frozenset(t.topic for t in found.topics if not t.deleting)
+
     def wake(self) -> None:
         self._dirty = True
         self._wake.set()
