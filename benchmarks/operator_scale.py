@@ -48,6 +48,8 @@ def cluster(name: str, members: int) -> dict[str, Any]:
             "nameServers": {"replicas": 1},
             "brokerGroups": [{"name": "a", "members": members}],
             "storage": {"size": "1Gi"},
+            # The stand-ins speak HTTP in clear text.
+            "security": {"tls": {"internal": False}},
         },
     }
 
