@@ -45,8 +45,12 @@ on its label, but Kubernetes grants lists and watches by kind only.
   resources: [configmaps, services]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
-  resources: [secrets, serviceaccounts]
+  resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch]
+# Secrets of proxies are deleted together with them.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, list, watch, create, patch, delete]
 # Label the master. Replace a member after a change of its configuration.
 - apiGroups: [""]
   resources: [pods]
@@ -58,18 +62,21 @@ on its label, but Kubernetes grants lists and watches by kind only.
   resources: [events]
   verbs: [list, create, patch]
 - apiGroups: [apps]
-  resources: [statefulsets]
+  resources: [deployments, statefulsets]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 # The role registry: one Lease per broker group.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, list, watch, create, update, patch]
+  verbs: [get, list, watch, create, update, patch, delete]
 {{- if .Values.analytics.enabled }}
 # Reports (spec.analytics): the schedule, runs on demand, the rights of Spark's driver, its NetworkPolicy.
 - apiGroups: [batch]
@@ -84,9 +91,6 @@ on its label, but Kubernetes grants lists and watches by kind only.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, create]
-- apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
-  verbs: [delete]
 # An account can only grant rights that it has. These are the driver's rights for its executors.
 - apiGroups: [""]
   resources: [pods]

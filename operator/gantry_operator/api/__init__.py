@@ -7,6 +7,7 @@ checks of local mode are derived from them.
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.cluster import API_VERSION, GROUP, KIND, PLURAL, VERSION, BrokerCluster, Metadata
 from gantry_operator.api.consumer_group import ConsumerGroup, ConsumerGroupStatus
+from gantry_operator.api.external import External
 from gantry_operator.api.manifest import (
     Documents,
     ManifestError,
@@ -19,9 +20,18 @@ from gantry_operator.api.manifest import (
     parse_topic,
     parse_user,
 )
+from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Authentication, Security
-from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, External, Failover, NameServers, Storage
-from gantry_operator.api.status import BrokerClusterStatus, Condition, LastFailover, MemberRow, NameServerRow
+from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, Failover, NameServers, Storage
+from gantry_operator.api.status import (
+    BrokerClusterStatus,
+    Condition,
+    LastFailover,
+    MemberRow,
+    NameServerRow,
+    ProxyRow,
+    ProxyStatus,
+)
 from gantry_operator.api.topic import BrokerTopic, BrokerTopicStatus
 from gantry_operator.api.user import BrokerUser, BrokerUserStatus
 
@@ -54,6 +64,9 @@ __all__ = [
     "NameServerRow",
     "NameServers",
     "Problem",
+    "Proxy",
+    "ProxyRow",
+    "ProxyStatus",
     "Security",
     "Storage",
     "load_documents",

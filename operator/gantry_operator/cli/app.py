@@ -80,6 +80,15 @@ def up(
             "--tls", help="Clients need TLS: sets spec.security.tls.mode to Required. Prints the file of the authority."
         ),
     ] = False,
+    proxy: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="How many proxies serve gRPC clients, whatever the manifest says. Default: spec.proxy.replicas, or 1.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a cluster on this machine, restart its processes, and fail over when a master dies.
 
@@ -88,7 +97,7 @@ def up(
     """
     from gantry_operator.cli.up import up as run_up
 
-    run_up(file, directory, detach, timeout, tls)
+    run_up(file, directory, detach, timeout, tls, proxy)
 
 
 @app.command("examples", epilog=EPILOG)
@@ -166,6 +175,38 @@ def down(
     from gantry_operator.cli.down import down as run_down
 
     run_down(directory, name, delete_data)
+
+
+@app.command(epilog=EPILOG)
+def rebalance(
+    topics: Annotated[list[str] | None, typer.Argument(help="The topics.", show_default=False)] = None,
+    all_topics: Annotated[bool, typer.Option("--all", "-a", help="All topics, without the system's.")] = False,
+    queues: Annotated[
+        int | None,
+        typer.Option(
+            "--queues", "-q", min=1, max=1024, help="Queues in each broker group. Default: as many in total as now."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait until consumers have read queues that are taken away.")
+    ] = 120.0,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Spread the queues of topics evenly over the broker groups.
+
+    It adds queues first. Surplus queues take no more messages, and go when every consumer group has read them. No
+    message moves, and no send fails.
+    """
+    from gantry_operator.cli.rebalance import rebalance as run
+    from gantry_operator.cli.target import find_target
+
+    target = find_target(directory, name, context, namespace)
+    run(target, topics or [], all_topics, queues, dry_run, timeout, output == Output.json)
 
 
 @app.command(epilog=EPILOG)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gantry_operator.api import BrokerCluster, BrokerUser, Documents, ManifestError, load_documents
+from gantry_operator.api import BrokerCluster, BrokerUser, Documents, ManifestError, Proxy, load_documents
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
 from gantry_operator.cli.progress import Progress
@@ -28,16 +28,25 @@ from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, t
 POLL_S = 0.05
 
 
-def up(file: Path | None, directory: Path | None, detach: bool, timeout: float, tls: bool = False) -> None:
+def up(
+    file: Path | None,
+    directory: Path | None,
+    detach: bool,
+    timeout: float,
+    tls: bool = False,
+    proxies: int | None = None,
+) -> None:
     """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor.
 
-    `tls`: clients need TLS, whatever the manifest says.
+    `tls`: clients need TLS, whatever the manifest says. `proxies`: how many, whatever the manifest says; None: as it
+    says, and one if it says nothing.
     """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
     documents = _load(file or default_manifest(directory))
     cluster = documents.cluster
     if tls:
         cluster.spec.security.tls.mode = "Required"
+    _choose_proxies(cluster, proxies)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
     supervised = control.supervisor_of(folder)
@@ -71,6 +80,15 @@ def up(file: Path | None, directory: Path | None, detach: bool, timeout: float, 
                 pass_fds=(lock.fileno(),),
             )  # fmt: skip
     _wait_ready(folder, timeout, child)
+
+
+def _choose_proxies(cluster: BrokerCluster, wanted: int | None) -> None:
+    if wanted is None and cluster.spec.proxy is None:
+        wanted = 1
+    if wanted is not None:
+        # No autoscaler runs on one machine.
+        changed = {"replicas": wanted, "autoscaling": None}
+        cluster.spec.proxy = (cluster.spec.proxy or Proxy()).model_copy(update=changed)
 
 
 def default_manifest(directory: Path | None) -> Path:

@@ -69,6 +69,12 @@ class Availability:
         if g.task is None or g.task.done():
             g.task = asyncio.create_task(self._check_forever(group, g))
 
+    def forget(self, group: str) -> None:
+        """Check a group no more: it leaves, or is gone."""
+        g = self._groups.pop(group, None)
+        if g is not None and g.task is not None:
+            g.task.cancel()
+
     def answers(self) -> dict[str, str | None]:
         """By group: None after a successful check, else the reason. A group without a check is absent."""
         return {name: g.said for name, g in self._groups.items() if g.known}

@@ -14,7 +14,7 @@ from gantry_broker.config import OtlpConfig
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes import access, external, group, nameserver
+from gantry_operator.platforms.kubernetes import access, external, group, nameserver, proxy
 
 Key = tuple[str, str]
 """Kind and name."""
@@ -52,12 +52,13 @@ def render(
     external_addresses: Mapping[str, str] | None = None,
     pinned_ports: Mapping[str, int] | None = None,
     replicas: Mapping[str, int] | None = None,
+    running_proxies: int | None = None,
 ) -> list[dict[str, Any]]:
     """The objects of a cluster.
 
     With `spec.external` set, `external_addresses` must have every endpoint (see `external.addresses`); None: only the
     objects that must exist before the addresses are known. `replicas`: by group, the replicas of its StatefulSet while
-    members leave.
+    members leave. `running_proxies`: the present number of proxies; None: there is no Deployment.
     """
     out = [service_account_and_policies(cluster, plan, settings), external.services(cluster, plan, pinned_ports)]
     if cluster.spec.external is None or external_addresses is not None:
@@ -65,6 +66,13 @@ def render(
         for g in plan.groups:
             count = max(len(g.members), (replicas or {}).get(g.name, 0))
             out.append(group.objects(cluster, plan, g, image(cluster, settings), external_addresses or {}, count))
+        ports = pinned_ports or {}
+        outside = ports.get(external.proxy_endpoint(cluster).service)
+        out.append(
+            proxy.objects(
+                cluster, plan, image(cluster, settings), settings.namespace, running=running_proxies, node_port=outside
+            )
+        )
     return [o for part in out for o in part]
 
 

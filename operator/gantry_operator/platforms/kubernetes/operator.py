@@ -54,8 +54,9 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME = "gantry-operator"
 CACHED = (
-    "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod",
-    "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
+    "ConfigMap", "CronJob", "Deployment", "HorizontalPodAutoscaler", "Lease", "NetworkPolicy",
+    "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount",
+    "StatefulSet",
 )  # fmt: skip
 FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
 OF_USERS = ("BrokerUser", "BrokerTopic", "ConsumerGroup")

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import MODE_IS_FIXED
 from gantry_operator.cluster.access_control import LOOK_S, AccessControl
+from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
 from gantry_operator.cluster.member_http import make_client
@@ -38,21 +39,31 @@ from gantry_operator.platforms.base import Change, Event, MemberEndpoint, Proces
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.certificates import (
     NOT_HERE,
+    NOT_HERE_EITHER,
     LocalCertificates,
     authorities_file,
     client_options,
+    proxy_has_tls,
     scheme,
     uses_tls,
 )
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
+from gantry_operator.platforms.local.leaving_groups import (
+    begin_removal,
+    remove_remains,
+    removed_processes,
+    removing_groups,
+    running_cluster,
+)
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes, with_leaving
 from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock
-from gantry_operator.platforms.local.ports import Ports, replication
+from gantry_operator.platforms.local.ports import Ports, http, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
+from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.topics import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
@@ -73,7 +84,11 @@ class Supervisor:
         self, folder: ClusterFolder, cluster: BrokerCluster, show: Callable[[str], None] | None = None
     ) -> None:
         self.folder = folder
+        self.wanted = cluster
+        """The cluster as the manifest has it."""
+        cluster = running_cluster(folder, cluster)
         self.cluster = cluster
+        """The same with the groups that leave."""
         self.plan: Plan = plan(cluster)
         self.leaving: dict[str, MemberPlan] = leaving_members(folder, self.plan)
         """Members that left the plan and still belong to the cluster."""
@@ -107,6 +122,7 @@ class Supervisor:
             lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again
         )
         self._rolling = RollingChange(replacement, self.controllers, self.event)
+        self._changes = GroupChanges(self, self.controllers, self._client, self._wanted_groups, self.event)
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
         self._ready_after_s = 0.0
@@ -122,6 +138,7 @@ class Supervisor:
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
+        self._spawn(self._changes.run())
         self._spawn(self._renew_certificates())
         self._spawn(self._access.run())
         self._spawn(self.topics.run())
@@ -158,8 +175,9 @@ class Supervisor:
 
         `lock`: the lock for choosing ports. A thread waits for it, because another program may hold it for long.
         """
-        surplus = surplus_name_servers(self.folder, self.plan)
-        names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
+        surplus = surplus_processes(self.folder, self.plan)
+        names = [s.name for s in self.plan.name_servers] + [p.name for p in self.plan.proxies]
+        names += [p.name for p in surplus]
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
         for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, lock):
@@ -167,9 +185,9 @@ class Supervisor:
         self._keep_certificates()
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
-        for server in surplus:
-            if not self.children.adopt(server):
-                self.folder.config(server.name).unlink(missing_ok=True)
+        for process in surplus:
+            if not self.children.adopt(process):
+                self.folder.config(process.name).unlink(missing_ok=True)
         self._groups.update(self.cluster)
 
     def _process_plans(self) -> list[ProcessPlan]:
@@ -244,7 +262,10 @@ class Supervisor:
     async def _why_not_ready(self) -> str:
         """Empty: a message was sent to every group and read back; else the reason."""
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
+        wanted = {g.name for g in self.wanted.spec.brokerGroups}
         for group in self.plan.groups:
+            if group.name not in wanted:
+                continue  # It takes no messages any more.
             controller = self.controllers[group.name]
             leader = controller.leader_watch
             problem = not_writable(
@@ -257,6 +278,10 @@ class Supervisor:
                 problem = await check_group(self._remoting, servers, group.name, address, address)
             if problem is not None:
                 return f"group {group.name}: {problem}"
+        for proxy in self.plan.proxies:
+            why = await why_no_proxy(self._client, self.ports.address(http(proxy.name)))
+            if why:
+                return f"{proxy.name}: {why}"
         return ""
 
     def describe_ready(self) -> str:
@@ -272,6 +297,12 @@ class Supervisor:
             in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+        for proxy in self.plan.proxies:
+            form = "TLS or clear text" if proxy_has_tls(self.cluster) else "clear text"
+            if proxy_has_tls(self.cluster) and self.cluster.spec.proxy is not None:
+                mode = self.cluster.spec.proxy.tls_mode(self.cluster.spec.security.tls.mode)
+                form = "TLS" if mode == "Required" else form
+            lines.append(f"  gRPC           {self.ports.address(proxy.name)}  {form}")
         if uses_tls(self.cluster):
             lines.append(f"  TLS authority  {authorities_file(self.folder)}")
         if authentication(self.cluster) != "Disabled":
@@ -355,6 +386,39 @@ class Supervisor:
 
         return [(n, w) for n, w in self.controllers[group].watches.items() if n != master and may(w)]
 
+    # ---- groups that come and go
+
+    def _wanted_groups(self) -> WantedGroups:
+        removing = removing_groups(self.folder)
+        wanted = {g.name for g in self.wanted.spec.brokerGroups} - set(removing)
+        groups = [g.name for g in self.cluster.spec.brokerGroups]
+        spec = self.wanted.spec
+        return WantedGroups(
+            staying=tuple(g for g in groups if g in wanted),
+            leaving=tuple(g for g in groups if g not in wanted and g not in removing),
+            removing=removing,
+            extend=spec.topicDefaults.extendToNewGroups,
+            policy=spec.drain,
+        )
+
+    async def begin_removal(self, group: str) -> None:
+        begin_removal(self.folder, group)
+        self._take(self.wanted)
+
+    async def continue_removal(self, group: str) -> bool:
+        await self._groups.end(group)
+        name = self.cluster.name
+        processes = removed_processes(self.folder, name, group)
+        for process in processes:
+            self.children.adopt(process)
+        await asyncio.gather(*(self.children.remove(process.name) for process in processes))
+        keep = self.wanted.spec.reclaim == "Retain"
+        await asyncio.to_thread(remove_remains, self.folder, name, group, keep_data=keep)
+        self._take(self.wanted)
+        if any(g.name == group for g in self.wanted.spec.brokerGroups):
+            await self._bring_up_again()
+        return True
+
     def event(self, event: Event) -> None:
         about = f"group {event.group}" if event.group else self.cluster.name
         self.events.add(event.kind, event.reason, event.message, about)
@@ -401,7 +465,8 @@ class Supervisor:
             "ready": self.ready,
             "notReady": self.not_ready,
             "groups": groups,
-            "rolling": self._rolling.reason,
+            "rolling": "; ".join(filter(None, [self._rolling.reason, *self._changes.progress.values()])),
+            "drains": {name: row.model_dump(mode="json") for name, row in self._changes.drains.items()},
             "describe": self.describe_ready() if self.ready else "",
         }
 
@@ -434,11 +499,14 @@ class Supervisor:
         return {"done": done}
 
     def _take(self, cluster: BrokerCluster) -> None:
-        self.cluster, self.plan = cluster, plan(cluster)
+        self.wanted = cluster
+        self.cluster = running_cluster(self.folder, cluster)
+        self.plan = plan(self.cluster)
         self.leaving = leaving_members(self.folder, self.plan)
         self._users.cluster = cluster
         self._access.wake()
         self.topics.wake()
+        self._changes.wake()
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -449,12 +517,12 @@ class Supervisor:
             return self._go_on_with(wanted, lock)
 
     def _go_on_with(self, wanted: BrokerCluster, lock: PortAllocationLock) -> dict[str, Any]:
-        refuse_change(self.cluster, wanted)
+        refuse_change(self.wanted, wanted)
         try:
             save_manifest(self.folder, wanted)
         except OSError as error:
             raise control.ControlError(f"the spec cannot be written to disk, so it is not used: {error}") from None
-        old = self.cluster
+        old = self.wanted
         self._take(wanted)
         try:
             self.bring_up(lock)
@@ -477,11 +545,6 @@ def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
         raise control.ControlError(
             f"metadata.name is {new.name!r}, but this folder holds {old.name!r}: use another --dir"
         )
-    gone = {g.name for g in old.spec.brokerGroups} - {g.name for g in new.spec.brokerGroups}
-    if gone:
-        raise control.ControlError(
-            f"spec.brokerGroups lacks {', '.join(sorted(gone))}: the group holds messages, which would be lost; keep it"
-        )
     if new.spec.mode != old.spec.mode:
         raise control.ControlError(f"spec.mode is {new.spec.mode}, was {old.spec.mode}: {MODE_IS_FIXED}")
     before, after = (c.spec.security.tls.between_members(kubernetes=False) for c in (old, new))
@@ -500,6 +563,9 @@ def refuse_elsewhere(cluster: BrokerCluster) -> None:
     """Refuse a spec that only Kubernetes can run. Raises ControlError."""
     if cluster.spec.security.tls.issuer == "Secret":
         raise control.ControlError(NOT_HERE)
+    proxy = cluster.spec.proxy
+    if proxy is not None and proxy.tls is not None and proxy.tls.secretName is not None:
+        raise control.ControlError(NOT_HERE_EITHER)
 
 
 def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
