@@ -126,6 +126,8 @@ class TopicControl:
         """`address`: where the master of a broker group answers clients of this process; None: not known yet."""
         self.problem = ""
         """Why topics and groups are not compared."""
+        self.managed: frozenset[str] = frozenset()
+        """Topics of resources, which are spread over the broker groups here."""
         self.passes = 0
         self._store = store
         self._cluster = cluster
@@ -180,6 +182,7 @@ class TopicControl:
         if resources is None or cluster is None:
             self._dirty = True
             return AGAIN_S[1]
+        self.managed = frozenset(w.topic for w in resources.topics if not w.deleting)
         if not resources.topics and not resources.groups:
             self.problem = ""
             self._settling.clear()

@@ -140,6 +140,7 @@ class _Topic:
         rows = {g: row_of(topic) for g, topic in found.items()}
         if w.deleting:
             return self._deletion(answering, silent, rows)
+        silent = [g for g in silent if g not in seen.draining]
         targets = self.targets()
         origin = origin_of(w.known, bool(found), bool(silent))
         if origin == "Adopted" and not w.known.origin:
