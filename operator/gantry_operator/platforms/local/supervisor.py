@@ -241,8 +241,8 @@ class Supervisor:
     def _topic_cluster(self) -> Cluster | None:
         """For the decisions about topics and groups."""
         groups = [g.name for g in self.plan.groups]
-        draining = frozenset(groups) - {g.name for g in self.wanted.spec.brokerGroups}
-        return Cluster(self.cluster.name, groups, draining, paused=self.cluster.paused)
+        staying = self._wanted_groups().staying
+        return Cluster(self.cluster.name, groups, frozenset(groups) - set(staying), self.cluster.paused)
 
     def _reached(self, group: str) -> str | None:
         """Where clients of this machine reach the master of a group; None: it has no port yet."""
