@@ -23,6 +23,7 @@ from gantry_operator.api.base import (
     more_than_nothing,
     parse_duration,
 )
+from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.api.security import Security
 from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
@@ -69,6 +70,7 @@ class NameServers(Model):
         default_factory=lambda: Resources(requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}),
         description="CPU and memory of each.",
     )
+    podTemplate: PodTemplate | None = Field(None, description="Additions to the NameServers' pods. Kubernetes only.")
 
 
 class BrokerGroup(Model):
@@ -263,6 +265,12 @@ class BrokerClusterSpec(Model):
     )
     imagePullSecrets: list[str] = Field(
         default_factory=list, description="Names of Secrets with registry credentials.", max_length=16
+    )
+    podTemplate: PodTemplate | None = Field(None, description="Additions to the brokers' pods. Kubernetes only.")
+    serviceAccountAnnotations: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="Annotations of the pods' ServiceAccount, for an identity in a cloud. Kubernetes only.",
     )
     placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")

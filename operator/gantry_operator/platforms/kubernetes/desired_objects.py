@@ -36,6 +36,8 @@ class OperatorSettings:
     """Further images that clusters may use; * stands for any text."""
     allowed_spark_conf: tuple[str, ...] = ()
     """Further keys that `sparkConf` may have (see `allowed`); * stands for any text."""
+    allowed_pod_template: tuple[str, ...] = ()
+    """Parts of `podTemplate` that need a permission (see `pod_template.NEED_PERMISSION`) and have it."""
     otlp: OtlpConfig | None = None
     """Where the operator pushes its own metrics; None: nowhere."""
 

@@ -12,7 +12,7 @@ from gantry_broker.config import BrokerConfig
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.plan import LIVE_FIELDS, BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
-from gantry_operator.platforms.kubernetes import names, nameserver, pods
+from gantry_operator.platforms.kubernetes import names, nameserver, pod_template, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
 GRACE_SECONDS = 60
@@ -187,24 +187,28 @@ def _stateful_set(
             # A StatefulSet never deletes volumes. The operator does so under `reclaim: Delete`.
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
             "selector": {"matchLabels": selector},
-            "template": {
-                "metadata": {
-                    "labels": names.labels(cluster.name, names.BROKER, group.name),
-                    "annotations": pods.pod_annotations(cluster, config_hash),
+            "template": pod_template.merge(
+                {
+                    "metadata": {
+                        "labels": names.labels(cluster.name, names.BROKER, group.name),
+                        "annotations": pods.pod_annotations(cluster, config_hash),
+                    },
+                    "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
+                    | pods.placement(cluster.spec.placement, selector)
+                    | {
+                        "terminationGracePeriodSeconds": GRACE_SECONDS,
+                        "containers": [container],
+                        "volumes": [
+                            {"name": "config", "configMap": {"name": name}},
+                            pods.token_volume(cluster),
+                            *pods.tls_volumes(cluster, group.name),
+                            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+                        ],
+                    },
                 },
-                "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                | pods.placement(cluster.spec.placement, selector)
-                | {
-                    "terminationGracePeriodSeconds": GRACE_SECONDS,
-                    "containers": [container],
-                    "volumes": [
-                        {"name": "config", "configMap": {"name": name}},
-                        pods.token_volume(cluster),
-                        *pods.tls_volumes(cluster, group.name),
-                        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
-                    ],
-                },
-            },
+                cluster.spec.podTemplate,
+                selector,
+            ),
             "volumeClaimTemplates": [
                 {
                     "metadata": {"name": "data", "labels": selector},

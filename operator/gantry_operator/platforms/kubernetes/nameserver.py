@@ -7,7 +7,7 @@ from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import LIVE_FIELDS, Plan, name_server_config
-from gantry_operator.platforms.kubernetes import names, pods
+from gantry_operator.platforms.kubernetes import names, pod_template, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
 
@@ -125,23 +125,27 @@ def _stateful_set(
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "RollingUpdate"},
             "selector": {"matchLabels": selector},
-            "template": {
-                "metadata": {
-                    "labels": names.labels(cluster.name, names.NAME_SERVER),
-                    "annotations": pods.pod_annotations(cluster, config_hash),
+            "template": pod_template.merge(
+                {
+                    "metadata": {
+                        "labels": names.labels(cluster.name, names.NAME_SERVER),
+                        "annotations": pods.pod_annotations(cluster, config_hash),
+                    },
+                    "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
+                    | pods.placement(cluster.spec.placement, selector)
+                    | {
+                        "terminationGracePeriodSeconds": 15,
+                        "containers": [container],
+                        "volumes": [
+                            {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
+                            pods.token_volume(cluster),
+                            *pods.tls_volumes(cluster, names.NAME_SERVER),
+                            {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
+                        ],
+                    },
                 },
-                "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                | pods.placement(cluster.spec.placement, selector)
-                | {
-                    "terminationGracePeriodSeconds": 15,
-                    "containers": [container],
-                    "volumes": [
-                        {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
-                        pods.token_volume(cluster),
-                        *pods.tls_volumes(cluster, names.NAME_SERVER),
-                        {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
-                    ],
-                },
-            },
+                cluster.spec.nameServers.podTemplate,
+                selector,
+            ),
         },
     }

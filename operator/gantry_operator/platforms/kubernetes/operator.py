@@ -5,7 +5,8 @@ forward events to each cluster's `ClusterController`. `informer_cache` watches t
 
 The chart sets these environment variables: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE, POD_NAME, POD_IP,
 GANTRY_SERVICE (name of the operator's Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty: all),
-GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT,
+GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text),
+GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_HTTP_PORT,
 GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
 GANTRY_OTLP_INTERVAL (60s).
 """
@@ -47,6 +48,7 @@ from gantry_operator.platforms.kubernetes.desired_objects import OperatorSetting
 from gantry_operator.platforms.kubernetes.health_server import HealthServer
 from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, InformerCache
 from gantry_operator.platforms.kubernetes.leader_election import Election
+from gantry_operator.platforms.kubernetes.pod_template import NEED_PERMISSION
 from gantry_operator.platforms.kubernetes.users import stray_status
 
 log = logging.getLogger(__name__)
@@ -279,6 +281,13 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         why = allowed.bad_pattern(entry)
         if why:
             raise SystemExit(f"GANTRY_ALLOWED_SPARK_CONF (analytics.allowedSparkConf of the chart): {entry}: {why}")
+    parts = listed("GANTRY_ALLOWED_POD_TEMPLATE")
+    for part in parts:
+        if part not in NEED_PERMISSION:
+            raise SystemExit(
+                f"GANTRY_ALLOWED_POD_TEMPLATE (podTemplate.allowed of the chart): {part}: write some of "
+                f"{', '.join(NEED_PERMISSION)}"
+            )
     otlp = None
     if environ.get("GANTRY_OTLP_ENDPOINT"):
         try:
@@ -294,6 +303,7 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         watch_namespaces=listed("GANTRY_WATCH_NAMESPACES"),
         allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
         allowed_spark_conf=spark_conf,
+        allowed_pod_template=parts,
         otlp=otlp,
     )
 
