@@ -111,6 +111,8 @@ class BrokerConfig(_Config):
 
     cluster: str
     group: str = Field(description="RocketMQ's brokerName, shared by all members.")
+    resource: str = Field("", description="Name of the cluster in our own metrics and status; empty: `cluster`.")
+    resource_group: str = Field("", description="Name of the group there; empty: `group`.")
     member: int = Field(
         ge=0,
         le=plausible.MAX_MEMBER,
@@ -166,6 +168,14 @@ class BrokerConfig(_Config):
     flush: Literal["Async", "Sync"] = "Async"
     memory_limit_bytes: int | None = Field(None, description="What this process may use; None: the machine's memory.")
     settings: BrokerSettings = Field(default_factory=BrokerSettings)
+
+    @property
+    def own_cluster(self) -> str:
+        return self.resource or self.cluster
+
+    @property
+    def own_group(self) -> str:
+        return self.resource_group or self.group
 
     @model_validator(mode="after")
     def _protected(self) -> Self:

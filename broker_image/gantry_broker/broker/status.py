@@ -20,8 +20,8 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         fields["reason"] = "the disk is full: sends are refused, reads go on"
     fields["writable"] = bool(fields["writable"]) and not broker.health.disk_full
     return MemberStatus(
-        cluster=config.cluster,
-        group=config.group,
+        cluster=config.own_cluster,
+        group=config.own_group,
         name=config.name,
         not_promotable=broker.health.not_promotable,
         disk=DiskStatus(

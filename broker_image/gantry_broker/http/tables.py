@@ -67,7 +67,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, A
     return {
         "now_ms": broker.clock.unix_ms(),
         "started_ms": broker.started_ms,
-        "group": broker.config.group,
+        "group": broker.config.own_group,
         "topics": topics,
         "groups": groups,
         "lags": progress,

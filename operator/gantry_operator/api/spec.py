@@ -10,6 +10,7 @@ from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
+    BROKER_NAME,
     GROUP_NAME,
     HOST,
     Duration,
@@ -38,6 +39,16 @@ HOST_FIELDS = ("cluster", "namespace", "group", "name")
 def _unique_names(spec: BrokerClusterSpec) -> bool:
     names = [g.name for g in spec.brokerGroups]
     return len(set(names)) == len(names)
+
+
+def _unique_broker_names(spec: BrokerClusterSpec) -> bool:
+    names = [g.broker_name for g in spec.brokerGroups]
+    return len(set(names)) == len(names)
+
+
+def _rocketmq_name(group: str) -> str:
+    """CEL: RocketMQ's name of a group."""
+    return f"(has({group}.brokerName) ? {group}.brokerName : {group}.name)"
 
 
 def _enough_members(spec: BrokerClusterSpec) -> bool:
@@ -80,8 +91,16 @@ class BrokerGroup(Model):
         pattern=GROUP_NAME,
         min_length=1,
         max_length=15,
-        description="RocketMQ's brokerName: lower-case letters and digits, a letter first. Clients use it, so it "
-        "cannot be changed. Further groups can be added.",
+        description="Its name in Kubernetes, and RocketMQ's brokerName unless brokerName says otherwise: lower-case "
+        "letters and digits, a letter first. It cannot be changed. Further groups can be added.",
+    )
+    brokerName: str | None = Field(
+        None,
+        pattern=BROKER_NAME,
+        min_length=1,
+        max_length=64,
+        description="RocketMQ's brokerName as clients and mqadmin see it, for example broker-a. It cannot be changed. "
+        "Default: name.",
     )
     members: int = Field(
         3, ge=1, le=9, description="Brokers in the group: one master, the rest slaves. A group of one has no failover."
@@ -95,6 +114,10 @@ class BrokerGroup(Model):
         "another member is master, it takes over by a switchover. Default: the master does not change; in mode "
         "Raft the masters of several groups are spread over the nodes.",
     )
+
+    @property
+    def broker_name(self) -> str:
+        return self.brokerName or self.name
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -221,6 +244,14 @@ class Otlp(Model):
 class BrokerClusterSpec(Model):
     """Desired state of the cluster. Every field but brokerGroups has a default."""
 
+    brokerClusterName: str | None = Field(
+        None,
+        pattern=BROKER_NAME,
+        min_length=1,
+        max_length=64,
+        description="RocketMQ's cluster name as clients, mqadmin and dashboards see it, for example DefaultCluster. It "
+        "cannot be changed. Default: metadata.name.",
+    )
     nameServers: NameServers = Field(default_factory=lambda: NameServers(), description="The NameServers.")
     brokerGroups: list[BrokerGroup] = Field(
         min_length=1,
@@ -313,6 +344,14 @@ class BrokerClusterSpec(Model):
             "brokerGroups",
         ),
         Rule(
+            f"self.brokerGroups.all(g, self.brokerGroups.exists_one(h, "
+            f"{_rocketmq_name('h')} == {_rocketmq_name('g')}))",
+            "brokerGroups has the same brokerName twice (a group without one has its name): give each group its own "
+            "brokerName",
+            _unique_broker_names,
+            "brokerGroups",
+        ),
+        Rule(
             f"!has(self.external) || {either('self.external.unprotected', False)} || "
             f"({either('self.security.tls.mode', 'Disabled')} == 'Required' && "
             f"{either('self.security.authentication', 'Enabled')} == 'Enabled')",
@@ -336,6 +375,19 @@ class BrokerClusterSpec(Model):
             "security.tls.internal cannot be changed on a cluster that exists: members with TLS and members without it "
             "could not reach each other while they are replaced; write the former value",
         ),
+        fixed(
+            "self.brokerClusterName",
+            "",
+            "brokerClusterName cannot be changed: clients, messages and consumers' progress have the former name; "
+            "write it as before",
+        ),
+        {
+            "rule": "oldSelf.brokerGroups.all(o, self.brokerGroups.all(g, g.name != o.name || "
+            f"{_rocketmq_name('g')} == {_rocketmq_name('o')}))",
+            "message": "brokerName of a group cannot be changed: clients and consumers' progress have the former name; "
+            "write it as before",
+            "fieldPath": ".brokerGroups",
+        },
         fixed("self.mode", "MasterSlave", f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
         fixed(
             "self.broker.mappedFileSizeCommitLog",

@@ -94,7 +94,7 @@ def name_server_config(
         http_hosts=list(http_hosts),
         data_dir=data_dir,
         listeners=[Listener(name=n, port=p) for n, p in sorted((listeners or {}).items())],
-        cluster=cluster.name,
+        cluster=cluster.broker_cluster_name,
         registration_port=registration_port,
         token_file=token_file,
         tls=tls.for_clients(cluster),
@@ -125,8 +125,10 @@ def broker_config(
     """
     spec = cluster.spec
     return BrokerConfig(
-        cluster=cluster.name,
-        group=member.group,
+        cluster=cluster.broker_cluster_name,
+        group=cluster.broker_name(member.group),
+        resource="" if cluster.broker_cluster_name == cluster.name else cluster.name,
+        resource_group="" if cluster.broker_name(member.group) == member.group else member.group,
         member=member.number,
         name=member.name,
         data_dir=data_dir,

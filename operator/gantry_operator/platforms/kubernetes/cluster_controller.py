@@ -387,7 +387,8 @@ class ClusterController:
             least = fields.get("minInSyncReplicas", 1)
             if isinstance(least, int):
                 fields["minInSyncReplicas"] = min(least, members, spec.get("minInSyncReplicas", members))
-            fields["brokerGroups"] = [{"name": group, "members": members}]
+            known_as = self._broker_name(group)
+            fields["brokerGroups"] = [{"name": group, "members": members, "brokerName": known_as}]
             try:
                 BrokerCluster.make(self.name, self.namespace, **fields)
             except ValidationError as error:
@@ -412,6 +413,15 @@ class ClusterController:
                 config = json.loads(text)
                 if isinstance(config, dict) and config.get("mode") in MODES:
                     return {field: config[name] for field, name in wanted.items() if name in config}
+        return None
+
+    def _broker_name(self, group: str) -> str | None:
+        """RocketMQ's name of a group in its members' configs; None: it is not there, or the group's own name."""
+        live = self._objects.live("ConfigMap", names.group_set(self.name, group))
+        for text in [] if live is None else list((live.get("data") or {}).values()):
+            with suppress(ValueError, AttributeError):
+                name = json.loads(text).get("group")
+                return name if isinstance(name, str) and name != group else None
         return None
 
     def _by_its_leadership(self, group: str) -> dict[str, Any] | None:
@@ -601,7 +611,10 @@ class ClusterController:
             epoch = 0 if controller.leadership is None else controller.leadership.epoch
             heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)
-            self._availability.watch(group, epoch, controller.blocking_wait, answering, servers, registered, reached)
+            name = group if self._cluster is None else self._cluster.broker_name(group)
+            self._availability.watch(
+                group, epoch, controller.blocking_wait, answering, servers, registered, reached, name
+            )
 
     def _addresses(self) -> Addresses:
         if self._cluster is None or self._plan is None:

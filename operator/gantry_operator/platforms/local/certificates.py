@@ -82,9 +82,14 @@ def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]
     """The certificates to issue: all ports are on one address of this machine."""
     name = cluster.name
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", HOST)))
-    found = {NAME_SERVERS: certificates.Names(f"{name}-namesrv", hosts, Identity(name, "", 0).uris)}
+    found = {
+        NAME_SERVERS: certificates.Names(f"{name}-namesrv", hosts, Identity(cluster.broker_cluster_name, "", 0).uris)
+    }
     for group in plan.groups:
-        uris = dict.fromkeys(Identity(name, group.name, m.number).uris[-1] for m in group.members)
+        uris = dict.fromkeys(
+            Identity(cluster.broker_cluster_name, cluster.broker_name(group.name), m.number).uris[-1]
+            for m in group.members
+        )
         found[group.name] = certificates.Names(f"{name}-{group.name}", hosts, tuple(uris))
     return found
 

@@ -88,7 +88,11 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         asked = await asyncio.gather(*(_ask(client, _member_url(cluster, ports, m)) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
-            *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
+            *(
+                _known(remoting, f"127.0.0.1:{port}", cluster.broker_name(g.name), ports.address(f"group/{g.name}"))
+                for port in servers
+                for g in planned.groups
+            )
         )
         if cluster.spec.mode == "Raft":
             said = list(zip(planned.members, asked, strict=True))
@@ -185,10 +189,10 @@ def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, pro
     )
 
 
-async def _known(client: RemotingClient, server: str, ports: Ports, group: str) -> str | None:
+async def _known(client: RemotingClient, server: str, broker_name: str, address: str) -> str | None:
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await name_server_knows(client, server, group, ports.address(f"group/{group}"))
+            return await name_server_knows(client, server, broker_name, address)
     except TimeoutError:
         return f"NameServer {server} does not answer in time"
 

@@ -231,7 +231,9 @@ class Supervisor:
             )
             if problem is None:
                 address = self.ports.address(f"group/{group.name}")
-                problem = await check_group(self._remoting, servers, group.name, address, address)
+                problem = await check_group(
+                    self._remoting, servers, self.cluster.broker_name(group.name), address, address
+                )
             if problem is not None:
                 return f"group {group.name}: {problem}"
         return ""
@@ -458,6 +460,17 @@ def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
             f"spec.security.tls.internal is {str(after).lower()}, was {str(before).lower()}: members with TLS and "
             "members without it could not reach each other while they are replaced; write the former value"
         )
+    if new.broker_cluster_name != old.broker_cluster_name:
+        raise control.ControlError(
+            f"spec.brokerClusterName is {new.broker_cluster_name}, was {old.broker_cluster_name}: clients, "
+            "messages and consumers' progress have the former name; write that one"
+        )
+    for group in old.spec.brokerGroups:
+        if new.broker_name(group.name) != group.broker_name:
+            raise control.ControlError(
+                f"spec.brokerGroups: brokerName of {group.name} is {new.broker_name(group.name)}, was "
+                f"{group.broker_name}: clients and consumers' progress have the former name; write that one"
+            )
     refuse_elsewhere(new)
     size = "mappedFileSizeCommitLog"
     if getattr(new.spec.broker, size) != getattr(old.spec.broker, size):
