@@ -70,6 +70,7 @@ class OtlpConfig(_Config):
 
 
 Authentication = Literal["Enabled", "Permissive", "Disabled"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 class NameServerConfig(_Config):
@@ -96,6 +97,7 @@ class NameServerConfig(_Config):
         None, description="TLS of the registration port and of HTTP; None: plaintext."
     )
     authentication: Authentication = Field("Disabled", description="Counts until an access table has come.")
+    log_level: LogLevel = Field("INFO", description="A change counts without a restart.")
 
     @model_validator(mode="after")
     def _protected(self) -> Self:
@@ -163,6 +165,7 @@ class BrokerConfig(_Config):
         "Disabled", description="Whether clients sign their requests; counts until an access table has come."
     )
 
+    log_level: LogLevel = Field("INFO", description="A change counts without a restart.")
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)
     flush: Literal["Async", "Sync"] = "Async"

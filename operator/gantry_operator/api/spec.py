@@ -24,6 +24,7 @@ from gantry_operator.api.base import (
     more_than_nothing,
     parse_duration,
 )
+from gantry_operator.api.maintenance import MaintenanceWindow
 from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.api.security import Security
@@ -31,6 +32,8 @@ from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
 
 RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
 """Ends of other objects' names: a group with such a name would collide with them."""
+
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 HOST_FIELDS = ("cluster", "namespace", "group", "name")
 """Fields in braces of a host template. `name` is the pod or Service of the address."""
@@ -82,6 +85,7 @@ class NameServers(Model):
         description="CPU and memory of each.",
     )
     podTemplate: PodTemplate | None = Field(None, description="Additions to the NameServers' pods. Kubernetes only.")
+    logLevel: LogLevel = Field("INFO", description="Log level. A change restarts nothing.")
 
 
 class BrokerGroup(Model):
@@ -316,6 +320,15 @@ class BrokerClusterSpec(Model):
         "else of their HTTP interface except health.",
     )
     otlp: Otlp | None = Field(None, description="Push of metrics by OTLP. Default: none.")
+    hibernate: bool = Field(
+        False,
+        description="Stop all processes in the safe order, and keep volumes, leadership records and addresses. "
+        "False again: the cluster goes on where it stopped.",
+    )
+    maintenanceWindow: MaintenanceWindow | None = Field(
+        None, description="When members may be replaced for changes that are not urgent. Default: at any time."
+    )
+    logLevel: LogLevel = Field("INFO", description="Log level of the brokers. A change restarts nothing.")
     reclaim: Literal["Retain", "Delete"] = Field(
         "Retain", description="Whether volumes are kept (Retain) or deleted (Delete) together with the resource."
     )

@@ -7,7 +7,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Phase = Literal[
-    "Pending", "Creating", "Running", "Updating", "Degraded", "Unavailable", "Paused", "Refused", "Deleting"
+    "Pending",
+    "Creating",
+    "Running",
+    "Updating",
+    "Degraded",
+    "Unavailable",
+    "Paused",
+    "Hibernated",
+    "Refused",
+    "Deleting",
 ]
 
 

@@ -75,6 +75,12 @@ class Availability:
         """By group: None after a successful check, else the reason. A group without a check is absent."""
         return {name: g.said for name, g in self._groups.items() if g.known}
 
+    def forget(self, group: str) -> None:
+        """Check this group no more, until `watch` names it again."""
+        known = self._groups.pop(group, None)
+        if known is not None and known.task is not None:
+            known.task.cancel()
+
     async def close(self) -> None:
         tasks = [g.task for g in self._groups.values() if g.task is not None]
         for task in tasks:

@@ -62,17 +62,25 @@ class GroupControllers:
         self._settings = failover_settings(spec)
         self._preference = LeaderPreference.of(spec)
 
-    def update(self, cluster: BrokerCluster) -> None:
-        """Run a controller for each group of this spec, with its settings."""
+    def update(self, cluster: BrokerCluster, asleep: Callable[[str], bool] = lambda group: False) -> None:
+        """Run a controller for each group of this spec, with its settings. `asleep`: groups without processes."""
         spec = cluster.spec
         self.configure(spec)
         if not self._tasks:
             self._tasks[""] = asyncio.create_task(self._balancer.run())
         for g in spec.brokerGroups:
-            if g.name not in self._tasks:
+            if g.name not in self._tasks and not asleep(g.name):
                 make = partial(self.make, g.name, spec.mode)
                 self._tasks[g.name] = asyncio.create_task(run_with_restarts(make(), make, self._on_event))
         self.wake()
+
+    async def stop(self, group: str) -> None:
+        """End the controller of one group. Its members keep running; `update` starts it again."""
+        task = self._tasks.pop(group, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self.controllers.pop(group, None)
 
     def make(self, group: str, mode: str) -> GroupController:
         """Build a new controller for this group, in place of a former one. The caller runs it."""

@@ -12,6 +12,7 @@ from gantry_operator.plan.process_config import (
     broker_config,
     name_server_config,
     restarts,
+    text_of,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "plan",
     "replacement_order",
     "restarts",
+    "text_of",
 ]

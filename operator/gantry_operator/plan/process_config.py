@@ -44,8 +44,11 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
-LIVE_FIELDS = frozenset({"authentication"})
-"""Fields whose change needs no restart: they count until an access table comes, and the table has each change."""
+LIVE_FIELDS = frozenset({"authentication", "log_level"})
+"""Fields whose change needs no restart: the access table has the authentication, and a process reads its log level."""
+ADDED_FIELDS = frozenset({"log_level", "resource", "resource_group"})
+"""Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
+and a new operator changes no pod only because the configuration has another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ def name_server_config(
         tls=tls.for_clients(cluster),
         internal_tls=tls.for_members(),
         authentication=cluster.spec.security.mode(loopback=loopback),
+        log_level=cluster.spec.nameServers.logLevel,
     )
 
 
@@ -154,6 +158,7 @@ def broker_config(
         if spec.otlp is None
         else OtlpConfig(endpoint=spec.otlp.endpoint, interval_s=parse_duration(spec.otlp.interval)),
         authentication=spec.security.mode(loopback=loopback),
+        log_level=spec.logLevel,
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,
         flush=spec.flush,
@@ -162,6 +167,16 @@ def broker_config(
     )
 
 
+def text_of(config: BrokerConfig | NameServerConfig) -> str:
+    """The config as its process reads it."""
+    return config.model_dump_json(indent=1, exclude=_unneeded(config))
+
+
 def restarts(config: BrokerConfig | NameServerConfig) -> str:
     """The part of a config that takes effect at a start only."""
-    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS))
+    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS) | _unneeded(config))
+
+
+def _unneeded(config: BrokerConfig | NameServerConfig) -> set[str]:
+    fields = type(config).model_fields
+    return {f for f in ADDED_FIELDS & set(fields) if getattr(config, f) == fields[f].default}

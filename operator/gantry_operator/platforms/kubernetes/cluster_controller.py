@@ -14,7 +14,8 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
@@ -25,9 +26,11 @@ from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses, BrokerClusterStatus
 from gantry_operator.certificates import KeyPair
+from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
@@ -40,9 +43,16 @@ from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
+from gantry_operator.platforms.kubernetes.hibernate import Hibernation
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
-from gantry_operator.platforms.kubernetes.member_state import lacking, notable, observed_members, observed_name_servers
+from gantry_operator.platforms.kubernetes.member_state import (
+    former_images,
+    lacking,
+    notable,
+    observed_members,
+    observed_name_servers,
+)
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
 from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons
@@ -79,6 +89,7 @@ class Shared:
     caches: dict[str, InformerCache]
     clock: StallCompensatedClock
     identity: str
+    upgrades: UpgradeQueue = field(default_factory=UpgradeQueue)
     unlisted: Callable[[], Sequence[str]] = tuple
     """Caches that are not filled yet, without those that the failover needs."""
 
@@ -154,7 +165,12 @@ class ClusterController:
         self._users = KubernetesAccessStore(api, caches, (*key, self.uid), self._events, shared.identity)
         self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
         replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
-        self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
+        self._hibernation = Hibernation(self._groups, self._objects, self._dirty.set, self._fell_asleep)
+        self._upgrading = ""
+        """What the last event about an upgrade said."""
+        self._rolling = RollingChange(
+            replacement, self._groups.controllers, self._groups.record, self._report.wake, self._hold
+        )
         self._remoting = RemotingClient(sign=self._access.sign)
         self._availability = Availability(self._remoting, self._report.wake)
 
@@ -168,6 +184,7 @@ class ClusterController:
             ("roll", self._rolling.run),
             ("access", self._access.run),
             ("reasons", self._read_reasons),
+            ("hibernation", self._hibernation.run),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
         self._dirty.set()
@@ -184,6 +201,7 @@ class ClusterController:
         await self._users.close()
         await self._events.close()
         metrics.SHOWN.hide(self._groups.figures)
+        self._shared.upgrades.done(self._key)
         self._certificates.close()
 
     def update(self, obj: Object) -> None:
@@ -264,6 +282,8 @@ class ClusterController:
                 await self._keep_certificates(*self._accepted, found)
             return begun and righted
         self._left_out = {}
+        if cluster.spec.hibernate and cluster.spec.analytics is not None:
+            cluster.spec.analytics.suspend = True  # No log answers.
         self._take(cluster)
         self._result.refused = ""  # An error of the API server below does not mean that the spec is refused.
         former = [] if self._groups.controllers else volumes.of_a_former(self._shared.caches, cluster)
@@ -278,7 +298,8 @@ class ClusterController:
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before any request that the API server may refuse.
-        self._groups.update(cluster)
+        self._hibernation.take(cluster)
+        self._groups.update(cluster, self._hibernation.sleeps)
         self._start_switchover_request()
         righted = await self._sync_labels(found)
         unlisted = self._shared.unlisted()
@@ -290,7 +311,9 @@ class ClusterController:
         # Also while changes are paused: certificates expire all the same.
         complete = complete and await self._keep_certificates(cluster, self._plan, found)
         if complete and not cluster.paused:
-            complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
+            complete = await self._objects.keep(
+                cluster, self._plan, self._pods.sizes, found, running=self._hibernation.running, hold=bool(self._hold())
+            )
             if complete:
                 again = await volumes.make_again(
                     self._shared.api, self._shared.caches, cluster, self._running(), self._reasons.missing_classes()
@@ -443,7 +466,49 @@ class ClusterController:
             self._pods.sizes[g.name] = max(len(g.members), running)
 
     def _may_change(self) -> bool:
-        return self._cluster is not None and not self._cluster.paused and not self._result.refused
+        if self._cluster is None or self._cluster.spec.hibernate:
+            return False
+        return not self._cluster.paused and not self._result.refused
+
+    def _hold(self) -> str:
+        """Why a change that is not urgent has to wait; empty: it need not."""
+        if self._cluster is None:
+            return ""
+        held = maintenance.wait_for(self._cluster.spec.maintenanceWindow, datetime.now(UTC))
+        return held or self._wait_for_upgrade(self._cluster)
+
+    def _wait_for_upgrade(self, cluster: BrokerCluster) -> str:
+        """Why the pods keep a former default image for now; empty: they have the present one, or it is their turn."""
+        new = self._shared.settings.broker_image
+        idle = cluster.spec.hibernate or cluster.paused or bool(self._result.refused)
+        former = [] if idle or cluster.spec.image is not None else former_images(*self._sets_and_pods(), new)
+        if not former:
+            self._shared.upgrades.done(self._key)
+            if self._upgrading:
+                self._upgrading = ""
+                self._dirty.set()
+            return ""
+        wait = self._shared.upgrades.wait(self._key)
+        said = f"the image {new} takes the place of {', '.join(former)}: " + (wait or "one pod after the other")
+        if said != self._upgrading:
+            self._upgrading = said
+            self._events.record("Normal", "UpgradeWaits" if wait else "UpgradeStarted", said)
+            self._dirty.set()
+        return wait
+
+    def _sets_and_pods(self) -> tuple[list[Object], list[Object]]:
+        sets = self._objects.owned("StatefulSet")
+        servers = [] if self._plan is None else [s.name for s in self._plan.name_servers]
+        pods = (self._pods.pod(name) for name in [*servers, *(name for _, _, name in self._running())])
+        return sets, [pod for pod in pods if pod is not None]
+
+    def _fell_asleep(self, group: str) -> None:
+        self._availability.forget(group)
+        self._events.record("Normal", "Hibernating", f"group {group} stops; its volumes and leadership record stay")
+
+    @property
+    def _key(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
     def _running(self) -> list[tuple[str, int, str]]:
         """Group, number and name of every member that is planned or runs."""
@@ -540,6 +605,8 @@ class ClusterController:
         """Read why pods are missing or do not start. A pod that starts as usual is there before the first reading."""
         while True:
             await asyncio.sleep(LOOK_S / 2)
+            if self._cluster is not None and self._cluster.spec.hibernate:
+                continue
             wanted = lacking(self._running(), self._plan, self._shared.caches["Pod"], self.namespace, self.name)
             if await self._reasons.look(wanted):
                 self._report.wake()
@@ -572,7 +639,8 @@ class ClusterController:
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
-            progress=[*self._result.progress, *self._rolling.progress.values()],
+            progress=self._progress(),
+            hibernated=self._hibernation.done and not self._running_pods(),
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
@@ -582,6 +650,14 @@ class ClusterController:
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
+
+    def _progress(self) -> list[str]:
+        if self._cluster is not None and self._cluster.spec.hibernate:
+            return [*self._result.progress, *filter(None, [self._hibernation.progress])]
+        return [*self._result.progress, *self._rolling.progress.values()]
+
+    def _running_pods(self) -> bool:
+        return any(self._pods.pod(name) is not None for _, _, name in self._running())
 
     def _warming_up(self) -> bool:
         """Keep another operator's value while this one has no data yet."""

@@ -11,7 +11,16 @@ from gantry_broker.config import BrokerConfig
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
-from gantry_operator.plan import LIVE_FIELDS, BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
+from gantry_operator.plan import (
+    LIVE_FIELDS,
+    BrokerAddresses,
+    GroupPlan,
+    MemberPlan,
+    Plan,
+    broker_config,
+    member_name,
+    text_of,
+)
 from gantry_operator.platforms.kubernetes import names, nameserver, pod_template, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
@@ -67,16 +76,17 @@ def _replication_address(cluster: BrokerCluster, member: MemberPlan) -> str:
 
 
 def objects(
-    cluster: BrokerCluster, plan: Plan, group: GroupPlan, image: str, external: Mapping[str, str], replicas: int
-) -> list[dict[str, Any]]:
+    cluster: BrokerCluster, plan: Plan, group: GroupPlan, image: str, external: Mapping[str, str], replicas: int,
+    running: int | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The objects, in the order in which they are applied. `replicas` may exceed the plan's number while members
-    leave.
+    leave. `running`: fewer processes than that, for a cluster that hibernates.
     """
     name = names.group_set(cluster.name, group.name)
     meta = names.metadata(cluster, name, names.BROKER, group.name)
     selector = names.selector(cluster.name, names.BROKER, group.name)
     members = with_leaving(cluster, group, replicas)
-    configs = {f"{m.name}.json": config(cluster, plan, m, external).model_dump_json(indent=1) for m in members}
+    configs = {f"{m.name}.json": text_of(config(cluster, plan, m, external)) for m in members}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": configs},
         {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": _headless(selector)},
@@ -99,7 +109,13 @@ def objects(
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
             },
         },
-        _stateful_set(cluster, group, image, replicas, _common(configs[f"{group.members[0].name}.json"])),
+        _stateful_set(
+            cluster,
+            group,
+            image,
+            replicas if running is None else running,
+            _common(configs[f"{group.members[0].name}.json"]),
+        ),
     ]
 
 

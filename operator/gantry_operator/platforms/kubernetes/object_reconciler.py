@@ -88,9 +88,10 @@ class ObjectReconciler:
         return True
 
     async def keep(
-        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult
-    ) -> bool:
-        """One pass over all objects. False: it is not complete yet, so look again."""
+        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult,
+        *, running: Mapping[str, int] | None = None, hold: bool = False,
+    ) -> bool:  # fmt: skip
+        """One pass over all objects. False: it is not complete yet, so look again. `running`, `hold`: see `render`."""
         addresses: dict[str, str] | None = None
         complete = True
         if cluster.spec.external is not None:
@@ -108,6 +109,8 @@ class ObjectReconciler:
             external_addresses=addresses,
             pinned_ports=self._pinned,
             replicas=sizes,
+            running=running,
+            hold=hold,
         )
         for obj in objects:
             complete = await self.apply(obj, found) and complete

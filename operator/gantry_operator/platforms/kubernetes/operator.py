@@ -6,7 +6,8 @@ forward events to each cluster's `ClusterController`. `informer_cache` watches t
 The chart sets these environment variables: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE, POD_NAME, POD_IP,
 GANTRY_SERVICE (name of the operator's Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty: all),
 GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text),
-GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_HTTP_PORT,
+GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_UPGRADES (Paused: clusters keep their
+image), GANTRY_HTTP_PORT,
 GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
 GANTRY_OTLP_INTERVAL (60s).
 """
@@ -24,14 +25,16 @@ from typing import Any
 
 import kopf
 import uvloop
+from gantry_broker import logs
 from gantry_broker.config import OtlpConfig
 from gantry_broker.http.otlp import OtlpPush
 from prometheus_client.core import Metric
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.api.base import parse_duration
+from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.platforms.kubernetes import allowed, logs, metrics, names
+from gantry_operator.platforms.kubernetes import allowed, metrics, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
 from gantry_operator.platforms.kubernetes.client import (
@@ -84,7 +87,9 @@ class Operator:
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
             heard = self._listener(name, JOB_LABEL)
             self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
-        self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity, self._unlisted)
+        self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity)
+        self.shared.unlisted = self._unlisted
+        self.shared.upgrades = UpgradeQueue(paused=settings.upgrades_paused)
 
     def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
         def heard(event: str, obj: Object) -> None:
@@ -304,6 +309,7 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
         allowed_spark_conf=spark_conf,
         allowed_pod_template=parts,
+        upgrades_paused=environ.get("GANTRY_UPGRADES", "") == "Paused",
         otlp=otlp,
     )
 

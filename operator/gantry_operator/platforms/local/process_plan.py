@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config, restarts
+from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config, restarts, text_of
 from gantry_operator.platforms.local.certificates import NAME_SERVERS, tls_folders
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import HOST, Ports, on_loopback, registration, replication
@@ -49,7 +49,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             tls=tls_folders(cluster, folder, NAME_SERVERS),
             loopback=on_loopback(),
         )  # fmt: skip
-        whole = config.model_dump_json(indent=1)
+        whole = text_of(config)
         found.append(ProcessPlan(server.name, NAME_SERVER, whole, decisive=restarts(config)))
     for member in plan.members:
         addresses = BrokerAddresses(
@@ -75,7 +75,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             ProcessPlan(
                 member.name,
                 BROKER,
-                config_of_broker.model_dump_json(indent=1),
+                text_of(config_of_broker),
                 member.group,
                 member.number,
                 decisive,

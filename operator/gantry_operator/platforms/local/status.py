@@ -121,12 +121,17 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         )
         for s, port, answers in zip(planned.name_servers, servers, by_server, strict=True)
     ]
+    running = [name for name in (*(m.name for m in planned.members), *(r.name for r in rows)) if _pid(folder, name)]
+    progress = [doing["rolling"]] if doing["rolling"] else []
+    if cluster.spec.hibernate and running:
+        progress = [f"hibernation: {', '.join(running)} still stop"]
     seen = ObservedState(
         members=members,
         name_servers=rows,
         available={g.name: why for g, why in zip(planned.groups, why_not, strict=True)},
         problems=problems,
-        progress=[doing["rolling"]] if doing["rolling"] else [],
+        progress=progress,
+        hibernated=cluster.spec.hibernate and not running,
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
         certificates=rows_of_certificates(folder, cluster, planned),
@@ -244,7 +249,9 @@ def _before(folder: ClusterFolder) -> BrokerClusterStatus:
 
 def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
     """Keep the times of the conditions. The status is shown even if the folder cannot be written."""
-    kept = status.model_copy(update={"members": [], "nameServerMembers": []})
+    # Of members only what is shown while they do not run.
+    last = [m for m in status.members if m.maxOffset is not None]
+    kept = status.model_copy(update={"members": last, "nameServerMembers": []})
     try:
         write_whole(folder.conditions, kept.model_dump_json(by_alias=True))
     except OSError:
