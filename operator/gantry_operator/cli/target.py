@@ -135,6 +135,8 @@ class KubernetesTarget:
         try:
             async with target.KubeTarget(*self._wanted) as opened:
                 yield opened
+        except target.NoCluster as error:
+            raise CliError(str(error), Exit.NO_CLUSTER) from None
         except (target.TargetError, target.UserError) as error:
             raise CliError(str(error)) from None
         except (target.ApiError, target.ApiUnavailable) as error:

@@ -75,6 +75,8 @@ WARM_UP_S = 20.0
 """Seconds after an operator's start in which it reports nothing about members and objects that it has not seen yet."""
 AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
+LONGEST_PAUSE_S = 30.0
+"""The pause after an answer of the API server that stays the same."""
 SHOWN = ("Service", JOBS, PODS)
 """Caches for the status, besides those that the failover needs."""
 MODES = ("MasterSlave", "Raft")
@@ -92,6 +94,27 @@ class Shared:
     upgrades: UpgradeQueue = field(default_factory=UpgradeQueue)
     unlisted: Callable[[], Sequence[str]] = tuple
     """Caches that are not filled yet, without those that the failover needs."""
+
+
+class Refusals:
+    """Answers of the API server to one pass after the other: the same one is logged once, and asked for ever less."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._count = 0
+
+    def is_new(self, answer: str) -> bool:
+        """Note an answer. False: the last one was the same."""
+        new = answer != self._last
+        self._last, self._count = answer, 1 if new else self._count + 1
+        return new
+
+    def clear(self) -> None:
+        self._last, self._count = "", 0
+
+    def pause_s(self, first_s: float) -> float:
+        """Seconds until the next pass. A change of the spec or of an object begins one at once."""
+        return float(min(first_s * 2 ** max(self._count - 1, 0), max(first_s, LONGEST_PAUSE_S)))
 
 
 def readable_failover(wanted: object) -> dict[str, Any]:
@@ -240,9 +263,10 @@ class ClusterController:
 
     async def _reconcile_forever(self) -> None:
         again = True  # A restart counts as a failed pass.
+        refusals = Refusals()
         while True:
             try:
-                async with asyncio.timeout(AGAIN_S if again else self._certificates.due_s()):
+                async with asyncio.timeout(refusals.pause_s(AGAIN_S) if again else self._certificates.due_s()):
                     await self._dirty.wait()
                 await asyncio.sleep(SETTLE_S)
             except TimeoutError:
@@ -252,10 +276,12 @@ class ClusterController:
             try:
                 again = not await self._reconcile()
                 metrics.RECONCILES.labels("waiting" if again else "done").inc()
+                refusals.clear()
             except (ApiError, ApiUnavailable) as error:
                 again = True
                 self._result.problems = [str(error)]
-                log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+                if refusals.is_new(str(error)):
+                    log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
                 metrics.RECONCILES.labels("error").inc()
             metrics.RECONCILE_SECONDS.observe(time.monotonic() - begun)
             self._report.wake()

@@ -59,6 +59,10 @@ class TargetError(Exception):
     """A command that failed. The text names the reason and the remedy."""
 
 
+class NoCluster(TargetError):
+    """There is no such cluster, namespace or context."""
+
+
 class KubeTarget:
     """One BrokerCluster through the Kubernetes API. Use it as an async context manager.
 
@@ -78,9 +82,10 @@ class KubeTarget:
     async def __aenter__(self) -> KubeTarget:
         """Raises TargetError if there is no such cluster, or no single one."""
         try:
+            namespace = self._wanted_namespace or current_namespace(self._context)
             configuration = await load_config(self._context)
             self._api = KubeApi(configuration)
-            self.namespace = self._wanted_namespace or current_namespace(self._context)
+            self.namespace = namespace
             self.name = self._wanted_name or await self._only_one()
             await self.resource()
         except (ApiError, ApiUnavailable) as error:
@@ -113,16 +118,18 @@ class KubeTarget:
 
     async def _only_one(self) -> str:
         found, _ = await self.api.list(BROKER_CLUSTER, self.namespace)
+        if not found:
+            raise NoCluster(f"namespace {self.namespace} does not exist or has no BrokerCluster: name another with -n")
         if len(found) != 1:
-            known = ", ".join(o["metadata"]["name"] for o in found) or "none"
-            raise TargetError(f"namespace {self.namespace} has no single cluster but {known}: name one with --cluster")
+            known = ", ".join(o["metadata"]["name"] for o in found)
+            raise NoCluster(f"namespace {self.namespace} has the clusters {known}: name one with --name")
         return str(found[0]["metadata"]["name"])
 
     async def resource(self) -> Object:
         """The BrokerCluster in the API, status included. Raises TargetError if it does not exist."""
         found = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
         if found is None:
-            raise TargetError(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
+            raise NoCluster(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
         return found
 
     async def events(self) -> list[dict[str, Any]]:
@@ -327,5 +334,5 @@ def current_namespace(context: str | None) -> str:
     contexts, active = kube_config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
     chosen = active if context is None else next((c for c in contexts if c["name"] == context), None)
     if chosen is None:
-        raise TargetError(f"the kubeconfig has no context {context}, but {', '.join(c['name'] for c in contexts)}")
+        raise NoCluster(f"the kubeconfig has no context {context}, but {', '.join(c['name'] for c in contexts)}")
     return str(chosen["context"].get("namespace") or "default")
