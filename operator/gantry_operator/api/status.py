@@ -105,6 +105,15 @@ class TopicSaving(_Status):
     recommendation: str = Field("", description="The suggested action.")
 
 
+class VersionStatus(_Status):
+    """What runs."""
+
+    operator: str = Field("", description="Version of the operator.")
+    image: str = Field("", description="Image that brokers and NameServers are to run.")
+    former: list[str] = Field(default_factory=list, description="Other images that pods still run.")
+    protocol: str = Field("", description="Version of RocketMQ whose protocol the brokers speak.")
+
+
 class AnalyticsStatus(_Status):
     """The last runs of the report."""
 
@@ -132,6 +141,7 @@ class BrokerClusterStatus(_Status):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
+    version: VersionStatus | None = Field(None, description="What runs.")
     boundVolumes: int | None = Field(None, description="Volumes of brokers that exist. Absent: not known.")
     readyMembers: str = Field("", description="Ready members of all members: 3/3.")
     masters: str = Field("", description="The master of each group.")

@@ -18,6 +18,7 @@ from gantry_operator.api.status import (
     MemberRow,
     NameServerRow,
     Phase,
+    VersionStatus,
 )
 from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.timestamps import utc
@@ -67,6 +68,7 @@ class ObservedState:
     authentication: Authentication = "Enabled"
     """As it holds, with the platform's default."""
     certificates: Sequence[CertificateRow] = ()
+    version: VersionStatus | None = None
     bound_volumes: int | None = None
     """Volumes of brokers that exist; None: not known, or there are none as on one machine."""
     hibernated: bool = False
@@ -111,6 +113,7 @@ def status_of(
         phase="Hibernated" if observed.hibernated else _phase(old, available[0], progressing[0], degraded[0], paused),
         conditions=conditions,
         mode=cluster.spec.mode if cluster is not None else old.mode,
+        version=observed.version,
         boundVolumes=observed.bound_volumes,
         readyMembers=f"{ready}/{len(rows)}",
         masters=_masters(cluster, rows),

@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
-from gantry_operator.api.status import Addresses, BrokerClusterStatus
+from gantry_operator.api.status import Addresses, BrokerClusterStatus, VersionStatus
+from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
 from gantry_operator.certificates import KeyPair
 from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import AccessControl
@@ -670,12 +671,24 @@ class ClusterController:
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
+            version=self._version(),
             bound_volumes=sum(map(volumes.bound, volumes.of_brokers(self._shared.caches, self.namespace, self.name))),
             certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
+
+    def _version(self) -> VersionStatus | None:
+        if self._cluster is None:
+            return None
+        image = self._cluster.spec.image or self._shared.settings.broker_image
+        return VersionStatus(
+            operator=package_version(),
+            image=image,
+            former=former_images(*self._sets_and_pods(), image),
+            protocol=PROTOCOL_VERSION,
+        )
 
     def _progress(self) -> list[str]:
         if self._cluster is not None and self._cluster.spec.hibernate:

@@ -141,7 +141,7 @@ def scheme_of(pod: Mapping[str, Any] | None) -> str:
     """How the HTTP interface of this pod is called, by its probes; without a pod: http."""
     containers = ((pod or {}).get("spec") or {}).get("containers") or []
     # Sidecars may stand before it: some are put in by a webhook.
-    own = next((c for c in containers if c.get("name") in CONTAINERS), {})
+    own: Mapping[str, Any] = next((c for c in containers if c.get("name") in CONTAINERS), {})
     probe = (own.get("livenessProbe") or {}).get("httpGet") or {}
     return "https" if probe.get("scheme") == "HTTPS" else "http"
 

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from gantry_broker.client import Credentials
@@ -20,9 +21,10 @@ from gantry_operator.access import ADMIN
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.cluster.live import Facts, MemberPlace
 from gantry_operator.cluster.live_watch import Source
+from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
-from gantry_operator.platforms.kubernetes import access, names
+from gantry_operator.platforms.kubernetes import access, names, preview
 from gantry_operator.platforms.kubernetes.certificates import decoded
 from gantry_operator.platforms.kubernetes.client import (
     BROKER_CLUSTER,
@@ -122,7 +124,7 @@ class KubeTarget:
             raise NoCluster(f"namespace {self.namespace} does not exist or has no BrokerCluster: name another with -n")
         if len(found) != 1:
             known = ", ".join(o["metadata"]["name"] for o in found)
-            raise NoCluster(f"namespace {self.namespace} has the clusters {known}: name one with --name")
+            raise NoCluster(f"namespace {self.namespace} has the clusters {known}: name one with --cluster")
         return str(found[0]["metadata"]["name"])
 
     async def resource(self) -> Object:
@@ -148,6 +150,36 @@ class KubeTarget:
             }
             for e in ours
         ]
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        """What a spec (None: the present one) would change; `image`: another default image of the operator's chart.
+
+        Raises TargetError with the API server's reason if it refuses the spec.
+        """
+        present = await self.resource()
+        warnings = []
+        if wanted is not None:
+            body = wanted.model_dump(mode="json", by_alias=True, include={"apiVersion", "kind"})
+            body |= {"metadata": {"name": self.name, "namespace": self.namespace}}
+            body |= {"spec": wanted.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)}
+            try:
+                await self.api.apply(body, "gantry-plan", dry_run=True)
+            except ApiError as error:
+                raise TargetError(f"the API server refuses it: {error}") from None
+        cluster = parse_manifest(present) if wanted is None else wanted
+        cluster.metadata.namespace, cluster.metadata.uid = self.namespace, present["metadata"]["uid"]
+        status = present.get("status") or {}
+        masters = [m["name"] for m in status.get("members") or [] if m.get("role") == "Master"]
+        not_ready = [m["name"] for m in status.get("members") or [] if not m.get("ready")]
+        live = await preview.live_objects(self.api, self.namespace, self.name)
+        found = preview.preview(cluster, live, image, masters)
+        if found["replaced"] and not_ready:
+            warnings.append(f"the first one is replaced once {', '.join(not_ready)} is in sync")
+        if found["replaced"] and cluster.spec.maintenanceWindow is not None:
+            warnings.append(
+                wait_for(cluster.spec.maintenanceWindow, datetime.now(UTC)) or "the maintenance window is open"
+            )
+        return found | {"warnings": warnings}
 
     async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
         """Ask the operator for a switchover of the group. Returns the result. Raises TargetError with the reason of
