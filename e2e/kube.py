@@ -206,7 +206,8 @@ class Cluster:
 
     @property
     def needs_tls(self) -> bool:
-        return bool(self.object()["spec"]["security"]["tls"]["mode"] == "Required")
+        security = self.object()["spec"].get("security") or {}
+        return bool((security.get("tls") or {}).get("mode") == "Required")
 
     @property
     def admin_secret(self) -> str:
@@ -242,11 +243,12 @@ class Load:
         node: str | None = None,
         senders: int = 4,
         secret: str | None = None,
+        script: str = "load.py",
     ) -> None:
-        """`secret`: with the keys of the user that sends; default: the super user."""
+        """`secret`: with the keys of the user that sends; default: the super user. `script`: in client/."""
         self.cluster = cluster
         self.name = name
-        source = (Path(__file__).parent / "client" / "load.py").read_text()
+        source = (Path(__file__).parent / "client" / script).read_text()
         pod: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Pod",

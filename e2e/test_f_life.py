@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 from kube import (
     Cluster,
-    CommandFailed,
     Figure,
     Load,
     apply,
@@ -49,14 +48,6 @@ def test_members_are_removed_and_never_the_master(demo: Cluster, figure: Figure)
     assert result["lost"] == result["errors"] == 0
     assert get(demo.namespace, "pvc", "data-demo-a-3"), "its volume is kept"
     assert demo.master_name() != "demo-a-3"
-
-
-def test_groups_cannot_be_removed(demo: Cluster) -> None:
-    try:
-        demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}]}})
-    except CommandFailed as refused:
-        said = str(refused)
-    assert "would lose its messages" in said
 
 
 def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure) -> None:

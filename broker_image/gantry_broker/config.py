@@ -17,7 +17,9 @@ from gantry_broker.remoting.tls_settings import refuse_unverifiable
 from gantry_broker.settings import BrokerSettings
 
 
-class _Config(BaseModel):
+class FileConfig(BaseModel):
+    """A configuration that a file holds."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
@@ -26,14 +28,14 @@ class _Config(BaseModel):
         return cls.model_validate_json(path.read_bytes())
 
 
-class Listener(_Config):
+class Listener(FileConfig):
     """One more port of a NameServer; its clients get the broker addresses of that listener's name."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     port: int = Field(ge=0, le=65535)
 
 
-class TlsConfig(_Config):
+class TlsConfig(FileConfig):
     """TLS of the ports for clients. Files are PEM; replaced files count within a second."""
 
     mode: Literal["Permissive", "Required"] = Field(
@@ -50,7 +52,7 @@ class TlsConfig(_Config):
         return self
 
 
-class InternalTlsConfig(_Config):
+class InternalTlsConfig(FileConfig):
     """TLS of the ports between members (both ends show a certificate) and of HTTP (clients may show one)."""
 
     cert_file: Path = Field(description="The certificate of this process; a URI names it: `Identity.uris`.")
@@ -58,7 +60,7 @@ class InternalTlsConfig(_Config):
     ca_file: Path = Field(description="The CAs whose certificates members must show.")
 
 
-class OtlpConfig(_Config):
+class OtlpConfig(FileConfig):
     """Where metrics are pushed, besides the page that Prometheus reads."""
 
     endpoint: str = Field(
@@ -73,7 +75,7 @@ Authentication = Literal["Enabled", "Permissive", "Disabled"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
-class NameServerConfig(_Config):
+class NameServerConfig(FileConfig):
     """One NameServer process."""
 
     name: str
@@ -108,7 +110,7 @@ class NameServerConfig(_Config):
         return self
 
 
-class BrokerConfig(_Config):
+class BrokerConfig(FileConfig):
     """One broker process: one member of one group."""
 
     cluster: str

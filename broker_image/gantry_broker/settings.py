@@ -49,6 +49,14 @@ class BrokerSettings(BaseModel):
         pattern=r"^\d+[smhd]( \d+[smhd])*$",
         description="Delay levels, the first is level 1.",
     )
+    timerMaxDelaySec: int = Field(
+        3_456_000,
+        ge=1,
+        le=3_456_000,
+        description="Seconds until a timer message is due, at most; RocketMQ: 259200.",
+    )
+    recallMessageEnable: bool = Field(False, description="Allow producers to recall timer messages.")
+    enableMixedMessageType: bool = Field(False, description="Allow topics with the attribute message.type=MIXED.")
     slaveReadEnable: bool = Field(False, description="Send readers with a large backlog to a slave.")
     accessMessageInMemoryMaxRatio: int = Field(
         40, ge=1, le=100, description="Per cent of memory beyond which a backlog is read from a slave."

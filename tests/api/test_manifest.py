@@ -85,6 +85,39 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "spec.security.allowedClients[0].ipBlock.cidr",
         "a network like",
     ),
+    (manifest(proxy={"replicas": 65}), "spec.proxy.replicas", "64 or less"),
+    (manifest(proxy={"replica": 2}), "spec.proxy.replica", "did you mean replicas?"),
+    (manifest(brokerGroups=[{"name": "proxy"}]), "spec.brokerGroups[0].name", "reserved"),
+    (
+        manifest(proxy={"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}),
+        "spec.proxy.autoscaling.minReplicas",
+        "higher maxReplicas",
+    ),
+    (manifest(proxy={"autoscaling": {}}), "spec.proxy.autoscaling.maxReplicas", "is missing"),
+    (
+        manifest(proxy={"autoscaling": {"maxReplicas": 2}, "resources": {"limits": {"cpu": "1"}}}),
+        "spec.proxy.autoscaling",
+        "cpu: 500m",
+    ),
+    (manifest(proxy={"autoscaling": {"maxReplicas": 2}, "replicas": 0}), "spec.proxy.replicas", "at least 1"),
+    (manifest(proxy={"tls": {"mode": "Disabled", "secretName": "s"}}), "spec.proxy.tls.secretName", "write mode:"),
+    (manifest(proxy={"external": {"type": "LoadBalancer"}}), "spec.proxy", "proxy.external.unprotected: true"),
+    (
+        manifest(
+            proxy={"external": {"type": "LoadBalancer"}, "tls": {"mode": "Permissive"}},
+            security={"tls": {"mode": "Required"}},
+        ),
+        "spec.proxy",
+        "proxy.tls.mode: Required",
+    ),
+    (
+        manifest(
+            proxy={"tls": {"mode": "Permissive"}},
+            security={"tls": {"mode": "Required", "clientCertificates": "Required"}},
+        ),
+        "spec.proxy",
+        "write proxy.tls.mode: Required, or leave it out",
+    ),
     (manifest(analytics={"schedule": "tomorrow"}), "spec.analytics.schedule", "minute, hour"),
     (manifest(analytics={"sparkConf": {"shuffle": "8"}}), "spec.analytics.sparkConf", "spark."),
     (manifest(analytics={"topics": ["a b"]}), "spec.analytics.topics", "wildcards"),
@@ -117,6 +150,19 @@ def test_bad_input_is_explained(document: dict[str, Any], path: str, words: str)
 def test_addresses_outside_are_protected_or_twice_unprotected(unprotected: bool, security: dict[str, Any]) -> None:
     outside = {"type": "LoadBalancer", "unprotected": unprotected}
     assert parse_manifest(manifest(external=outside, security=security)).spec.external is not None
+
+
+@pytest.mark.parametrize(
+    ("proxy", "security"),
+    [
+        ({"tls": {"mode": "Required"}}, {}),
+        ({}, {"tls": {"mode": "Required"}}),
+        ({"tls": {"secretName": "public"}}, {"tls": {"mode": "Required", "clientCertificates": "Required"}}),
+    ],
+)
+def test_an_address_outside_of_proxies_is_protected(proxy: dict[str, Any], security: dict[str, Any]) -> None:
+    outside = proxy | {"external": {"type": "LoadBalancer"}}
+    assert parse_manifest(manifest(proxy=outside, security=security)).spec.proxy is not None
 
 
 def test_all_problems_are_reported_at_once() -> None:

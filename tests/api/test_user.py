@@ -14,9 +14,9 @@ from gantry_operator.api import (
     ManifestError,
     Security,
     crd,
+    load_documents,
     load_manifest,
     load_users,
-    load_with_users,
     parse_user,
 )
 from gantry_operator.api.base import SOURCE
@@ -122,7 +122,8 @@ def test_a_topic_has_one_quota() -> None:
 
 
 def test_users_are_in_the_file_of_their_cluster() -> None:
-    cluster, users = load_with_users(ROOT / "examples/users.yaml")
+    found = load_documents(ROOT / "examples/users.yaml")
+    cluster, users = found.cluster, found.users
     assert (cluster.name, [u.name for u in users]) == ("shop", ["orders", "billing"])
     assert load_manifest(ROOT / "examples/users.yaml") == cluster
     assert load_users(ROOT / "examples/users.yaml", "shop") == users
@@ -134,7 +135,7 @@ def test_users_of_another_cluster_and_twins_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(text.replace("cluster: shop", "cluster: other"))
     with pytest.raises(ManifestError, match="the file is about shop"):
-        load_with_users(file)
+        load_documents(file)
     file.write_text(text.replace("name: billing\nspec", "name: orders\nspec"))
-    with pytest.raises(ManifestError, match="two users have it"):
-        load_with_users(file)
+    with pytest.raises(ManifestError, match="two documents of kind BrokerUser have it"):
+        load_documents(file)

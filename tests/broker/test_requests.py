@@ -142,7 +142,7 @@ async def test_one_bad_send_does_not_touch_its_neighbours(bench: Bench) -> None:
         ({"topic": "Unknown", "defaultTopic": "Nothing"}, ResponseCode.TOPIC_NOT_EXIST, "Unknown"),
         ({"properties": "DELAY\x01soon"}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
         ({"properties": "TIMER_DELIVER_MS\x01-5"}, ResponseCode.MESSAGE_ILLEGAL, "TIMER_DELIVER_MS"),
-        ({"properties": "TIMER_DELAY_SEC\x01999999"}, ResponseCode.MESSAGE_ILLEGAL, "days"),
+        ({"properties": "TIMER_DELAY_SEC\x019999999"}, ResponseCode.MESSAGE_ILLEGAL, "timerMaxDelaySec"),
         ({"properties": "p\x01" + "x" * 40_000}, ResponseCode.MESSAGE_ILLEGAL, "properties"),
         ({"properties": "p\x01" + "\0" * 31}, ResponseCode.MESSAGE_ILLEGAL, "zero bytes"),
     ],

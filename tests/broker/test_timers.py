@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.broker.conftest import Bench
 
 MINUTE = 1_800_000_000_000 // 60_000 * 60_000
+ALWAYS = b"deleteWhen=" + b";".join(b"%02d" % hour for hour in range(24))
 
 
 class Clock:
@@ -35,9 +36,19 @@ class Clock:
         bench.parts.delays._run()
 
 
-async def _delivered(bench: Bench) -> list[bytes]:
-    answer = await bench.ask(11, bench.pull_ext())
+async def _delivered(bench: Bench, offset: int = 0) -> list[bytes]:
+    answer = await bench.ask(11, bench.pull_ext(offset=offset))
     return [r.body for r in decode_records(answer.body)]
+
+
+def _expire(bench: Bench) -> None:
+    """Runs retention as the timer of the broker does, with all entries on the disk."""
+    bench.store.mark_flushed(bench.store.flush())
+    checkpoint = bench.store.checkpoint()
+    checkpoint.run()
+    bench.store.checkpointed(checkpoint)
+    while bench.broker.retention.expire():
+        pass
 
 
 async def _send(bench: Bench, *seconds: int) -> None:
@@ -151,14 +162,81 @@ async def test_clocks_that_differ_a_little_change_no_level(bench: Bench, monkeyp
         assert await _delivered(bench) == delivered
 
 
-async def test_a_message_that_would_expire_before_it_is_due_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was promised, and never delivered."""
+async def test_the_longest_time_is_a_setting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.ms = MINUTE
-    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=24")).code == 0
-    for hours, code in ((24, 0), (25, ResponseCode.MESSAGE_ILLEGAL)):
-        answer = await bench.send(b"x", properties=f"TIMER_DELIVER_MS\x01{MINUTE + hours * 3_600_000}")
+    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"timerMaxDelaySec=3600")).code == 0
+    for seconds, code in ((3_600, 0), (3_601, ResponseCode.MESSAGE_ILLEGAL)):
+        answer = await bench.send(b"x", properties=f"TIMER_DELIVER_MS\x01{MINUTE + seconds * 1_000}")
         assert answer.code == code
-    assert "fileReservedTime" in (answer.remark or "")
+    assert "timerMaxDelaySec" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("new_leaders", [False, True])
+async def test_messages_of_40_days_outlive_their_segments(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, new_leaders: bool
+) -> None:
+    """They are written again each 36 hours, half of what the log keeps; the segments between expire."""
+    clock = Clock(monkeypatch)
+    days = (1, 2, 5, 17, 39)
+    for day in days:
+        await _send(bench, day * 86_400 + 7)
+    filler = b"f" * 200_000
+    seen: list[bytes] = []
+    await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=ALWAYS)
+    for hour in range(0, 41 * 24, 6):
+        if new_leaders and hour % 48 == 0:
+            await bench.lead()
+        await clock.pass_to(bench, hour * 3_600)
+        delays = bench.parts.delays
+        delays._run()
+        for _ in range(3):
+            await bench.send(filler, topic="F")
+        seen += await _delivered(bench, len(seen))
+        _expire(bench)
+        assert hour < 17 * 24 or bench.store.start > 0, "the segment of the sends has expired"
+    assert seen == [b"%d" % (day * 86_400 + 7) for day in days]
+
+
+async def test_retention_keeps_messages_that_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After days without a leader retention may run before the delivery."""
+    clock = Clock(monkeypatch)
+    await _send(bench, 50)
+    for _ in range(12):
+        await bench.send(b"f" * 200_000, topic="F")
+    clock.ms = MINUTE + 20 * 86_400_000
+    await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=ALWAYS)
+    _expire(bench)
+    assert bench.store.start == 0
+    await clock.pass_to(bench, 20 * 86_400)
+    assert await _delivered(bench) == [b"50"]
+    _expire(bench)
+    assert bench.store.start > 0
+
+
+async def test_a_recalled_message_is_not_delivered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of both comes first, over rolls and new leaders; a recall of another topic has no effect."""
+    clock = Clock(monkeypatch)
+    due = MINUTE + 5 * 86_400_000
+    for key in ("a", "b", "c"):
+        text = f"UNIQ_KEY\x01{key}\x02TIMER_DELIVER_MS\x01{due}"
+        assert (await bench.send(key.encode(), properties=text)).code == 0
+    recall = f"TIMER_DELIVER_MS\x01{due}\x02TIMER_DEL_UNIQKEY\x01"
+    assert (await bench.send(b"0", properties=recall + "a")).code == 0
+    assert (await bench.send(b"0", topic="U", properties=recall + "b")).code == 0
+    for hour in range(0, 5 * 24, 12):
+        await clock.pass_to(bench, hour * 3_600)
+    await bench.lead()
+    await clock.pass_to(bench, 5 * 86_400 - 30)
+    assert (await bench.send(b"0", properties=recall + "c")).code == 0
+    await clock.pass_to(bench, 5 * 86_400 - 1)
+    await bench.lead()
+    await clock.pass_to(bench, 5 * 86_400)
+    assert await _delivered(bench) == [b"b"]
+    assert (await bench.send(b"0", properties=recall + "b")).code == ResponseCode.MESSAGE_ILLEGAL
+    await clock.pass_to(bench, 5 * 86_400 + 61)
+    buckets = bench.parts.delays._buckets
+    assert not buckets._recalled
+    assert not buckets._ready
+    assert not bench.broker.meta.working.timer_done
+    assert bench.store.max_offset("U", 0) == 0

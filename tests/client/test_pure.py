@@ -7,14 +7,6 @@ import time
 
 import pytest
 from gantry_broker.client.admin import parse_java_properties
-from gantry_broker.client.allocation import (
-    STRATEGIES,
-    averagely,
-    averagely_by_circle,
-    by_config,
-    by_machine_room,
-    consistent_hash,
-)
 from gantry_broker.client.errors import InvalidMessage
 from gantry_broker.client.message import Message, ReceivedMessage
 from gantry_broker.client.process_queue import FlowLimits, ProcessQueue
@@ -22,6 +14,14 @@ from gantry_broker.client.selection import RoundRobin, readable_queues, select_b
 from gantry_broker.client.session import parse_name_servers
 from gantry_broker.client.subscription import subscription
 from gantry_broker.client.uniqueid import create_unique_key
+from gantry_broker.protocol.allocation import (
+    STRATEGIES,
+    averagely,
+    averagely_by_circle,
+    by_config,
+    by_machine_room,
+    consistent_hash,
+)
 from gantry_broker.protocol.bodies import BrokerData, QueueData, TopicRoute
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.message import decode_record, encode_record, pack_host

@@ -93,6 +93,9 @@ class Store:
         self.secrets[name] = content
         self.story.append(f"Secret {name}")
 
+    async def write_table(self, table: bytes) -> None:
+        self.table = table
+
     async def report(self, results: Mapping[str, UserResult], in_force: Callable[[str], bool]) -> None:
         self.results, self.in_force = results, {name: in_force(name) for name in results}
 

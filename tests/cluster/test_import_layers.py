@@ -12,7 +12,7 @@ ROOT = Path(gantry_operator.__file__).parent
 LAYERS = (
     ("api",),
     ("plan", "registry"),
-    ("access", "certificates", "failover", "platforms.base"),
+    ("access", "certificates", "drain", "failover", "platforms.base", "topics"),
     ("cluster",),
     ("platforms.kubernetes", "platforms.local"),
     ("cli",),

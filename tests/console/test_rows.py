@@ -8,7 +8,6 @@ import pytest
 from gantry_operator.console.bodies import MAX_SHOWN, body_view, hex_dump, preview
 from gantry_operator.console.health import disk_of, health_of, members_of
 from gantry_operator.console.render import duration, rate, size, time_ms
-from gantry_operator.console.resets import preview_of
 from gantry_operator.console.rows import (
     GroupTables,
     choose_groups,
@@ -19,6 +18,7 @@ from gantry_operator.console.rows import (
 )
 from gantry_operator.console.snapshot import OLD_S, ClusterKey, MemberSeen, Snapshot
 from gantry_operator.console.sources import audit_lines
+from gantry_operator.topics.resets import preview_of
 
 from tests.console.fake import member_status, tables
 

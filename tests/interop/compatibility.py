@@ -37,6 +37,8 @@ _REQUESTS = "tests/broker/test_requests.py::"
 _MANY = "tests/integration/test_slave_reads.py::test_many_topics_groups_and_connections_in_little_memory"
 _WHERE = "tests/client/test_consumer_admin.py::test_a_broker_asks_a_consumer_for_its_offsets"
 _SHAPES = "tests/interop/test_mqadmin_shapes.py::test_outputs_have_the_shape_of_apache_rocketmq"
+_PUSH = "tests/interop/test_pop_push.py::"
+_POP = "tests/interop/test_pop_answers.py::test_gantry_answers_as_recorded"
 _USERS = "tests/interop/test_access.py::test_mqadmin_manages_users"
 PROOF: dict[int, str] = {
     **dict.fromkeys(
@@ -117,7 +119,44 @@ PROOF: dict[int, str] = {
     Code.AUTH_LIST_ACL: _USERS,
     Code.UPDATE_AND_CREATE_ACL_CONFIG: _USERS,
     Code.DELETE_ACL_CONFIG: _USERS,
+    Code.POP_MESSAGE: f"{_PUSH}test_every_message_comes_once",
+    Code.ACK_MESSAGE: f"{_PUSH}test_acknowledged_messages_do_not_come_again",
+    Code.CHANGE_MESSAGE_INVISIBLETIME: f"{_PUSH}test_a_failed_message_comes_again",
+    Code.QUERY_ASSIGNMENT: f"{_PUSH}test_two_members_share",
+    Code.SET_MESSAGE_REQUEST_MODE: f"{_PUSH}test_the_mode_changes_while_members_run",
+    **dict.fromkeys(
+        (
+            Code.BATCH_ACK_MESSAGE,
+            Code.PEEK_MESSAGE,
+            Code.NOTIFICATION,
+            Code.POLLING_INFO,
+            Code.RECALL_MESSAGE,
+        ),
+        _POP,
+    ),
 }
+WHY_NOT: dict[int, str] = {
+    Code.GET_TIMER_CHECK_POINT: "for RocketMQ's slaves; followers have the log",
+    Code.GET_TIMER_METRICS: "`gantry_timer_messages` in metrics",
+    Code.SWITCH_TIMER_ENGINE: "there is one kind of timer",
+    Code.POP_ROLLBACK: "for a change of RocketMQ's store of POP records",
+    **dict.fromkeys(
+        (
+            Code.POP_LITE_MESSAGE,
+            Code.LITE_SUBSCRIPTION_CTL,
+            Code.ACK_LITE_MESSAGE,
+            Code.NOTIFY_UNSUBSCRIBE_LITE,
+            Code.GET_BROKER_LITE_INFO,
+            Code.GET_PARENT_TOPIC_INFO,
+            Code.GET_LITE_TOPIC_INFO,
+            Code.GET_LITE_CLIENT_INFO,
+            Code.GET_LITE_GROUP_INFO,
+            Code.TRIGGER_LITE_DISPATCH,
+        ),
+        "lite topics need one queue in the store for each of millions of names",
+    ),
+}
+"""Why a code of 5.5.0 is not served."""
 
 BROKER = {int(code) for code in HANDLERS} | set(SENDS)
 NAME_SERVER = set(SERVED)
@@ -134,7 +173,9 @@ def state(code: int) -> str:
     served = [name for name, table in (("broker", BROKER), ("NameServer", NAME_SERVER)) if code in table]
     if served:
         return ", ".join(served)
-    return "sent to clients" if code in TO_CLIENTS else "not supported"
+    if code in TO_CLIENTS:
+        return "sent to clients"
+    return f"not supported: {WHY_NOT[code]}" if code in WHY_NOT else "not supported"
 
 
 def table() -> str:

@@ -50,7 +50,8 @@ def chart_rights() -> dict[str, set[str]]:
 
 
 def needed() -> dict[str, set[str]]:
-    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
+    scaled = {"autoscaling": {"maxReplicas": 3}}
+    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], proxy=scaled)
     applied = {o["kind"] for o in render(cluster, plan(cluster), OperatorSettings("image"))} | {"Secret"}
     out: dict[str, set[str]] = defaultdict(set)
     for kind in CACHED:
@@ -63,9 +64,10 @@ def needed() -> dict[str, set[str]]:
     out["statefulsets"].add("delete")  # A set whose volumes grew is created again around its pods.
     out["pods"] |= {"patch", "delete"}  # The role label; replacing a member.
     out["events"].add("list")  # Why Kubernetes makes no pod.
-    out["persistentvolumeclaims"].add("delete")  # One that never had a volume.
+    out["persistentvolumeclaims"].add("delete")  # One without a volume; those of a removed group.
     out["persistentvolumeclaims"].add("patch")  # Growing; owner under `reclaim: Delete`.
     out["leases"] |= {"get", "create", "update", "patch"}
+    out["leases"].add("delete")  # The record of a broker group that is removed.
     out["events"] |= {"create", "patch"}
     out["brokerclusters"] |= {"get", "list", "watch", "patch"}
     out["brokerclusters/status"] |= {"patch"}

@@ -141,10 +141,12 @@ def test_load_balancers_report_their_own_host() -> None:
         "demo", brokerGroups=[{"name": "a"}], external={"type": "LoadBalancer", "unprotected": True}
     )
     e = external.endpoints(cluster, plan(cluster))[0]
+    outside = cluster.spec.external
+    assert outside is not None
     waiting: dict[str, Any] = {"spec": {}, "status": {"loadBalancer": {}}}
-    assert external.address(cluster, e, waiting) is None
+    assert external.address(cluster, outside, e, waiting) is None
     given = {"spec": {}, "status": {"loadBalancer": {"ingress": [{"hostname": "lb.example.com"}]}}}
-    assert external.address(cluster, e, given) == "lb.example.com:9876"
+    assert external.address(cluster, outside, e, given) == "lb.example.com:9876"
 
 
 def test_a_service_that_comes_back_keeps_its_port() -> None:

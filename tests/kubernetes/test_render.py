@@ -23,9 +23,19 @@ ROOT = Path(__file__).parents[2]
 DNS = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 group_names = st.from_regex(r"[a-z][a-z0-9]{0,14}", fullmatch=True).filter(
-    lambda n: n not in ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
+    lambda n: n not in ("namesrv", "master", "external", "config", "admin", "analytics", "broker", "proxy")
 )
 cluster_names = st.from_regex(r"[a-z]([-a-z0-9]{0,30}[a-z0-9])?", fullmatch=True)
+
+
+PROXIES = [
+    None,
+    {},
+    {"replicas": 0},
+    {"tls": {"mode": "Disabled"}},
+    {"tls": {"secretName": "own"}, "external": {"type": "NodePort", "host": "{name}.x", "unprotected": True}},
+    {"autoscaling": {"maxReplicas": 5}},
+]
 
 
 @st.composite
@@ -49,6 +59,8 @@ def clusters(draw: st.DrawFn) -> BrokerCluster:
         "mode": draw(st.sampled_from(["MasterSlave", "Raft"])) if min(members.values()) >= 3 else "MasterSlave",
         "external": draw(st.sampled_from([None, {"type": "NodePort", "host": "{name}.x"}, {"type": "LoadBalancer"}])),
     }
+    spec["security"] = {"tls": {"mode": draw(st.sampled_from(["Disabled", "Permissive", "Required"]))}}
+    spec["proxy"] = draw(st.sampled_from(PROXIES))
     if spec["external"] is not None:
         spec["external"] |= {"unprotected": True}
     cluster = BrokerCluster.make(draw(cluster_names), draw(st.sampled_from(["default", "mq"])), **spec)
@@ -98,7 +110,7 @@ def test_invariants_of_every_cluster(cluster: BrokerCluster) -> None:
         assert [r["uid"] for r in meta["ownerReferences"]] == ["b7a7"]
         assert "finalizers" not in meta, "nolar/kopf 664: two operators that fight over one"
         assert all(len(v) <= 63 for v in meta["labels"].values())
-        if o["kind"] == "StatefulSet":
+        if o["kind"] in ("StatefulSet", "Deployment"):
             check_set(cluster, o, found)
         if o["kind"] == "Service":
             check_service(o, objects)
@@ -123,7 +135,7 @@ def check_set(cluster: BrokerCluster, o: dict[str, Any], found: dict[tuple[str, 
     assert len(o["metadata"]["name"]) <= 52
     selector = spec["selector"]["matchLabels"].items()
     assert selector <= template["metadata"]["labels"].items()
-    assert ("Service", spec["serviceName"]) in found
+    assert ("Service", spec.get("serviceName", o["metadata"]["name"])) in found
     pod = template["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -146,8 +158,9 @@ def check_set(cluster: BrokerCluster, o: dict[str, Any], found: dict[tuple[str, 
             assert ("ConfigMap", v["configMap"]["name"]) in found
     affinity = pod.get("affinity", {}).get("podAntiAffinity", {})
     assert bool(affinity) == (cluster.spec.placement.spread != "None")
+    # A changed proxy starts beside the former one, which needs a place.
     assert ("requiredDuringSchedulingIgnoredDuringExecution" in affinity) == (
-        cluster.spec.placement.spread == "Required"
+        cluster.spec.placement.spread == "Required" and o["kind"] == "StatefulSet"
     )
     # Each group is spread by itself: the peers are the pods of this StatefulSet and no others.
     spread = pod.get("topologySpreadConstraints", [])
@@ -165,7 +178,8 @@ def check_service(o: dict[str, Any], objects: list[dict[str, Any]]) -> None:
     pods = [
         s["spec"]["template"]
         for s in objects
-        if s["kind"] == "StatefulSet" and wanted.items() <= s["spec"]["template"]["metadata"]["labels"].items()
+        if s["kind"] in ("StatefulSet", "Deployment")
+        and wanted.items() <= s["spec"]["template"]["metadata"]["labels"].items()
     ]
     assert pods, o["metadata"]["name"]
     ports = {p["name"] for t in pods for c in t["spec"]["containers"] for p in c["ports"]}
@@ -260,12 +274,12 @@ CLIENT_PORTS = (names.NAME_SERVER_PORT, names.NAME_SERVER_EXTERNAL_PORT, names.B
 
 def test_every_pod_has_policies_for_all_of_its_ports() -> None:
     """A pod that no policy selects would be open, and a port that no policy names is closed."""
-    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}, {"name": "b"}])
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}, {"name": "b"}], proxy={})
     objects = rendered(cluster)
     policies = [o["spec"] for o in objects if o["kind"] == "NetworkPolicy"]
     assert all(p["policyTypes"] == ["Ingress"] for p in policies)
     for obj in objects:
-        if obj["kind"] != "StatefulSet":
+        if obj["kind"] not in ("StatefulSet", "Deployment"):
             continue
         template = obj["spec"]["template"]
         labels = template["metadata"]["labels"].items()

@@ -71,7 +71,8 @@ def is_internal(topic: str) -> bool:
 def resource(kind: str, name: str, action: str) -> tuple[str, str, str]:
     """Return type, name and action as rules see them: topics of a group are the group, and sending to one is Sub."""
     if kind == TOPIC and name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-        return GROUP, name[name.index("%", 1) + 1 :], SUB if action == PUB else action
+        group = name[name.index("%", 1) + 1 :].partition("+")[0]  # POP's retry topics are `%RETRY%group+topic`.
+        return GROUP, group, SUB if action == PUB else action
     return kind, name, action
 
 

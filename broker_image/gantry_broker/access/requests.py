@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gantry_broker.access.decide import CLUSTER, CREATE, DELETE, GET, GROUP, LIST, PUB, SUB, TOPIC, UPDATE
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, Heartbeat, LockRequest
-from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RequestCode
+from gantry_broker.protocol.bodies import BatchAcks, BodyError, Heartbeat, LockRequest
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RETRY_PREFIX, RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, EndTransactionHeader, SendBackHeader, ViewMessageHeader
 from gantry_broker.protocol.heartbeats import heartbeat_fault
@@ -195,6 +195,49 @@ def _consumed_directly(frame: Frame, records: Records) -> list[Need]:
     return needs
 
 
+def _assigned(frame: Frame, _: Records) -> list[Need]:
+    value = _json_object(frame, "queryAssignment")
+    return [
+        Need(TOPIC, str(value.get("topic") or ""), (SUB,)), Need(GROUP, str(value.get("consumerGroup") or ""), (SUB,))
+    ]  # fmt: skip
+
+
+def _mode_set(frame: Frame, _: Records) -> list[Need]:
+    value = _json_object(frame, "setMessageRequestMode")
+    topic, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
+    return [Need(TOPIC, topic, (UPDATE, GET)), Need(GROUP, group, (UPDATE,))]
+
+
+def _acked(frame: Frame, _: Records) -> list[Need]:
+    try:
+        acks = BatchAcks.from_json(_json(frame, "batchAck")).acks if frame.body else []
+    except BodyError:
+        acks = []
+    if not acks:
+        return [Need(GROUP, "", (SUB,))]
+    names = dict.fromkeys((ack.group, ack.topic) for ack in acks)
+    return [need for group, topic in names for need in _of_delivery(group, topic)]
+
+
+def _delivery(frame: Frame, _: Records) -> list[Need]:
+    return _of_delivery(frame.ext.get("consumerGroup", ""), frame.ext.get("topic", ""))
+
+
+def _of_delivery(group: str, topic: str) -> list[Need]:
+    """What a group needs that acknowledges: its own retry topics (`%RETRY%group_topic`) belong to it."""
+    needs = [Need(GROUP, group, (SUB,))]
+    if not topic.startswith((f"{RETRY_PREFIX}{group}_", f"{RETRY_PREFIX}{group}+")):
+        needs.append(Need(TOPIC, topic, (SUB,)))
+    return needs
+
+
+def _json_object(frame: Frame, what: str) -> dict[str, Any]:
+    value = _json(frame, what)
+    if not isinstance(value, dict):
+        raise BodyError(f"the body ({what}) is no JSON object")
+    return value
+
+
 _LISTS: Final = _cluster(GET, LIST)
 
 ROWS: Final[dict[int, Row]] = {
@@ -218,6 +261,17 @@ ROWS: Final[dict[int, Row]] = {
     RequestCode.CHECK_CLIENT_CONFIG: _check_client,
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _given(_group, "consumerGroup", SUB),
+    RequestCode.POP_MESSAGE: _All(_topic("topic", SUB), _group("consumerGroup", SUB)),
+    RequestCode.PEEK_MESSAGE: _All(_topic("topic", SUB), _group("consumerGroup", SUB)),
+    RequestCode.NOTIFICATION: _All(_topic("topic", SUB), _group("consumerGroup", SUB)),
+    RequestCode.ACK_MESSAGE: _delivery,
+    RequestCode.BATCH_ACK_MESSAGE: _acked,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _delivery,
+    RequestCode.POLLING_INFO: _All(_topic("topic", *READ), _group("consumerGroup", *READ)),
+    RequestCode.QUERY_ASSIGNMENT: _assigned,
+    RequestCode.SET_MESSAGE_REQUEST_MODE: _mode_set,
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: _LISTS,
+    RequestCode.RECALL_MESSAGE: _topic("topic", PUB),
     # messages and offsets
     RequestCode.QUERY_MESSAGE: _topic("topic", *READ),
     RequestCode.VIEW_MESSAGE_BY_ID: _viewed,
@@ -330,6 +384,7 @@ ADMINISTRATIVE: Final = USER_CODES | {
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
         RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
         RequestCode.DELETE_EXPIRED_COMMITLOG,
         RequestCode.TRIGGER_DELETE_FILES,

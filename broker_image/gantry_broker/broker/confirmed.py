@@ -20,6 +20,10 @@ class ConfirmedRecords:
         """By topic: the internal reader (delays, transactions, timers), called with the queue that has new messages."""
         self.wake_pulls: Callable[[Sequence[tuple[str, int]]], None] = lambda queues: None
         """Called with the queues (topic, number) that have new messages, while pulls are held."""
+        self.pops: Sized = ()
+        """The waiting pops; while they are none, none is woken."""
+        self.wake_pops: Callable[[Sequence[tuple[str, int]]], None] = lambda queues: None
+        """Called with the queues that have new messages, while pops wait."""
         self._replay = replay
         self._held = held
         self._available: list[tuple[str, int]] = []
@@ -50,3 +54,5 @@ class ConfirmedRecords:
                 notify(queue_id)
         if held:
             self.wake_pulls(queues)
+        if len(self.pops):
+            self.wake_pops(queues)

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from gantry_broker.broker.retention import LogRetention
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import MessageCounts, Stats
+    from gantry_broker.broker.topic_routes import TopicRoutes
     from gantry_broker.broker.transactions import Transactions
     from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
+    from gantry_broker.pop.service import PopService
     from gantry_broker.remoting.connection import Shared
     from gantry_broker.remoting.tls_ports import PortsTls
     from gantry_broker.replication.log_repair import LogRepair
@@ -79,7 +81,11 @@ class BrokerContext:
     filters: Filters
     held: HeldPulls[Pull]
     pulls: PullService
+    routes: TopicRoutes
     transactions: Transactions
+    pop: PopService
+    timers_waiting: Callable[[], int]
+    """How many timer messages wait."""
 
     stats: Stats
     counts: MessageCounts

@@ -4,6 +4,10 @@ A level's queue is in order of delivery, so only its first message matters. A bu
 messages of one minute in any order; the leader reads it into memory when that minute begins. Deliveries and the
 progress of their queue go into the log as one batch, so a failover delivers nothing twice and loses nothing. The queues
 hold confirmed messages only, so no delivery can be undone.
+
+A message that is due later than `timer_window` waits in the bucket of an earlier minute, and is written again then:
+into its own bucket, or for the next window. Retention keeps every message that waits (`WaitingMessages`). A recall is a
+message with the time of the one it recalls, so that both meet in one bucket; it stays there until that minute is over.
 """
 
 from __future__ import annotations
@@ -11,14 +15,21 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotWritable
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
-from gantry_broker.broker.send.messages import TIMER_BUCKET_MS, TIMER_BUCKETS, copy_of, timer_bucket
+from gantry_broker.broker.send.messages import (
+    TIMER_BUCKET_MS,
+    TIMER_BUCKETS,
+    copy_of,
+    rolled_over,
+    timer_bucket,
+    timer_window,
+)
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
 from gantry_broker.protocol.message import Record, decode_records, parse_properties
 from gantry_broker.store.errors import StoreError
@@ -47,7 +58,11 @@ wait behind it until this member's clock is there.
 PASS_BATCHES: Final = 4
 """Batches of one level in one pass; other work has its turn after that."""
 LOOKS: Final = 64
-"""Buckets of the timer topic that one pass reads."""
+"""Buckets of the timer topic of which one pass reads the first message."""
+PLACES: Final = 1_000
+"""Entries of queues that one call of `WaitingMessages.lowest` reads, in some 20 ms."""
+READS: Final = 4
+"""Times `BATCH` messages of the timer topic that one pass reads into memory."""
 
 
 def real_target(record: Record) -> tuple[str, int]:
@@ -61,7 +76,7 @@ def delivered(record: Record) -> Put:
     """Returns the message as its consumers see it."""
     topic, queue_id = real_target(record)
     props = parse_properties(record.properties)
-    for name in (Prop.TIMER_OUT_MS, Prop.TIMER_DELIVER_MS, Prop.TIMER_DELAY_SEC, Prop.TIMER_DELAY_MS):
+    for name in (Prop.TIMER_OUT_MS, Prop.TIMER_ROLL_TIMES, Prop.TIMER_DELAY_SEC, Prop.TIMER_DELAY_MS):
         props.pop(name, None)
     return copy_of(record, topic, queue_id, props=props, sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK)
 
@@ -127,6 +142,10 @@ class Delays:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def timers_waiting(self) -> int:
+        """Returns how many messages wait in the timer topic."""
+        return self._buckets.waiting()
 
     def _wake(self, delay_ms: int) -> None:
         loop = asyncio.get_running_loop()
@@ -196,6 +215,47 @@ class Delays:
                 return
 
 
+Recalled = tuple[str, str]
+"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user with the right to send to one topic
+could recall messages of all others."""
+
+
+class WaitingMessages:
+    """Where in the log the messages begin that wait for their delivery: each member's retention keeps them."""
+
+    def __init__(self, store: MessageStore, meta: Metadata) -> None:
+        self._store = store
+        self._meta = meta
+        self._places: dict[tuple[str, int], tuple[int, int]] = {}
+        """By queue: progress, and the offset in the log of the first message that waits, which was read for it."""
+
+    def lowest(self) -> tuple[bool, int | None]:
+        """Returns whether all queues were looked at, and the lowest offset of the log; None: no message waits.
+
+        It reads at most `PLACES` entries; the next call goes on. Raises OSError.
+        """
+        store, tables = self._store, self._meta.working
+        left, lowest = PLACES, None
+        levels = {level - 1: at for level, at in tables.delay.items()}
+        for topic, progress in ((TIMER_TOPIC, tables.timer), (SCHEDULE_TOPIC, levels)):
+            for queue_id in store.queue_numbers(topic):
+                at = progress.get(queue_id, 0)
+                if at >= store.max_offset(topic, queue_id):
+                    self._places.pop((topic, queue_id), None)
+                    continue
+                known = self._places.get((topic, queue_id))
+                if known is None or known[0] != at or known[1] < store.start:
+                    if left == 0:
+                        return False, None
+                    left -= 1
+                    place = store.place(topic, queue_id, at)
+                    if place is None:
+                        continue
+                    known = self._places[topic, queue_id] = at, place
+                lowest = known[1] if lowest is None else min(lowest, known[1])
+        return True, lowest
+
+
 class Buckets:
     """The timer topic: one queue for each minute. The messages of minutes that have begun are in memory."""
 
@@ -205,13 +265,15 @@ class Buckets:
         self._changes = changes
         self._clock = clock
         self._ready: list[tuple[int, int, int]] = []
-        """Heap of (due, bucket, queue offset) of the messages that were read."""
+        """Heap of (time, bucket, queue offset) of the messages that were read."""
         self._read: dict[int, int] = {}
         """Bucket to the queue offset up to which it was read into memory."""
         self._unknown: dict[int, None] = {}
         """Buckets with messages that were not read yet, while the minute of the first one is not known."""
         self._first: dict[int, int] = {}
         """Bucket to the time at which its minute begins, for the other buckets with messages that were not read yet."""
+        self._recalled: dict[int, set[Recalled]] = {}
+        """Bucket to what is recalled in it, for the buckets that were read."""
         self._failed = False
         """The last delivery failed midway: some of its messages are in none of these tables."""
 
@@ -220,6 +282,7 @@ class Buckets:
         self._read.clear()
         self._unknown.clear()
         self._first.clear()
+        self._recalled.clear()
 
     def reload(self) -> None:
         """Finds the buckets with messages that were not delivered, for a new leader."""
@@ -233,11 +296,19 @@ class Buckets:
         if bucket not in self._first:
             self._unknown[bucket] = None
 
+    def waiting(self) -> int:
+        """Returns how many messages wait, those that were delivered out of order among them."""
+        store, progress = self._store, self._meta.working.timer
+        return sum(
+            max(store.max_offset(TIMER_TOPIC, bucket) - progress.get(bucket, 0), 0)
+            for bucket in store.queue_numbers(TIMER_TOPIC)
+        )
+
     def _read_first(self, bucket: int) -> None:
         """Finds when a bucket's minute begins. Its first message decides: the group may have had no leader for days."""
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
         got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
-        due = [_due(record) for record in decode_records(got.data)]
+        due = [_until(parse_properties(record.properties)) for record in decode_records(got.data)]
         self._first[bucket] = due[0] // TIMER_BUCKET_MS * TIMER_BUCKET_MS if due else 0
 
     def _progress(self, bucket: int) -> int:
@@ -270,16 +341,20 @@ class Buckets:
         for bucket in list(self._unknown)[:LOOKS]:
             self._read_first(bucket)
             del self._unknown[bucket]
+        reads = READS
         for bucket in [b for b, at in self._first.items() if at <= now]:
-            self._read_bucket(bucket, now)
-        puts: dict[int, list[tuple[int, Put]]] = {}
-        count = 0
-        while self._ready and self._ready[0][0] <= now and count < BATCH:
+            reads = self._read_bucket(bucket, now, reads)
+            if reads <= 0:
+                return  # The next pass goes on. What was not read may recall a message.
+        puts: dict[int, list[tuple[int, Put | None]]] = {}
+        count = size = 0
+        while self._ready and self._ready[0][0] <= now and count < BATCH and size < BATCH_BYTES:
             _, bucket, offset = heapq.heappop(self._ready)
             count += 1
             got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+            size += len(got.data)
             for record in decode_records(got.data)[:1]:
-                puts.setdefault(bucket, []).append((offset, delivered(record)))
+                puts.setdefault(bucket, []).append((offset, self._outcome(record, bucket, now)))
             if got.damaged >= 0:
                 heapq.heappush(self._ready, (now + RETRY_MS, bucket, offset))
         for bucket, items in puts.items():
@@ -291,27 +366,74 @@ class Buckets:
             above = sorted(offset for offset in done if offset >= progress)
             if above:
                 change["timerDone"] = {str(bucket): above}
-            self._changes.append(change, [put for _, put in items])
+            self._changes.append(change, [put for _, put in items if put is not None])
 
-    def _read_bucket(self, bucket: int, now: int) -> None:
-        """Reads the entries of a bucket from where the last read stopped: (due, offset) only, not the messages."""
+    def _outcome(self, record: Record, bucket: int, now: int) -> Put | None:
+        """Returns what becomes of a message whose time in its bucket is over; None: nothing."""
+        props = parse_properties(record.properties)
+        due = _due(props)
+        if due > now:
+            return rolled_over(record, props, due, now, timer_window(self._store.config.settings.fileReservedTime))
+        recalled = self._recalled.get(bucket)
+        if Prop.TIMER_DEL_UNIQKEY in props:
+            if recalled is not None:
+                recalled.discard(_recalled_by(record, props))
+                if not recalled:
+                    del self._recalled[bucket]
+            return None
+        if recalled and (real_target(record)[0], props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")) in recalled:
+            return None
+        return delivered(record)
+
+    def _read_bucket(self, bucket: int, now: int, reads: int) -> int:
+        """Reads the entries of a bucket from where the last read stopped: times and offsets only, not the messages.
+
+        `reads`: times that it may read; returns how many are left.
+        """
         store = self._store
-        del self._first[bucket]
         offset, done = max(self._read.get(bucket, 0), self._progress(bucket)), self._done(bucket)
-        while True:
+        while reads > 0:
+            reads -= 1
             got = store.get(TIMER_TOPIC, bucket, offset, BATCH, BATCH_BYTES)
             for record in decode_records(got.data):
                 offset = record.queue_offset + 1
-                if record.queue_offset not in done:
-                    heapq.heappush(self._ready, (_due(record), bucket, record.queue_offset))
+                if record.queue_offset in done:
+                    continue
+                props = parse_properties(record.properties)
+                until = _until(props)
+                if Prop.TIMER_DEL_UNIQKEY in props and until >= _due(props):
+                    self._recalled.setdefault(bucket, set()).add(_recalled_by(record, props))
+                    until += TIMER_BUCKET_MS
+                heapq.heappush(self._ready, (until, bucket, record.queue_offset))
+            self._read[bucket] = offset
             if not got.data:
                 if got.damaged >= 0:
                     self._first[bucket] = now + RETRY_MS
+                else:
+                    del self._first[bucket]
                 break
-        self._read[bucket] = offset
+        return reads
 
 
-def _due(record: Record) -> int:
+def _number(props: Mapping[str, str], name: str) -> int:
+    text = props.get(name, "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def _until(props: Mapping[str, str]) -> int:
+    """Returns until when a message of the timer topic waits in its bucket, in Unix ms; 0: it has no time."""
+    return _number(props, Prop.TIMER_OUT_MS)
+
+
+def _due(props: Mapping[str, str]) -> int:
+    """Returns when a message of the timer topic is due, in Unix ms."""
+    return max(_number(props, Prop.TIMER_DELIVER_MS), _until(props))
+
+
+def _recalled_by(record: Record, props: Mapping[str, str]) -> Recalled:
+    return real_target(record)[0], props[Prop.TIMER_DEL_UNIQKEY]
+
+
+def due_time(record: Record) -> int:
     """Returns when a message of the timer topic is due, in Unix ms; 0: it has no time."""
-    text = parse_properties(record.properties).get(Prop.TIMER_OUT_MS, "0")
-    return int(text) if text.isdigit() and len(text) < 19 else 0
+    return _due(parse_properties(record.properties))

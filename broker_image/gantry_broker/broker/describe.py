@@ -18,10 +18,12 @@ _NAMES: Final = {
     "dropOffsets": "deletes consumer offsets",
     "settings": "sets settings",
     "dropSettings": "resets settings",
+    "marks": "marks the broker group",
     "ends": "next queue offsets",
     "delay": "progress of delay levels",
     "timer": "progress of timers",
     "timerDone": "delivered timers",
+    "modes": "ways of consumption",
 }
 
 

@@ -38,6 +38,15 @@ WRITES: Final = SENDS | {
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         RequestCode.UPDATE_BROKER_CONFIG,
         RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.POP_MESSAGE,
+        RequestCode.PEEK_MESSAGE,
+        RequestCode.NOTIFICATION,
+        RequestCode.POLLING_INFO,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+        RequestCode.RECALL_MESSAGE,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
     )
 }
 """Requests that only a master carries out: buffered and forwarded during a handover, refused by others."""

@@ -286,6 +286,10 @@ def _relay(bundle: list[BufferedWrite], body: bytes) -> None:
             conn.send(error_answer(frame, ResponseCode.SYSTEM_ERROR, "the new master left this write unanswered"))
 
 
+FORWARDED_HERE: Final = "forwardedHere"
+"""The attribute of a `ForwardedConnection`: the answers of a bundle leave together, so none may wait for long."""
+
+
 class ForwardedConnection:
     """A client, as handlers see it, whose request the former leader forwarded."""
 
@@ -294,7 +298,7 @@ class ForwardedConnection:
         self.peer_bytes = peer_bytes
         self.closed = False
         self.paused = False
-        self.attrs: dict[str, Any] = {}
+        self.attrs: dict[str, Any] = {FORWARDED_HERE: True}
         self._gather = gather
 
     def write(self, data: bytes) -> None:

@@ -116,6 +116,7 @@ class BrokerProcess:
         await parts.registrar.close()
         parts.delays.close()
         broker.transactions.close()
+        broker.pop.close()
         await broker.replication.stop()
         await parts.forwarder.close()
         await parts.processor.close()

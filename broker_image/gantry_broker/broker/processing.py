@@ -46,16 +46,23 @@ CHEAP: Final = frozenset(
         RequestCode.GET_MIN_OFFSET,
         RequestCode.CONSUMER_SEND_MSG_BACK,
         RequestCode.END_TRANSACTION,
+        RequestCode.POP_MESSAGE,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
     )
 )
-"""Requests that cost 0.1 ms at most whatever they hold; all others run in slices of the event loop. A pull with an
-SQL92 filter takes slices by itself."""
+"""Requests that cost 0.1 ms at most whatever they hold; all others run in slices of the event loop. A pull or a pop
+with an SQL92 filter takes slices by itself."""
+POLLS: Final = frozenset({int(RequestCode.POP_MESSAGE), int(RequestCode.NOTIFICATION)})
+"""Requests that wait for messages."""
 AT_ONCE: Final = 64
 """Cheap requests of one read that are handled at once. Clients seldom have more under way."""
 ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
-"""Requests that may wait for something at the same time."""
+"""Requests that may wait for something at the same time, polls aside."""
+MAX_POLLS: Final = 20_000
+"""Polls that may wait at the same time, with some 3 KB each."""
 
 
 def not_supported(frame: Frame) -> Frame:
@@ -80,6 +87,7 @@ class RequestProcessor:
         self._slices = context.slices
         self._max_bytes = max_bytes
         self._tasks: set[asyncio.Task[None]] = set()
+        self._polls: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
 
     def process(self, conn: Connection, frames: list[Frame]) -> None:
@@ -170,14 +178,16 @@ class RequestProcessor:
         if isinstance(result, Frame):
             self._answer(conn, frame, result, begun)
             return
-        if len(self._tasks) >= MAX_TASKS:
+        polls = frame.code in POLLS
+        tasks = self._polls if polls else self._tasks
+        if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS):
             result.close()
-            busy = error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait")
-            self._answer(conn, frame, busy, begun)
+            code = ResponseCode.POLLING_FULL if polls else ResponseCode.SYSTEM_BUSY
+            self._answer(conn, frame, error_answer(frame, code, "too many requests wait"), begun)
             return
         task = asyncio.get_running_loop().create_task(self._later(conn, frame, result, begun))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _later(
         self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None], begun: float
@@ -198,6 +208,7 @@ class RequestProcessor:
             conn.send(answer)
 
     async def close(self) -> None:
-        for task in list(self._tasks):
+        tasks = [*self._tasks, *self._polls]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

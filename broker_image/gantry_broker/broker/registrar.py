@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from gantry_broker.broker.metadata.tables import route_permission
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -172,9 +173,10 @@ class Registrar:
         permission.
         """
         tables = self._meta.working
-        key = (id(tables), tables.topic_version, self._settings.brokerPermission, len(tables.topics))
+        permission = route_permission(self._settings.brokerPermission, tables.marks)
+        key = (id(tables), tables.topic_version, permission, len(tables.topics))
         if self._body[0] != key:
-            self._body = (key, self._make_body(tables, self._settings.brokerPermission))
+            self._body = (key, self._make_body(tables, permission))
         return self._body[1]
 
     def _make_body(self, tables: Tables, permission: int) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gantry_broker.broker.delay import WaitingMessages
+
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.metadata.tables import Metadata
@@ -19,9 +21,19 @@ class LogRetention:
         self._meta = meta
         self._replication = replication
         self._clock = clock
+        self._waiting = WaitingMessages(store, meta)
 
-    def expire(self) -> None:
-        """Keeps unconfirmed records, and the records that a fetching follower has not acknowledged."""
+    def expire(self) -> bool:
+        """Keeps unconfirmed records, those that a fetching follower has not acknowledged, and messages that wait for
+        their delivery.
+
+        Returns True when it did nothing yet, because it has to look for the latter in another step.
+        """
+        complete, waiting = self._waiting.lowest()
+        if not complete:
+            return True
         store = self._store
-        start = store.expire(self._clock.unix_ms(), min(store.confirmed, self._replication.needed_from()))
+        keep = min(store.confirmed, self._replication.needed_from())
+        start = store.expire(self._clock.unix_ms(), keep if waiting is None else min(keep, waiting))
         self._meta.forget_deletions(start)
+        return False

@@ -36,6 +36,11 @@ class RoleState:
         self._epoch = -1
 
     @property
+    def epoch(self) -> int:
+        """The epoch in which this member leads; -1: it does not."""
+        return self._epoch
+
+    @property
     def may_append(self) -> bool:
         return self.leading and self._replication.may_append
 

@@ -147,14 +147,18 @@ class MessageCounts:
         if all([put.topic == first for put in puts]):
             add("TOPIC_PUT_NUMS", first, len(puts), len(puts))
             sizes = [where[1] for where in stored]
-            add("TOPIC_PUT_SIZE", first, sum(sizes), len(puts))
+            size = sum(sizes)
+            add("TOPIC_PUT_SIZE", first, size, len(puts))
             self._add_sizes(first, sizes)
         else:
+            size = 0
             for put, where in zip(puts, stored, strict=True):
+                size += where.size
                 add("TOPIC_PUT_NUMS", put.topic, 1)
                 add("TOPIC_PUT_SIZE", put.topic, where.size)
                 self._add_sizes(put.topic, [where.size])
         add("BROKER_PUT_NUMS", self._cluster, len(puts), len(puts))
+        add("BROKER_PUT_SIZE", self._cluster, size, len(puts))
 
     def gets(self, topic: str, group: str, count: int, size: int, next_offsets: dict[int, int]) -> None:
         """Counts answered pulls. `size`: bytes; `next_offsets`: the first offset of the next pull, by queue."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gantry_broker.http.models import AccessStatus, DiskStatus, MemberStatus
+from gantry_broker.broker.metadata.tables import DRAIN, JOINED
+from gantry_broker.http.models import AccessStatus, DiskStatus, GroupMarks, MemberStatus, Rates
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -19,6 +20,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
     if broker.health.disk_full and not fields["reason"]:
         fields["reason"] = "the disk is full: sends are refused, reads go on"
     fields["writable"] = bool(fields["writable"]) and not broker.health.disk_full
+    marks, now = broker.meta.confirmed.marks, broker.clock.unix_ms()
     return MemberStatus(
         cluster=config.own_cluster,
         group=config.own_group,
@@ -33,6 +35,12 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         dead_letters=broker.dead_letters.total,
         certificates=broker.tls.expiry(),
         access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
+        marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks),
+        rates=Rates(
+            messages_in=broker.stats.tps("BROKER_PUT_NUMS", config.cluster, now),
+            bytes_in=broker.stats.tps("BROKER_PUT_SIZE", config.cluster, now),
+            messages_out=broker.stats.tps("BROKER_GET_NUMS", config.cluster, now),
+        ),
         connections=connections,
         address=broker.role.address,
         pid=os.getpid(),

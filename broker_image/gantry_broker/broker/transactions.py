@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.delay import real_target
 from gantry_broker.broker.errors import NotWritable
-from gantry_broker.broker.send.messages import build_put, copy_of, delayed, timed, timer_time
+from gantry_broker.broker.send.messages import build_put, copy_of, delay_level, delayed, timed, timer_time, timer_window
 from gantry_broker.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -129,6 +129,16 @@ class Transactions:
     @property
     def undecided(self) -> int:
         return len(self._waiting)
+
+    @property
+    def all_read(self) -> bool:
+        """Whether both queues were read to their end, so that `undecided` counts every half message."""
+        store = self._store
+        return (
+            self.loaded.is_set()
+            and self._half_at >= store.max_offset(TRANS_HALF_TOPIC, 0)
+            and self._op_at >= store.max_offset(TRANS_OP_HALF_TOPIC, 0)
+        )
 
     def _role_changed(self, leads: bool) -> None:
         self._cancel()
@@ -260,8 +270,12 @@ class Transactions:
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
         put = copy_of(half, topic, queue_id, props=props, sys_flag=sys_flag, prepared_offset=half.phys_offset)
         now = self._clock.unix_ms()
-        due = timer_time(props, now, self._settings.fileReservedTime)
-        return delayed(put, props, self._delay_levels, now) if due is None else timed(put, props, due, now)
+        if delay_level(props, len(self._delay_levels)) > 0:
+            return delayed(put, props, self._delay_levels, now)
+        due = timer_time(props, now, self._settings.timerMaxDelaySec)
+        if due is None:
+            return put
+        return timed(put, props, due, now, timer_window(self._settings.fileReservedTime))
 
     def note_decided(self, half: Record) -> None:
         """Notes an appended decision: a second one changes nothing."""

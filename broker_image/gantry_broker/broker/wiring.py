@@ -51,9 +51,11 @@ from gantry_broker.broker.retention import LogRetention
 from gantry_broker.broker.role import RoleState
 from gantry_broker.broker.send.sender import Sender
 from gantry_broker.broker.stats import MessageCounts, Stats
+from gantry_broker.broker.topic_routes import TopicRoutes
 from gantry_broker.broker.transactions import Transactions
 from gantry_broker.http.app import HttpServer
 from gantry_broker.loopwatch import LoopWatch
+from gantry_broker.pop.service import PopService
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared
@@ -187,6 +189,11 @@ def wire(
         clock=clock,
     )  # fmt: skip
     confirmed.wake_pulls = pulls.wake
+    pop = PopService(
+        store, store_host, config.group, memory, meta=meta, writer=writer, changes=changes, creation=creation,
+        role=role, health=health, filters=filters, confirmed=confirmed, counts=counts, stats=stats, events=events,
+        slices=slices, clock=clock,
+    )  # fmt: skip
     context = BrokerContext(
         config=config,
         settings=settings,
@@ -213,7 +220,10 @@ def wire(
         filters=filters,
         held=held,
         pulls=pulls,
+        routes=TopicRoutes(config, client, meta, clock),
         transactions=transactions,
+        pop=pop,
+        timers_waiting=delays.timers_waiting,
         stats=stats,
         counts=counts,
         latencies=latencies,
@@ -257,6 +267,7 @@ def wire(
             PeriodicTask("held pulls", lambda: 100, pulls.expire),
             PeriodicTask("offsets", flush_interval_ms, lambda now: changes.flush_offsets(OFFSETS_AT_ONCE)),
             PeriodicTask("tables in the log", lambda: 1_000, lambda now: changes.write_tables()),
+            PeriodicTask("POP state in the log", lambda: 1_000, lambda now: pop.write_whole()),
             PeriodicTask("clients", lambda: 5_000, expire_clients),
             PeriodicTask("statistics", lambda: 10_000, lambda now: stats.sample(clock.unix_ms())),
             PeriodicTask("snapshots", flush_interval_ms, lambda now: snapshots.save_changed()),

@@ -9,7 +9,6 @@ async with Consumer("127.0.0.1:9876", "billing", from_where=FromWhere.FIRST) as 
 """
 
 from gantry_broker.client.admin import Admin
-from gantry_broker.client.allocation import averagely, averagely_by_circle
 from gantry_broker.client.consumer import Consumer, RetryLater
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.deadletters import DeadGroup, DeadLetters
@@ -28,8 +27,10 @@ from gantry_broker.client.pull import PullConsumer
 from gantry_broker.client.requests import Requester, reply
 from gantry_broker.client.selection import select_by_hash
 from gantry_broker.client.session import Session
+from gantry_broker.client.simple_consumer import PoppedMessage, SimpleConsumer
 from gantry_broker.client.transaction_state import TransactionState
 from gantry_broker.client.transactions import TransactionProducer
+from gantry_broker.protocol.allocation import averagely, averagely_by_circle
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.compression import Compression
 from gantry_broker.protocol.fastjson import MessageQueue
@@ -50,6 +51,7 @@ __all__ = [
     "MessageQueue",
     "NoRoute",
     "OrderedConsumer",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
     "ReceivedMessage",
@@ -61,6 +63,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "SimpleConsumer",
     "TlsOptions",
     "TransactionProducer",
     "TransactionState",

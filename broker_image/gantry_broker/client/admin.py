@@ -209,6 +209,7 @@ class Admin:
             config.filter_type,
             config.sys_flag,
             config.order,
+            attributes=",".join(f"+{name}={value}" for name, value in config.attributes.items()) or None,
         )
         await self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
 

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from gantry_broker.client.allocation import Strategy, averagely
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
@@ -30,6 +29,7 @@ from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, s
 from gantry_broker.client.spans import Spans, spans_of
 from gantry_broker.client.subscription import subscription
 from gantry_broker.client.trace import GROUP_PREFIX, MessageTrace, consumed, now_ms
+from gantry_broker.protocol.allocation import Strategy, averagely
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue, dumps

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gantry_broker.access.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, sign
 from gantry_broker.protocol.frame import Frame
+
+
+class Signer(Protocol):
+    """Signs requests."""
+
+    def sign(self, frame: Frame) -> None:
+        """Adds the fields of a signed request, or replaces those of an earlier attempt."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

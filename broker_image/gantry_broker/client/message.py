@@ -128,6 +128,8 @@ class SendResult:
     queue: MessageQueue
     queue_offset: int
     transaction_id: str = ""
+    recall_handle: str = ""
+    """By which a timed message can be recalled."""
 
 
 class ReceivedMessage:

@@ -245,6 +245,23 @@ class Producer:
         frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=wanted.body)
         return await self._deliver(frame, wanted, message.id, None, None, None, timeout or self.timeout)
 
+    async def forward(
+        self,
+        frame: Frame,
+        topic: str,
+        unique_key: str,
+        *,
+        selector: QueueSelector | None = None,
+        key: object = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Sends a request that the caller has built, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE without its queue.
+
+        Raises as `send`.
+        """
+        message = Message(topic, b"")
+        return await self._deliver(frame, message, unique_key, None, selector, key, timeout or self.timeout)
+
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Returns the writable queues of a topic. Raises NoRoute."""
         return await self._queues(topic)
@@ -467,4 +484,5 @@ class Producer:
             MessageQueue(queue.topic, queue.broker, parse_int("queueId", ext.get("queueId"))),
             parse_int("queueOffset", ext.get("queueOffset"), 0, MAX_LONG),
             ext.get("transactionId", ""),
+            ext.get("recallHandle", ""),
         )

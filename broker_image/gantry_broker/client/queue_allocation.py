@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gantry_broker.client.allocation import Strategy
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.session import Session
+from gantry_broker.protocol.allocation import Strategy
 from gantry_broker.protocol.bodies import parse
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue

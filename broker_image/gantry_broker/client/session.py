@@ -28,7 +28,7 @@ from gantry_broker.remoting.errors import ConnectError, RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
 if TYPE_CHECKING:
-    from gantry_broker.client.credentials import Credentials
+    from gantry_broker.client.credentials import Credentials, Signer
     from gantry_broker.client.message import Reply
     from gantry_broker.client.transaction_state import Check
 
@@ -90,7 +90,7 @@ class Session:
         route_poll_s: float = ROUTE_POLL_SECONDS,
         heartbeat_s: float = HEARTBEAT_SECONDS,
         tls: TlsOptions | ssl.SSLContext | None = None,
-        credentials: Credentials | None = None,
+        credentials: Signer | None = None,
     ) -> None:
         """`tls`: all connections to NameServers and brokers have TLS. `credentials`: signs every request, those to
         NameServers too. Raises TlsError when the files of `tls` cannot be used.

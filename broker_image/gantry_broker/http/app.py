@@ -26,7 +26,9 @@ from gantry_broker import descriptors
 from gantry_broker.access.table import AccessAnswer, Changes, faults
 from gantry_broker.broker.status import member_status
 from gantry_broker.exposition import Family
+from gantry_broker.http.configs import add_configs, all_configs, mark
 from gantry_broker.http.connection import LimitedConnection
+from gantry_broker.http.drain import DrainReports
 from gantry_broker.http.guard import Guard
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections, handshakes
@@ -35,8 +37,13 @@ from gantry_broker.http.metrics import gantry_families
 from gantry_broker.http.models import (
     AssignmentAnswer,
     AssignmentModel,
+    ConfigsAnswer,
+    ConfigsRequest,
+    DrainReport,
+    GroupMarks,
     HandoverAnswer,
     HandoverRequest,
+    MarksRequest,
     MemberStatus,
     RemovalAnswer,
     RemovalRequest,
@@ -66,7 +73,9 @@ METRICS_SHARE: Final = 0.1
 BODIES: Final = {
     "/v1/access": MAX_ACCESS,
     "/v1/assignment": 65_536,
+    "/v1/configs": 4_194_304,
     "/v1/handover": 4_096,
+    "/v1/marks": 1_024,
     "/v1/members/remove": 1_024,
 }
 """Most bytes of a request's body; other paths take none. An assignment names the members of one group."""
@@ -249,6 +258,7 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     page = MetricsPage(families, METRICS_SHARE)
     table_times = StoreTimes()
+    drain_reports = DrainReports(broker)
 
     @app.exception_handler(RequestValidationError)
     async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -325,10 +335,28 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
         return broker.access.waiting()
 
     @app.get("/v1/tables")
-    async def tables() -> Response:
+    async def tables(ages: bool = True) -> Response:
         """Topics, groups, offsets and clients. Every member answers; only the master knows all clients and ages."""
-        found = await broker_tables(broker, table_times)
+        found = await broker_tables(broker, table_times, ages=ages)
         return Response(await asyncio.to_thread(orjson.dumps, found), media_type="application/json")
+
+    @app.get("/v1/drain")
+    async def drain() -> DrainReport:
+        """What the group still holds for its consumers. Only the master's report is a proof."""
+        return await drain_reports.report()
+
+    @app.get("/v1/configs")
+    async def configs() -> Response:
+        """The configurations of all topics and consumer groups, without the broker's own."""
+        return Response(await all_configs(broker), media_type="application/json")
+
+    @app.post("/v1/configs")
+    async def new_configs(asked: ConfigsRequest) -> ConfigsAnswer:
+        return await add_configs(broker, asked)
+
+    @app.put("/v1/marks")
+    async def marks(asked: MarksRequest) -> GroupMarks:
+        return await mark(broker, asked)
 
     @app.get("/v1/log")
     async def log_segments() -> Response:

@@ -119,6 +119,7 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
             else [],
         ),
         ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),
+        ("gantry_timer_messages", "gauge", "Timer messages and recalls that wait.", one(broker.timers_waiting())),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),

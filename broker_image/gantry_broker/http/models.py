@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
+
+MAX_CONFIGS = 1_000
+"""Topics, and consumer groups, of one request."""
 
 Epoch = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
 Version = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
@@ -155,6 +158,91 @@ class AccessStatus(_Model):
     changes: int = Field(0, description="Changes of users by mqadmin that no table has merged yet.")
 
 
+class GroupMarks(_Model):
+    """What the control plane noted about this broker group."""
+
+    drain: Literal["", "closing", "closed"] = Field(
+        "", description="closing: routes show no permission to write. closed: sends are refused."
+    )
+    joined: bool = Field(False, description="It has the topics and consumer groups of its cluster.")
+
+
+class MarksRequest(_Model):
+    """PUT /v1/marks, on the master. An absent field stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    drain: Literal["", "closing", "closed"] | None = None
+    joined: bool | None = None
+
+
+class ConfigsRequest(_Model):
+    """POST /v1/configs, on the master: creates those topics and consumer groups that it does not have yet."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    topics: list[dict[str, JsonValue]] = Field(
+        default_factory=list, max_length=MAX_CONFIGS, description="As in RocketMQ's topics.json."
+    )
+    groups: list[dict[str, JsonValue]] = Field(
+        default_factory=list, max_length=MAX_CONFIGS, description="As in RocketMQ's subscriptionGroup.json."
+    )
+
+
+class ConfigsAnswer(_Model):
+    """How many of them are new."""
+
+    topics: int
+    groups: int
+
+
+class Unread(_Model):
+    """Messages of a topic that a consumer group has not acknowledged."""
+
+    topic: str
+    consumer_group: str = Field("", description="Empty: no consumer group reads the topic.")
+    messages: int
+    oldest_ms: int | None = Field(None, description="Store time of the oldest of them, Unix milliseconds.")
+    connected: bool = Field(False, description="Whether the consumer group has a connected consumer.")
+    broadcast: bool = Field(False, description="It reads by broadcast: its consumers keep their offsets themselves.")
+
+
+class DrainReport(_Model):
+    """GET /v1/drain: what the group still holds for its consumers, as its master knows it."""
+
+    epoch: Epoch
+    leading: bool = Field(description="It is the master, and may append.")
+    drain: Literal["", "closing", "closed"] = Field(description="The mark in the confirmed tables.")
+    settled: bool = Field(
+        description="All values are of one state of the log, and this state is confirmed. False: something was written "
+        "meanwhile."
+    )
+    end: Offset = Field(description="The end of its log.")
+    now_ms: int
+    sends: int = Field(description="Messages that this process stored for producers, without checks of availability.")
+    newest_ms: int = Field(description="Store time of the newest message for consumers; 0: there is none.")
+    retention_ms: int = Field(description="How long it keeps messages.")
+    unread: list[Unread] = Field(description="The largest ones, at most 100.")
+    unread_topics: int
+    unread_consumer_groups: int
+    unread_messages: int
+    oldest_ms: int | None = Field(None, description="Store time of the oldest unread message.")
+    delayed: int = Field(description="Messages in delay levels.")
+    timers: int = Field(description="Messages with a delivery time.")
+    timers_until_ms: int = Field(description="The last of these times, Unix milliseconds; 0: there is none.")
+    half: int = Field(description="Messages of transactions without a decision.")
+    in_flight: int = Field(description="Messages that pop consumers hold and have not acknowledged.")
+    dead_letters: int = Field(description="Messages in dead letter topics that no consumer group has read.")
+
+
+class Rates(_Model):
+    """Over the last minute, a second."""
+
+    messages_in: float = 0.0
+    bytes_in: float = 0.0
+    messages_out: float = 0.0
+
+
 class MemberStatus(_Model):
     """GET /v1/status, and a line of GET /v1/status/stream (one at once when something changes, else one a second)."""
 
@@ -192,6 +280,8 @@ class MemberStatus(_Model):
     )
     access: AccessStatus = Field(default_factory=AccessStatus)
     dead_letters: int = Field(0, description="Messages in dead letter topics.")
+    marks: GroupMarks = Field(default_factory=GroupMarks)
+    rates: Rates = Field(default_factory=Rates)
     connections: int = 0
     address: str = ""
     pid: int = 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.metadata.tables import route_permission
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.exposition import Family
 from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
@@ -262,7 +263,7 @@ def _tables(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
         Family("rocketmq_consumer_group_number", "gauge", "Consumer groups.", [(me, len(tables.groups))]),
         Family(
             "rocketmq_broker_permission", "gauge", "2: writes, 4: reads, 6: both.",
-            [(me, broker.settings.brokerPermission)],
+            [(me, route_permission(broker.settings.brokerPermission, broker.meta.working.marks))],
         ),
         waiting,
     ]  # fmt: skip

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
 
 
-async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, Any]:
+async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool = True) -> dict[str, Any]:
     """Return the tables. Works in slices: there may be very many topics and groups.
 
-    `topics`: queues as [first offset, next offset]; `in`: messages of producers since the start of the process.
+    `ages` False: without the ages of unread messages, which nobody asked for. `config`: of topics and groups, as
+    RocketMQ's protocol has it; a group without one has offsets only. `settled`: a leader that knows how far its log is
+    confirmed; until then the ends of queues may be too low. `topics`: queues as [first offset, next offset]; `in`: messages of producers since the start of the process.
     `lags`: by topic and group, queues as [queue, next offset of the queue, committed offset].
     """
     store, stats, tables = broker.store, broker.stats, broker.meta.working
@@ -29,13 +31,14 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, A
         topics[name] = {
             "perm": config.perm,
             "write_queues": config.write_queues,
+            "config": config.to_json(),
             "system": is_system_topic(name),
             "in": stats.total("TOPIC_PUT_NUMS", name),
             "bytes_in": stats.total("TOPIC_PUT_SIZE", name),
             "queues": [[store.min_offset(name, q), store.max_offset(name, q)] for q in range(config.read_queues)],
         }
-    found, omitted = await lags(broker, times)
-    ages = {(lag.topic, lag.group): lag.unread_ms for lag in found}
+    found, omitted = await lags(broker, times) if ages else ([], 0)
+    unread = {(lag.topic, lag.group): lag.unread_ms for lag in found}
     progress = []
     async for key, offsets in broker.slices.sliced(list(tables.offsets.items())):
         topic, _, group = key.rpartition("@")
@@ -46,13 +49,16 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, A
                     "topic": topic,
                     "group": group,
                     "queues": rows,
-                    "oldest_unread_ms": ages.get((topic, group)),
+                    "oldest_unread_ms": unread.get((topic, group)),
                     "out": stats.total("GROUP_GET_NUMS", key),
                 }
             )
     groups: dict[str, Any] = {}
     async for known in broker.slices.sliced([*tables.groups, *(str(row["group"]) for row in progress)]):
-        groups[known] = {"system": is_system_group(known)}
+        group_config = tables.groups.get(known)
+        groups[known] = {"system": is_system_group(known)} | (
+            {} if group_config is None else {"config": group_config.to_json()}
+        )
     consumers: dict[str, Any] = {}
     async for members in broker.slices.sliced(list(broker.clients.consumers.values())):
         consumers[members.name] = {
@@ -68,6 +74,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes) -> dict[str, A
         "now_ms": broker.clock.unix_ms(),
         "started_ms": broker.started_ms,
         "group": broker.config.own_group,
+        "settled": broker.role.leading and broker.role.epoch_confirmed,
         "topics": topics,
         "groups": groups,
         "lags": progress,

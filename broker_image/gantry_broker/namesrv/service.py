@@ -565,6 +565,7 @@ _ANSWERS_TO_BROKERS: dict[int, Answer] = {
     RequestCode.REGISTER_BROKER: NameService._register,
     RequestCode.UNREGISTER_BROKER: NameService._unregister,
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
 }
 _CHANGES_OF_KV: Final = frozenset({int(RequestCode.PUT_KV_CONFIG), int(RequestCode.DELETE_KV_CONFIG)})
 SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS, *_CHANGES_OF_KV))

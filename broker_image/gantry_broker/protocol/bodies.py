@@ -6,9 +6,10 @@ Every class has `from_json` (from a parsed value; BodyError names the bad field)
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
@@ -25,6 +26,9 @@ from gantry_broker.protocol.offset_tables import (
 )
 
 __all__ = [
+    "AssignmentRequest",
+    "BatchAck",
+    "BatchAcks",
     "BodyError",
     "BrokerData",
     "ClientConnection",
@@ -38,6 +42,7 @@ __all__ = [
     "MessageQueue",
     "QueueData",
     "RegisterBody",
+    "RequestMode",
     "SubscriptionData",
     "SubscriptionGroup",
     "TopicConfig",
@@ -461,6 +466,133 @@ class LockRequest:
             "consumerGroup": self.group,
             "mqSet": [queue_to_json(queue) for queue in self.queues],
         }
+
+
+MAX_ACKS: Final = 1_000
+"""Entries of one BATCH_ACK_MESSAGE, and messages of all of them."""
+MAX_BITS: Final = 8_192
+"""Bytes of an entry's bits, for messages that lie far apart in their queue."""
+
+
+@dataclass(slots=True)
+class BatchAck:
+    """Some messages of one pop of one queue, in BATCH_ACK_MESSAGE (200151)."""
+
+    group: str
+    topic: str
+    kind: int
+    """0, or 1 and 2 for the two forms of the retry topic."""
+    start_offset: int
+    queue_id: int
+    revive_queue: int
+    pop_ms: int
+    invisible_ms: int
+    offsets: list[int]
+    """Queue offsets of the acknowledged messages."""
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "acks")
+        kind, start = fields.text("r", "0"), fields.number("so")
+        text = fields.text("b")
+        if len(text) > MAX_BITS * 4 // 3 + 4:
+            raise BodyError(f"the field acks.b has {len(text)} characters; bits of at most {MAX_BITS} bytes are valid")
+        try:
+            number = int.from_bytes(base64.b64decode(text, validate=True), "little")
+        except ValueError:
+            raise BodyError(f"the field acks.b is {short(text)}; base64 is expected") from None
+        set_bits: list[int] = []
+        while number and len(set_bits) <= MAX_ACKS:
+            lowest = (number & -number).bit_length() - 1
+            set_bits.append(lowest)
+            number &= number - 1
+        return cls(
+            fields.text("c"),
+            fields.text("t"),
+            int(kind) if kind in ("0", "1", "2") else 0,
+            start,
+            fields.number("q"),
+            fields.number("rq"),
+            fields.number("pt"),
+            fields.number("it"),
+            [start + bit for bit in set_bits],
+        )
+
+
+@dataclass(slots=True)
+class BatchAcks:
+    """The body of BATCH_ACK_MESSAGE (200151)."""
+
+    broker: str
+    acks: list[BatchAck]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "batchAck")
+        items = list(fields.items("acks"))
+        if len(items) > MAX_ACKS:
+            raise BodyError(f"the field batchAck.acks has {len(items)} entries, the limit is {MAX_ACKS}")
+        acks = [BatchAck.from_json(item) for item in items]
+        if (count := sum(len(ack.offsets) for ack in acks)) > MAX_ACKS:
+            raise BodyError(f"the field batchAck.acks has over {MAX_ACKS} messages ({count}), which is the limit")
+        return cls(fields.text("brokerName", ""), acks)
+
+
+PULL: Final = "PULL"
+POP: Final = "POP"
+
+
+@dataclass(slots=True)
+class RequestMode:
+    """How a group consumes a topic: the body of SET_MESSAGE_REQUEST_MODE (401)."""
+
+    topic: str
+    group: str
+    mode: str = PULL
+    share: int = 0
+    """In mode POP: how many members share the queues of each one; 0 or less: all members read all queues."""
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "setMessageRequestMode")
+        mode = fields.text("mode", PULL)
+        if mode not in (PULL, POP):
+            raise BodyError(f"the field setMessageRequestMode.mode is {short(mode)}; PULL or POP is expected")
+        share = fields.number("popShareQueueNum", 0)
+        return cls(fields.text("topic"), fields.text("consumerGroup"), mode, min(max(share, 0), 1 << 16))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "consumerGroup": self.group,
+            "mode": self.mode,
+            "popShareQueueNum": self.share,
+            "topic": self.topic,
+        }
+
+
+@dataclass(slots=True)
+class AssignmentRequest:
+    """QUERY_ASSIGNMENT (400): a member asks for its queues of a topic."""
+
+    topic: str
+    group: str
+    client_id: str
+    strategy: str
+    model: str
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "queryAssignment")
+        model = fields.text("messageModel")
+        if model not in ("CLUSTERING", "BROADCASTING"):
+            raise BodyError(f"the field queryAssignment.messageModel is {short(model)}; CLUSTERING or BROADCASTING")
+        return cls(
+            fields.text("topic"),
+            fields.text("consumerGroup"),
+            fields.text("clientId", ""),
+            fields.text("strategyName", ""),
+            model,
+        )
 
 
 def locked_queues(body: bytes) -> list[MessageQueue]:

@@ -479,6 +479,8 @@ OFFSET_MOVED_EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 CONTROL_TOPIC: Final = "rmq_sys_GANTRY_CONTROL"
 """Gantry's topic of control records (starts of epochs, changes of topics, groups and offsets)."""
+POP_TOPIC: Final = "rmq_sys_GANTRY_POP"
+"""Gantry's topic of changes of POP consumption: what is in flight, until when, and what is acknowledged."""
 PROBE_TOPIC: Final = "rmq_sys_GANTRY_PROBE"
 """Gantry's topic for the availability probe. RocketMQ's own self-test topic refuses sends."""
 

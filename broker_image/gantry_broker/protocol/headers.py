@@ -22,7 +22,7 @@ _LONG_RANGE = (-(2**63), 2**63 - 1)
 
 LONG_FIELDS: Final = {
     "properties": 1 << 20, "subscription": 1 << 16, "attributes": 1 << 16, "filterGroups": 1 << 16, "key": 1 << 16,
-    "gantryAddresses": 1 << 16, "value": 1 << 21,
+    "gantryAddresses": 1 << 16, "value": 1 << 21, "exp": 1 << 16,
 }  # fmt: skip
 """Character limits of fields that are longer than a name."""
 
@@ -204,6 +204,130 @@ class PullHeader(Header):
     expressionType: str = EXPRESSION_TAG
     maxMsgBytes: int | None = None
     bname: str | None = None
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class PopHeader(Header):
+    """POP_MESSAGE (200050). Times are milliseconds. As 5.5.0, a number that is absent counts as 0."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int = 0
+    maxMsgNums: int = 0
+    invisibleTime: Long = Long(0)
+    pollTime: Long = Long(0)
+    bornTime: Long = Long(0)
+    initMode: int = 0
+    expType: str | None = None
+    exp: str | None = None
+    order: bool = False
+    attemptId: str | None = None
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class PeekHeader(Header):
+    """PEEK_MESSAGE (200052)."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int = 0
+    maxMsgNums: int = 0
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class PopAnswerHeader(Header):
+    """The answer to POP_MESSAGE and PEEK_MESSAGE."""
+
+    popTime: Long
+    invisibleTime: Long
+    reviveQid: int
+    restNum: Long
+    startOffsetInfo: str | None = None
+    msgOffsetInfo: str | None = None
+    orderCountInfo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AckHeader(Header):
+    """ACK_MESSAGE (200051). `extraInfo` is the handle of the delivery."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int
+    extraInfo: str
+    offset: Long
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeInvisibleHeader(Header):
+    """CHANGE_MESSAGE_INVISIBLETIME (200053): the new invisible time counts from now on.
+
+    `suspend`: the delivery that ends does not count as an attempt.
+    """
+
+    consumerGroup: str
+    topic: str
+    queueId: int
+    extraInfo: str
+    offset: Long
+    invisibleTime: Long
+    suspend: bool = False
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeInvisibleAnswerHeader(Header):
+    """The answer to CHANGE_MESSAGE_INVISIBLETIME: what is new in the handle."""
+
+    popTime: Long
+    invisibleTime: Long
+    reviveQid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotificationHeader(Header):
+    """NOTIFICATION (200054): whether a pop would find messages, at once or within the time of the poll."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int = 0
+    pollTime: Long = Long(0)
+    bornTime: Long = Long(0)
+    order: bool = False
+    attemptId: str | None = None
+    expType: str | None = None
+    exp: str | None = None
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class PollingInfoHeader(Header):
+    """POLLING_INFO (200055)."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int = 0
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class RecallHeader(Header):
+    """RECALL_MESSAGE (370)."""
+
+    topic: str
+    recallHandle: str = ""
+    producerGroup: str | None = None
 
     CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 

@@ -126,7 +126,7 @@ class Shared:
         if self.held > self.budget.unfinished_bytes:
             self._cut_largest(self._unfinished, f"unfinished frames of all connections hold {self.held} bytes")
 
-    def wait(self, conn: Connection, unsent: int) -> None:
+    def wait(self, conn: Holder, unsent: int) -> None:
         """Note the bytes that wait for a paused peer; beyond the limit the slowest one is given up."""
         self.unsent += unsent - self._slow.get(conn, 0)
         if unsent:

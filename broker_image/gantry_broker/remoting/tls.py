@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -68,15 +68,23 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def server_context(
-    cert_file: Path, key_file: Path, client_ca_file: Path | None, clients: ClientCertificates
+    cert_file: Path,
+    key_file: Path,
+    client_ca_file: Path | None,
+    clients: ClientCertificates,
+    protocols: Sequence[str] = (),
 ) -> ssl.SSLContext:
-    """Return the context of a listening end. Blocks for a read of the files. Raises TlsError."""
+    """Return the context of a listening end; `protocols`: offered by ALPN. Blocks for a read of the files. Raises
+    TlsError.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _harden(context)
     _present(context, cert_file, key_file)
     if client_ca_file is not None:
         _trust(context, client_ca_file)
     context.verify_mode = _VERIFY[clients]
+    if protocols:
+        context.set_alpn_protocols(protocols)
     return context
 
 
@@ -151,10 +159,11 @@ class Certificates:
         clients: ClientCertificates = "None",
         *,
         calls: bool = False,
+        protocols: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`port` is the metrics' label. `calls`: this process also presents the certificate to other ones, and
-        verifies theirs by the CA. Blocks for a read of the files. Raises TlsError.
+        """`port` is the metrics' label. `protocols`: offered by ALPN. `calls`: this process also presents the
+        certificate to other ones, and verifies theirs by the CA. Blocks for a read of the files. Raises TlsError.
         """
         self.port = port
         self.expires = 0.0
@@ -165,6 +174,7 @@ class Certificates:
         self._paths = cert_file, key_file, ca_file
         self._clients: ClientCertificates = clients
         self._calls = calls
+        self._protocols = tuple(protocols)
         self._clock = clock
         self._stamp = stamp(self._files)
         self._problem = ""
@@ -178,7 +188,7 @@ class Certificates:
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext | None, float]:
         cert_file, key_file, ca_file = self._paths
-        server = server_context(cert_file, key_file, ca_file, self._clients)
+        server = server_context(cert_file, key_file, ca_file, self._clients, self._protocols)
         client = None
         if self._calls:
             client = client_context(TlsOptions(ca_file, cert_file, key_file))

@@ -439,6 +439,20 @@ class MessageStore:
         """Store time (ms) of a record; -1 without such a record."""
         return self._reader.store_time(topic, queue_id, offset)
 
+    def place(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """The offset in the log of a queue's first record at or after a queue offset; None without one.
+
+        Raises OSError.
+        """
+        queue = self.queues.find(topic, queue_id)
+        if queue is None:
+            return None
+        offset = max(offset, queue.first)
+        if offset < queue.max and (phys := queue.entry(offset)[0]) >= self.log.start:
+            return phys
+        offset = max(offset, self.min_offset(topic, queue_id))
+        return queue.entry(offset)[0] if offset < queue.max else None
+
     def record(self, phys: int) -> Record:
         """The confirmed record at an offset of the log, which must be a boundary of records.
 
@@ -478,6 +492,11 @@ class MessageStore:
             if queue.max > 0:
                 found.setdefault(queue.key[0], []).append(queue.key[1])
         return {topic: sorted(numbers) for topic, numbers in found.items()}
+
+    def queue_numbers(self, topic: str) -> list[int]:
+        """The queues of a topic that exist on this disk."""
+        known = self.queues.topics.get(topic)
+        return [] if known is None else list(known.queues)
 
     def next_offsets(self, keys: Iterable[tuple[str, int]]) -> dict[str, dict[int, int]]:
         """The queue offset of the next record by topic and queue, of those queues that have or had a record.

@@ -3,10 +3,19 @@
 from gantry_operator.access.decide import Decision, Observed, UserResult, decide
 from gantry_operator.access.keys import KeyPlan, next_keys, valid_keys
 from gantry_operator.access.state import AccessState, Keys
-from gantry_operator.access.wanted import ADMIN, WantedUser, secret_name, wanted_admin, wanted_user
+from gantry_operator.access.wanted import (
+    ADMIN,
+    PROXY,
+    WantedUser,
+    secret_name,
+    wanted_admin,
+    wanted_proxy,
+    wanted_user,
+)
 
 __all__ = [
     "ADMIN",
+    "PROXY",
     "AccessState",
     "Decision",
     "KeyPlan",
@@ -19,5 +28,6 @@ __all__ = [
     "secret_name",
     "valid_keys",
     "wanted_admin",
+    "wanted_proxy",
     "wanted_user",
 ]

@@ -14,7 +14,7 @@ from gantry_broker.access.table import MAX_ALL_RULES, MAX_USERS
 from gantry_operator.access import changes
 from gantry_operator.access.keys import KeyPlan, expires_at, next_keys, valid_keys
 from gantry_operator.access.state import MAX_VERSION, AccessState, Keys
-from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, ADMIN_NAME, SECRET_KEY, WantedUser
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN, ADMIN_NAME, PROXY, PROXY_NAME, SECRET_KEY, WantedUser
 from gantry_operator.api import Authentication, Security
 
 NEW_KEY_BYTES = 24
@@ -147,10 +147,10 @@ def _add_fitting(users: list[dict[str, Any]], made: Sequence[dict[str, Any]]) ->
 
 
 def _precedence(wanted: WantedUser, state: AccessState) -> tuple[bool, bool, str, str]:
-    """Of two users with one AccessKey the first keeps it: the super user, the one that had it, the older one."""
+    """Of two users with one AccessKey the first keeps it: the cluster itself, the one that had it, the older one."""
     known = state.users.get(wanted.name)
     had = known is not None and known.access_key == wanted.access_key
-    return wanted.name != ADMIN_NAME, not had, wanted.created, wanted.name
+    return wanted.name not in (ADMIN_NAME, PROXY_NAME), not had, wanted.created, wanted.name
 
 
 class _Refusal(NamedTuple):
@@ -164,6 +164,8 @@ def _refusal(cluster: str, wanted: WantedUser, first: str, users: Sequence[Mappi
         return _Refusal(
             "AccessKeyTaken", f"accessKey {ADMIN} is the super user's of {cluster}: write another accessKey"
         )
+    if first != wanted.name and first == PROXY_NAME:
+        return _Refusal("AccessKeyTaken", f"accessKey {PROXY} is that of {cluster}'s proxies: write another accessKey")
     if first != wanted.name:
         said = f"accessKey {wanted.access_key} belongs to BrokerUser {first}: write another accessKey"
         return _Refusal("AccessKeyTaken", said)

@@ -14,7 +14,12 @@ ADMIN = "admin"
 """AccessKey of the super user that every cluster has."""
 ADMIN_NAME = ""
 """Its name among the users: no BrokerUser can have it."""
-ADMIN_OVERLAP_S = 3600.0
+PROXY = "gantry-proxy"
+"""AccessKey of the super user by whom proxies sign their requests to brokers."""
+PROXY_NAME = " proxy"
+"""Its name among the users: no BrokerUser can have it."""
+OVERLAP_S = 3600.0
+"""Seconds for which the former key of these two stays valid after a rotation."""
 SECRET_KEY = "secretKey"
 ACCESS_KEY = "accessKey"
 """Keys of the Secrets that the control plane makes."""
@@ -42,8 +47,10 @@ class WantedUser:
 
 
 def secret_name(cluster: str, user: str) -> str:
-    """Name of the Secret that is made for a user; for the super user with an empty name."""
-    return f"{cluster}-user-{user}" if user else f"{cluster}-admin-user"
+    """Name of the Secret that is made for a user, also for the cluster's own two."""
+    if user in (ADMIN_NAME, PROXY_NAME):
+        return f"{cluster}-proxy-user" if user == PROXY_NAME else f"{cluster}-admin-user"
+    return f"{cluster}-user-{user}"
 
 
 def wanted_user(user: BrokerUser) -> WantedUser:
@@ -66,6 +73,11 @@ def wanted_user(user: BrokerUser) -> WantedUser:
 
 def wanted_admin(cluster: str, rotate: str = "") -> WantedUser:
     """The cluster's super user. `rotate`: the request for a rotation at its Secret."""
+    return WantedUser(ADMIN_NAME, ADMIN, secret_name(cluster, ""), overlap_s=OVERLAP_S, rotate=rotate, super_user=True)
+
+
+def wanted_proxy(cluster: str, rotate: str = "") -> WantedUser:
+    """The user of the cluster's proxies. `rotate`: the request for a rotation at its Secret."""
     return WantedUser(
-        ADMIN_NAME, ADMIN, secret_name(cluster, ""), overlap_s=ADMIN_OVERLAP_S, rotate=rotate, super_user=True
+        PROXY_NAME, PROXY, secret_name(cluster, PROXY_NAME), overlap_s=OVERLAP_S, rotate=rotate, super_user=True
     )

@@ -6,18 +6,33 @@ checks of local mode are derived from them.
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.cluster import API_VERSION, GROUP, KIND, PLURAL, VERSION, BrokerCluster, Metadata
+from gantry_operator.api.consumer_group import ConsumerGroup, ConsumerGroupStatus
+from gantry_operator.api.external import External
 from gantry_operator.api.manifest import (
+    Documents,
     ManifestError,
     Problem,
+    load_documents,
     load_manifest,
     load_users,
-    load_with_users,
+    parse_group,
     parse_manifest,
+    parse_topic,
     parse_user,
 )
+from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Authentication, Security
-from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, External, Failover, NameServers, Storage
-from gantry_operator.api.status import BrokerClusterStatus, Condition, LastFailover, MemberRow, NameServerRow
+from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, Failover, NameServers, Storage
+from gantry_operator.api.status import (
+    BrokerClusterStatus,
+    Condition,
+    LastFailover,
+    MemberRow,
+    NameServerRow,
+    ProxyRow,
+    ProxyStatus,
+)
+from gantry_operator.api.topic import BrokerTopic, BrokerTopicStatus
 from gantry_operator.api.user import BrokerUser, BrokerUserStatus
 
 __all__ = [
@@ -32,9 +47,14 @@ __all__ = [
     "BrokerClusterSpec",
     "BrokerClusterStatus",
     "BrokerGroup",
+    "BrokerTopic",
+    "BrokerTopicStatus",
     "BrokerUser",
     "BrokerUserStatus",
     "Condition",
+    "ConsumerGroup",
+    "ConsumerGroupStatus",
+    "Documents",
     "External",
     "Failover",
     "LastFailover",
@@ -44,11 +64,16 @@ __all__ = [
     "NameServerRow",
     "NameServers",
     "Problem",
+    "Proxy",
+    "ProxyRow",
+    "ProxyStatus",
     "Security",
     "Storage",
+    "load_documents",
     "load_manifest",
     "load_users",
-    "load_with_users",
+    "parse_group",
     "parse_manifest",
+    "parse_topic",
     "parse_user",
 ]

@@ -58,6 +58,7 @@ CRON = (
     + ")$"
 )
 """A schedule with numbers in their ranges. `cron.parse` reads it, and finds what a pattern cannot."""
+LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$"
 FORMS = {
     _QUANTITY: "an amount like 250m, 2 or 512Mi",
     _DURATION: "a time span like 500ms, 2s or 1m30s",
@@ -65,11 +66,12 @@ FORMS = {
     _VOLUME: "a size like 10Gi",
     _URL: "a URL like http://collector:4318",
     SOURCE: "an address or a network like 10.0.0.0/8",
+    LABEL_VALUE: "letters, digits, '.', '_' and '-', with a letter or digit at both ends",
     ACCESS_KEY: "a name of letters, digits, '.', '_' and '-'",
     GROUP_NAME: "lower-case letters and digits, a letter first",
     BROKER_NAME: "letters, digits, '_' and '-', a letter or digit first",
     HOST: "a host name, in which {cluster}, {namespace}, {group} and {name} are filled in",
-    TOPIC: "a topic's name: letters, digits, '%', '|', '_' and '-'",
+    TOPIC: "a name of letters, digits, '%', '|', '_' and '-', as RocketMQ has it",
     RESOURCE: "a name of letters, digits, '%', '|', '.', '_' and '-'",
     OBJECT_NAME: "the name of an object: lower-case letters, digits, '-' and '.'",
     SECRET_KEY: "a key of a Secret: letters, digits, '-', '.' and '_'",

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from gantry_operator.api import cluster, user
+from gantry_operator.api import cluster, consumer_group, topic, user
 from gantry_operator.api.base import Model, Strict, form_rule
 from gantry_operator.api.cluster import GROUP, VERSION, BrokerCluster
 
@@ -67,6 +67,51 @@ USER_COLUMNS: list[dict[str, Any]] = [
 ]
 
 
+READY = {
+    "name": "Ready",
+    "type": "string",
+    "jsonPath": ".status.conditions[?(@.type=='Ready')].status",
+    "description": "Whether clients can use it.",
+}
+SYNCED = {
+    "name": "Synced",
+    "type": "string",
+    "priority": 1,
+    "jsonPath": ".status.conditions[?(@.type=='Synced')].status",
+    "description": "Whether the brokers have it exactly as the spec says.",
+}
+WHY_NOT_SYNCED = {
+    "name": "Message",
+    "type": "string",
+    "priority": 1,
+    "jsonPath": ".status.conditions[?(@.type=='Synced')].message",
+    "description": "The state in words.",
+}
+AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
+
+TOPIC_COLUMNS: list[dict[str, Any]] = [
+    {"name": "Cluster", "type": "string", "jsonPath": ".spec.cluster", "description": "Its cluster."},
+    {"name": "Queues", "type": "integer", "jsonPath": ".status.queues", "description": "Queues that take messages."},
+    {"name": "Permission", "type": "string", "jsonPath": ".status.permission", "description": "What clients may do."},
+    READY,
+    AGE,
+    {"name": "Topic", "type": "string", "priority": 1, "jsonPath": ".status.topicName", "description": "Its name."},
+    SYNCED,
+    WHY_NOT_SYNCED,
+]
+
+GROUP_COLUMNS: list[dict[str, Any]] = [
+    {"name": "Cluster", "type": "string", "jsonPath": ".spec.cluster", "description": "Its cluster."},
+    {"name": "Members", "type": "integer", "jsonPath": ".status.members", "description": "Connected clients."},
+    {"name": "Lag", "type": "integer", "jsonPath": ".status.lag", "description": "Messages that are not committed."},
+    READY,
+    AGE,
+    {"name": "Group", "type": "string", "priority": 1, "jsonPath": ".status.groupName", "description": "Its name."},
+    SYNCED,
+    WHY_NOT_SYNCED,
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Resource:
     """One custom resource and the names of its definition."""
@@ -85,7 +130,16 @@ class Resource:
 
 CLUSTER = Resource(BrokerCluster, cluster.KIND, cluster.PLURAL, cluster.SINGULAR, cluster.SHORT_NAME, COLUMNS)
 USER = Resource(user.BrokerUser, user.KIND, user.PLURAL, user.SINGULAR, user.SHORT_NAME, USER_COLUMNS)
-RESOURCES = (CLUSTER, USER)
+TOPIC = Resource(topic.BrokerTopic, topic.KIND, topic.PLURAL, topic.SINGULAR, topic.SHORT_NAME, TOPIC_COLUMNS)
+CONSUMER_GROUP = Resource(
+    consumer_group.ConsumerGroup,
+    consumer_group.KIND,
+    consumer_group.PLURAL,
+    consumer_group.SINGULAR,
+    consumer_group.SHORT_NAME,
+    GROUP_COLUMNS,
+)
+RESOURCES = (CLUSTER, USER, TOPIC, CONSUMER_GROUP)
 FILES = tuple(folder / r.file_name for folder in (CRDS, CHART) for r in RESOURCES)
 
 

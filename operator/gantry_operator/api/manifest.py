@@ -1,10 +1,12 @@
-"""Reads a manifest: a `BrokerCluster` and its `BrokerUser`s from YAML, or a list of problems with their remedy."""
+"""Reads a manifest from YAML: a `BrokerCluster` with its users, topics and consumer groups, or a list of problems with
+their remedy.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -12,12 +14,25 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gantry_operator.api import user
+from gantry_operator.api import consumer_group, topic, user
 from gantry_operator.api.base import FORMS
 from gantry_operator.api.cluster import API_VERSION, KIND, BrokerCluster
+from gantry_operator.api.consumer_group import ConsumerGroup
+from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.api.user import BrokerUser
 
 M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R", BrokerUser, BrokerTopic, ConsumerGroup)
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The resources in one file."""
+
+    cluster: BrokerCluster
+    users: list[BrokerUser]
+    topics: list[BrokerTopic]
+    groups: list[ConsumerGroup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """A manifest that is no BrokerCluster or no BrokerUser. `problems` has every reason, `str()` one line for each."""
+    """A manifest that is no resource of ours. `problems` has every reason, `str()` one line for each."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "") -> None:
         self.problems = tuple(problems)
@@ -51,16 +66,21 @@ def load_manifest(path: Path | str) -> BrokerCluster:
     return _cluster_in(_documents(path), str(path))
 
 
-def load_with_users(path: Path | str) -> tuple[BrokerCluster, list[BrokerUser]]:
-    """Read the one BrokerCluster in a file, and the BrokerUsers in it. Raises like `load_manifest`."""
-    documents = _documents(path)
-    cluster = _cluster_in(documents, str(path))
-    return cluster, _users_in(documents, cluster.name, str(path))
+def load_documents(path: Path | str) -> Documents:
+    """Read the one BrokerCluster in a file, and its users, topics and groups. Raises like `load_manifest`."""
+    documents, source = _documents(path), str(path)
+    cluster = _cluster_in(documents, source)
+    return Documents(
+        cluster,
+        _of_kind(documents, user.KIND, parse_user, cluster.name, source),
+        _of_kind(documents, topic.KIND, parse_topic, cluster.name, source),
+        _of_kind(documents, consumer_group.KIND, parse_group, cluster.name, source),
+    )
 
 
 def load_users(path: Path | str, cluster: str) -> list[BrokerUser]:
     """Read the BrokerUsers of a cluster in a file. Raises like `load_manifest`."""
-    return _users_in(_documents(path), cluster, str(path))
+    return _of_kind(_documents(path), user.KIND, parse_user, cluster, str(path))
 
 
 def _documents(path: Path | str) -> list[Any]:
@@ -82,17 +102,16 @@ def _cluster_in(documents: Sequence[Any], source: str) -> BrokerCluster:
     return parse_manifest(ours[0], source)
 
 
-def _users_in(documents: Sequence[Any], cluster: str, source: str) -> list[BrokerUser]:
-    found = [parse_user(d, source) for d in documents if isinstance(d, dict) and d.get("kind") == user.KIND]
+def _of_kind(documents: Sequence[Any], kind: str, parse: Callable[[Any, str], R], cluster: str, source: str) -> list[R]:
+    found = [parse(d, source) for d in documents if isinstance(d, dict) and d.get("kind") == kind]
     names: set[str] = set()
     for one in found:
         if one.spec.cluster != cluster:
-            message = f"the file is about {cluster}: write that name, or move the user to the other cluster's file"
+            message = f"the file is about {cluster}: write that name, or move the {kind} to the other cluster's file"
             raise ManifestError([Problem(f"{one.name}: spec.cluster", one.spec.cluster, message)], source)
         if one.name in names:
-            raise ManifestError(
-                [Problem("metadata.name", one.name, "two users have it: give each its own name")], source
-            )
+            message = f"two documents of kind {kind} have it: give each its own name"
+            raise ManifestError([Problem("metadata.name", one.name, message)], source)
         names.add(one.name)
     return found
 
@@ -105,6 +124,16 @@ def parse_manifest(document: Any, source: str = "") -> BrokerCluster:
 def parse_user(document: Any, source: str = "") -> BrokerUser:
     """A BrokerUser from parsed YAML or JSON. Raises ManifestError with every problem found."""
     return _parse(BrokerUser, user.KIND, document, source)
+
+
+def parse_topic(document: Any, source: str = "") -> BrokerTopic:
+    """A BrokerTopic from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    return _parse(BrokerTopic, topic.KIND, document, source)
+
+
+def parse_group(document: Any, source: str = "") -> ConsumerGroup:
+    """A ConsumerGroup from parsed YAML or JSON. Raises ManifestError with every problem found."""
+    return _parse(ConsumerGroup, consumer_group.KIND, document, source)
 
 
 def _parse(model: type[M], kind: str, document: Any, source: str) -> M:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.api.crd import CLUSTER, USER, schema_with_defaults
+from gantry_operator.api.crd import CLUSTER, CONSUMER_GROUP, TOPIC, USER, schema_with_defaults
 
 FILE = Path("docs/resource-reference.md")
 
@@ -64,6 +64,45 @@ spec:
 | annotation | value | effect |
 |---|---|---|
 | `gantry.dev/rotate` | any new text | makes a new secret key; the former one stays valid for `spec.rotation.overlap` |
+"""
+
+TOPIC_INTRO = """## BrokerTopic
+
+`apiVersion: gantry.dev/v1alpha1`, `kind: BrokerTopic`, short name `bt`, namespaced, beside its cluster.
+[topics.md](topics.md) says what the operator does with it. The smallest one:
+
+```yaml
+apiVersion: gantry.dev/v1alpha1
+kind: BrokerTopic
+metadata:
+  name: orders
+spec:
+  cluster: demo
+  queuesPerGroup: 8
+```
+"""
+
+GROUP_INTRO = """## ConsumerGroup
+
+`apiVersion: gantry.dev/v1alpha1`, `kind: ConsumerGroup`, short name `cg`, namespaced, beside its cluster. The smallest
+one:
+
+```yaml
+apiVersion: gantry.dev/v1alpha1
+kind: ConsumerGroup
+metadata:
+  name: billing
+spec:
+  cluster: demo
+  retryMax: 16
+```
+
+| annotation | value | effect |
+|---|---|---|
+| `gantry.dev/reset-offsets` | `[TOPIC=]WHEN` | shows in `status.reset` what each queue would skip or repeat |
+| `gantry.dev/reset-offsets` | `[TOPIC=]WHEN,confirm` | after that preview: moves the group there |
+
+`WHEN` is `earliest`, `latest`, or a time such as `2026-11-25T10:00:00Z`. Without `TOPIC`, all topics of the group move.
 """
 
 
@@ -123,7 +162,9 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
 
 def render() -> str:
     """The text of the page."""
-    lines = [INTRO, *_page(schema_with_defaults(CLUSTER)), USER_INTRO, *_page(schema_with_defaults(USER))]
+    pages = [_page(schema_with_defaults(r)) for r in (CLUSTER, USER, TOPIC, CONSUMER_GROUP)]
+    intros = (INTRO, USER_INTRO, TOPIC_INTRO, GROUP_INTRO)
+    lines = [line for intro, page in zip(intros, pages, strict=True) for line in (intro, *page)]
     return "\n".join(lines)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from gantry_broker.settings import BrokerSettings
 from pydantic import Field
@@ -12,7 +11,7 @@ from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
     BROKER_NAME,
     GROUP_NAME,
-    HOST,
+    LABEL_VALUE,
     Duration,
     Model,
     Rule,
@@ -24,19 +23,18 @@ from gantry_operator.api.base import (
     more_than_nothing,
     parse_duration,
 )
+from gantry_operator.api.external import External
 from gantry_operator.api.maintenance import MaintenanceWindow
 from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Security
 from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
 
-RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
+RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker", "proxy")
 """Ends of other objects' names: a group with such a name would collide with them."""
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
-
-HOST_FIELDS = ("cluster", "namespace", "group", "name")
-"""Fields in braces of a host template. `name` is the pod or Service of the address."""
 
 
 def _unique_names(spec: BrokerClusterSpec) -> bool:
@@ -58,15 +56,24 @@ def _enough_members(spec: BrokerClusterSpec) -> bool:
     return all(g.members >= spec.minInSyncReplicas for g in spec.brokerGroups)
 
 
-def _host_fields_known(host: str | None) -> bool:
-    return host is None or set(re.findall(r"\{([^}]*)\}", host)) <= set(HOST_FIELDS)
-
-
 def _outside_is_protected(spec: BrokerClusterSpec) -> bool:
     security = spec.security
     if spec.external is None or spec.external.unprotected:
         return True
     return security.tls.mode == "Required" and security.mode() == "Enabled"
+
+
+def _proxy_outside_is_protected(spec: BrokerClusterSpec) -> bool:
+    proxy = spec.proxy
+    if proxy is None or proxy.external is None or proxy.external.unprotected:
+        return True
+    return proxy.tls_mode(spec.security.tls.mode) == "Required" and spec.security.mode() == "Enabled"
+
+
+def _proxy_may_ask_for_certificates(spec: BrokerClusterSpec) -> bool:
+    if spec.proxy is None or spec.security.tls.clientCertificates != "Required":
+        return True
+    return spec.proxy.tls_mode(spec.security.tls.mode) == "Required"
 
 
 MODE_IS_FIXED = (
@@ -86,6 +93,49 @@ class NameServers(Model):
     )
     podTemplate: PodTemplate | None = Field(None, description="Additions to the NameServers' pods. Kubernetes only.")
     logLevel: LogLevel = Field("INFO", description="Log level. A change restarts nothing.")
+    placement: Placement | None = Field(None, description="Placement of their pods. Default: spec.placement.")
+
+
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+AnnotationValue = Annotated[str, Field(max_length=4_096)]
+RESERVED_KEYS = ("gantry.dev/", "app.kubernetes.io/", "volume.kubernetes.io/", "pv.kubernetes.io/")
+"""Beginnings of keys of labels and annotations that volume claims have from others."""
+
+
+def _not_reserved(field: Literal["labels", "annotations"]) -> Rule:
+    tests = " || ".join(f"k.startsWith('{key}')" for key in RESERVED_KEYS)
+    return Rule(
+        f"!has(self.{field}) || !self.{field}.exists(k, {tests})",
+        f"{field} has a key that the operator or Kubernetes writes: write a key that does not begin with "
+        f"{', '.join(RESERVED_KEYS)}",
+        lambda s: not any(key.startswith(RESERVED_KEYS) for key in getattr(s, field)),
+        field,
+    )
+
+
+class Storage(Model):
+    """The volume of each broker."""
+
+    size: VolumeSize = Field(
+        "10Gi",
+        description="Size of each volume. It may grow if the storage class allows it, and never shrinks once "
+        "volumes exist.",
+    )
+    className: str | None = Field(
+        None,
+        description="Storage class. Default: the default class. It cannot be changed once volumes exist.",
+        max_length=253,
+    )
+    labels: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=32, description="Labels of the volume claims, for example for a backup policy."
+    )
+    annotations: dict[str, AnnotationValue] = Field(
+        default_factory=dict, max_length=32, description="Annotations of the volume claims."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        more_than_nothing("size"), _not_reserved("labels"), _not_reserved("annotations"),
+    )  # fmt: skip
 
 
 class BrokerGroup(Model):
@@ -96,7 +146,7 @@ class BrokerGroup(Model):
         min_length=1,
         max_length=15,
         description="Its name in Kubernetes, and RocketMQ's brokerName unless brokerName says otherwise: lower-case "
-        "letters and digits, a letter first. It cannot be changed. Further groups can be added.",
+        "letters and digits, a letter first. It cannot be changed. Groups can be added and removed.",
     )
     brokerName: str | None = Field(
         None,
@@ -117,6 +167,15 @@ class BrokerGroup(Model):
         description="Number of the preferred master. Once it has been in sync for ten seconds while "
         "another member is master, it takes over by a switchover. Default: the master does not change; in mode "
         "Raft the masters of several groups are spread over the nodes.",
+    )
+    storage: Storage | None = Field(
+        None, description="The volume of each broker of this group, as a whole. Default: spec.storage."
+    )
+    resources: Resources | None = Field(
+        None, description="CPU and memory of each broker of this group, as a whole. Default: spec.resources."
+    )
+    placement: Placement | None = Field(
+        None, description="Placement of the pods of this group, as a whole. Default: spec.placement."
     )
 
     @property
@@ -139,21 +198,13 @@ class BrokerGroup(Model):
     )
 
 
-class Storage(Model):
-    """The volume of each broker."""
+class TopicDefaults(Model):
+    """What holds for topics that no resource describes."""
 
-    size: VolumeSize = Field(
-        "10Gi",
-        description="Size of each volume. It may grow if the storage class allows it, and never shrinks once "
-        "volumes exist.",
+    extendToNewGroups: bool = Field(
+        True,
+        description="A broker group that is added gets queues for the topics that exist. False: only for new topics.",
     )
-    className: str | None = Field(
-        None,
-        description="Storage class. Default: the default class. It cannot be changed once volumes exist.",
-        max_length=253,
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (more_than_nothing("size"),)
 
 
 class Failover(Model):
@@ -178,51 +229,6 @@ class Failover(Model):
             "nothing; write 2s",
             lambda f: 1.5 <= parse_duration(f.detectionTimeout) <= 300,
             "detectionTimeout",
-        ),
-    )
-
-
-class External(Model):
-    """Addresses for clients outside Kubernetes.
-
-    Clients at the external NameServer address get external broker addresses. Clients inside get internal ones.
-    """
-
-    type: Literal["NodePort", "LoadBalancer"] = Field(description="Type of the Services.")
-    host: str | None = Field(
-        None,
-        description="Host for clients outside, with {cluster}, {namespace}, {group} and {name} filled in, for "
-        "example {name}.mq.example.com. Required for NodePort (a name or address of any node). Default with "
-        "LoadBalancer: the address that the load balancer reports.",
-        min_length=1,
-        max_length=253,
-        pattern=HOST,
-    )
-    annotations: dict[str, str] = Field(
-        default_factory=dict, description="Annotations of these Services, for a load balancer or external-dns."
-    )
-    sourceRanges: list[str] = Field(
-        default_factory=list, description="Networks that may connect (LoadBalancer), such as 10.0.0.0/8. Empty: all.",
-        max_length=64,
-    )  # fmt: skip
-
-    unprotected: bool = Field(
-        False,
-        description="Allow external addresses although clients need no signature or no TLS: everybody who reaches them "
-        "may then read, change or listen to all messages.",
-    )
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "self.type != 'NodePort' || has(self.host)",
-            "host is missing: with type NodePort write the name or address of a node (or of all) that clients reach",
-            lambda e: e.type != "NodePort" or e.host is not None,
-        ),
-        Rule(
-            "!has(self.host) || self.host.replace('{cluster}', '').replace('{namespace}', '').replace('{group}', '')"
-            ".replace('{name}', '').matches('^[a-zA-Z0-9._-]*$')",
-            "host has an unknown field in braces: write {cluster}, {namespace}, {group} or {name}",
-            lambda e: _host_fields_known(e.host),
         ),
     )
 
@@ -260,8 +266,18 @@ class BrokerClusterSpec(Model):
     brokerGroups: list[BrokerGroup] = Field(
         min_length=1,
         max_length=64,
-        description="The broker groups. Groups may be added. Removing one would lose its messages and is refused.",
+        description="The broker groups. An added one gets the topics that exist (spec.topicDefaults). A removed one "
+        "takes no more messages and goes once it is empty (spec.drain); adding it again before cancels that.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    drain: Literal["WhenConsumed", "WhenExpired"] = Field(
+        "WhenConsumed",
+        description="When a broker group that is no longer in brokerGroups goes. WhenConsumed: once consumers have "
+        "acknowledged all of its messages, or their retention has passed. WhenExpired: once their retention has "
+        "passed, so that they can be read again until then.",
+    )
+    topicDefaults: TopicDefaults = Field(
+        default_factory=lambda: TopicDefaults(), description="What holds for topics that no resource describes."
     )
     mode: Literal["MasterSlave", "Raft"] = Field(
         "MasterSlave",
@@ -310,6 +326,9 @@ class BrokerClusterSpec(Model):
     placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
+    proxy: Proxy | None = Field(
+        None, description="The endpoint for clients that speak gRPC, as those of RocketMQ 5 do. Default: none."
+    )
     security: Security = Field(
         default_factory=lambda: Security(),
         description="Who may use the cluster, and how connections are protected.",
@@ -374,14 +393,28 @@ class BrokerClusterSpec(Model):
             _outside_is_protected,
             "external",
         ),
+        Rule(
+            f"!has(self.proxy) || !has(self.proxy.external) || {either('self.proxy.external.unprotected', False)} || "
+            "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : "
+            f"{either('self.security.tls.mode', 'Disabled')}) == "
+            f"'Required' && {either('self.security.authentication', 'Enabled')} == 'Enabled')",
+            "proxy.external opens the cluster to clients outside without authentication and TLS: write "
+            "proxy.tls.mode: Required and leave security.authentication at Enabled, or write "
+            "proxy.external.unprotected: true if everybody who reaches the address may use the cluster in clear text",
+            _proxy_outside_is_protected,
+            "proxy",
+        ),
+        Rule(
+            f"!has(self.proxy) || {either('self.security.tls.clientCertificates', 'None')} != 'Required' || "
+            "!has(self.proxy.tls) || "
+            "!has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
+            "proxy.tls.mode takes clear text, and security.tls.clientCertificates is Required, which means nothing "
+            "then: write proxy.tls.mode: Required, or leave it out",
+            _proxy_may_ask_for_certificates,
+            "proxy",
+        ),
     )
     transitions: ClassVar[tuple[dict[str, str], ...]] = (
-        {
-            "rule": "oldSelf.brokerGroups.all(o, self.brokerGroups.exists(g, g.name == o.name))",
-            "message": "brokerGroups lacks a group that exists: removing or renaming one would lose its messages; "
-            "write it as before, and add new groups beside it",
-            "fieldPath": ".brokerGroups",
-        },
         fixed(
             "self.security.tls.internal",
             INTERNAL_IN_KUBERNETES,
@@ -415,3 +448,19 @@ class BrokerClusterSpec(Model):
             "write the former value",
         ),
     )
+
+    def _group(self, name: str) -> BrokerGroup | None:
+        return next((g for g in self.brokerGroups if g.name == name), None)
+
+    def storage_of(self, group: str) -> Storage:
+        """The volumes of a group: its own settings, or those of the cluster."""
+        found = self._group(group)
+        return self.storage if found is None or found.storage is None else found.storage
+
+    def resources_of(self, group: str) -> Resources:
+        found = self._group(group)
+        return self.resources if found is None or found.resources is None else found.resources
+
+    def placement_of(self, group: str) -> Placement:
+        found = self._group(group)
+        return self.placement if found is None or found.placement is None else found.placement

@@ -27,9 +27,9 @@ class _Status(BaseModel):
 class Condition(_Status):
     """One aspect of the state, as in every Kubernetes object."""
 
-    type: Literal["Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid"] = Field(
-        description="The aspect."
-    )
+    type: Literal[
+        "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced"
+    ] = Field(description="The aspect.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
     message: str = Field("", description="The state and the remedy, in words for users.")
@@ -55,6 +55,41 @@ class MemberRow(_Status):
     reason: str = Field("", description="Reason why it is not ready.")
 
 
+class DrainRow(_Status):
+    """What a leaving broker group still holds for its consumers."""
+
+    phase: Literal["Waiting", "Closing", "Draining", "Empty", "Removing"] = Field(
+        description="Waiting: the other groups cannot take over yet. Closing: producers move to them. Draining: "
+        "consumers read the rest. Empty: it is about to be removed. Removing: its members stop."
+    )
+    message: str = Field("", description="What it waits for.")
+    blocked: bool = Field(False, description="It cannot end by itself before the retention time.")
+    topics: int = Field(0, description="Topics with unread messages.")
+    consumerGroups: int = Field(0, description="Consumer groups that have not acknowledged everything.")
+    messages: int = Field(0, description="Unread messages, for each consumer group.")
+    oldest: str | None = Field(None, description="When the oldest of them was stored.")
+    undelivered: int = Field(
+        0, description="Messages that consumers cannot see yet: delayed ones, and those of open transactions."
+    )
+    retentionEnds: str | None = Field(None, description="When the retention of its newest message has passed.")
+
+
+class GroupRow(_Status):
+    """One broker group."""
+
+    name: str = Field(description="Its name.")
+    members: int = Field(0, description="Its brokers.")
+    messagesIn: float = Field(0.0, description="Messages of producers a second, over the last minute.")
+    bytesIn: float = Field(0.0, description="Bytes of them a second.")
+    messagesOut: float = Field(0.0, description="Messages to consumers a second.")
+    diskBytes: int = Field(0, description="Size of its master's disk.")
+    diskUsedBytes: int = Field(0, description="Used bytes of this disk.")
+    diskFull: str | None = Field(
+        None, description="When the first disk of the group will be full at the pace of the last hour."
+    )
+    drain: DrainRow | None = Field(None, description="Its drain, if it leaves the cluster.")
+
+
 class NameServerRow(_Status):
     """One NameServer."""
 
@@ -64,6 +99,27 @@ class NameServerRow(_Status):
     node: str | None = Field(None, description="Node of its pod.")
     pid: int | None = Field(None, description="Process id (local mode).")
     reason: str = Field("", description="Reason why it is not ready.")
+
+
+class ProxyRow(_Status):
+    """One proxy."""
+
+    name: str = Field(description="Its name, and that of its pod.")
+    ready: bool = Field(False, description="Whether it answers, and a NameServer answers it.")
+    address: str = Field("", description="host:port of this proxy alone.")
+    node: str | None = Field(None, description="Node of its pod.")
+    pid: int | None = Field(None, description="Process id (local mode).")
+    reason: str = Field("", description="Reason why it is not ready.")
+
+
+class ProxyStatus(_Status):
+    """The endpoint for clients that speak gRPC."""
+
+    replicas: int = Field(0, description="Wanted proxies.")
+    readyReplicas: int = Field(0, description="Ready proxies.")
+    address: str = Field("", description="host:port for clients inside; on one machine of the first proxy.")
+    external: str = Field("", description="host:port for clients outside (spec.proxy.external).")
+    members: list[ProxyRow] = Field(default_factory=list, description="A row for each proxy.")
 
 
 class CertificateRow(_Status):
@@ -137,7 +193,8 @@ class BrokerClusterStatus(_Status):
         default_factory=list,
         description="Ready: clients can use the cluster, and all of it is as the spec says. Available: a client can "
         "send and read. Progressing: a change is in progress. Degraded: it works, but with less redundancy than the "
-        "spec requires. Secured: clients must authenticate.",
+        "spec requires. Secured: clients must authenticate. Draining: a broker group leaves. Unbalanced: one group has "
+        "much more load than another.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
@@ -146,11 +203,15 @@ class BrokerClusterStatus(_Status):
     readyMembers: str = Field("", description="Ready members of all members: 3/3.")
     masters: str = Field("", description="The master of each group.")
     members: list[MemberRow] = Field(default_factory=list, description="A row for each broker.")
+    groups: list[GroupRow] = Field(
+        default_factory=list, description="A row for each broker group, with those that leave."
+    )
     nameServers: list[str] = Field(default_factory=list, description="The address of each NameServer.")
     nameServerMembers: list[NameServerRow] = Field(default_factory=list, description="A row for each NameServer.")
     addresses: Addresses = Field(
         default_factory=lambda: Addresses(), description="Addresses for clients' configuration."
     )
+    proxy: ProxyStatus | None = Field(None, description="The endpoint for clients that speak gRPC, if there is one.")
     lastFailover: LastFailover | None = Field(None, description="The last change of a master.")
     certificates: list[CertificateRow] = Field(
         default_factory=list, description="A row for each certificate and authority, if TLS is in use."

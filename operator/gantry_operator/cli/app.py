@@ -22,6 +22,7 @@ from gantry_operator.cli.options import (
     Output,
     OutputOption,
 )
+from gantry_operator.cli.topic_app import register as register_topics
 
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage or manifest, 3 no such cluster, 4 not done in time. "
@@ -39,8 +40,7 @@ app = typer.Typer(
     "Begin with: [bold]gantry up --detach[/bold]; `gantry examples` has more manifests.",
     rich_markup_mode="rich",
 )
-topic_app = typer.Typer(no_args_is_help=True, help="Create and list topics.", rich_markup_mode="rich")
-app.add_typer(topic_app, name="topic")
+register_topics(app, EPILOG)
 dlq_app = typer.Typer(
     no_args_is_help=True,
     help="Dead letters: messages that a consumer group failed to consume too often.\n\n"
@@ -80,6 +80,15 @@ def up(
             "--tls", help="Clients need TLS: sets spec.security.tls.mode to Required. Prints the file of the authority."
         ),
     ] = False,
+    proxy: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="How many proxies serve gRPC clients, whatever the manifest says. Default: spec.proxy.replicas, or 1.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a cluster on this machine, restart its processes, and fail over when a master dies.
 
@@ -88,7 +97,7 @@ def up(
     """
     from gantry_operator.cli.up import up as run_up
 
-    run_up(file, directory, detach, timeout, tls)
+    run_up(file, directory, detach, timeout, tls, proxy)
 
 
 @app.command("examples", epilog=EPILOG)
@@ -190,40 +199,36 @@ def down(
     run_down(directory, name, delete_data)
 
 
-@topic_app.command("create", epilog=EPILOG)
-def topic_create(
-    topic: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
-    queues: Annotated[int, typer.Option("--queues", "-q", min=1, max=1024, help="Queues in each broker group.")] = 8,
+@app.command(epilog=EPILOG)
+def rebalance(
+    topics: Annotated[list[str] | None, typer.Argument(help="The topics.", show_default=False)] = None,
+    all_topics: Annotated[bool, typer.Option("--all", "-a", help="All topics, without the system's.")] = False,
+    queues: Annotated[
+        int | None,
+        typer.Option(
+            "--queues", "-q", min=1, max=1024, help="Queues in each broker group. Default: as many in total as now."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait until consumers have read queues that are taken away.")
+    ] = 120.0,
     directory: DirOption = None,
     name: NameOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Create a topic in every broker group, or change the number of its queues.
+    """Spread the queues of topics evenly over the broker groups.
 
-    A topic that exists gets its queues on groups that were added later.
+    It adds queues first. Surplus queues take no more messages, and go when every consumer group has read them. No
+    message moves, and no send fails.
     """
+    from gantry_operator.cli.rebalance import rebalance as run
     from gantry_operator.cli.target import find_target
-    from gantry_operator.cli.topics import create
 
-    create(find_target(directory, name, context, namespace), topic, queues, output == Output.json)
-
-
-@topic_app.command("list", epilog=EPILOG)
-def topic_list(
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    all_topics: Annotated[bool, typer.Option("--all", "-a", help="Also the system's topics.")] = False,
-    output: OutputOption = Output.text,
-) -> None:
-    """List topics with their queues and messages."""
-    from gantry_operator.cli.target import find_target
-    from gantry_operator.cli.topics import show
-
-    show(find_target(directory, name, context, namespace), all_topics, output == Output.json)
+    target = find_target(directory, name, context, namespace)
+    run(target, topics or [], all_topics, queues, dry_run, timeout, output == Output.json)
 
 
 @app.command(epilog=EPILOG)

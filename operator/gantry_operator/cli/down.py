@@ -14,7 +14,7 @@ from gantry_operator.cli.target import find_local
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.process import end, load_record, start_mark, started_with
-from gantry_operator.platforms.local.process_plan import BROKER, NAME_SERVER
+from gantry_operator.platforms.local.process_plan import MODULES
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 SUPERVISOR_S = 10.0
@@ -34,7 +34,7 @@ def _end_all(folder: ClusterFolder, delete_data: bool) -> str:
     records = [r for r in map(load_record, sorted((folder.root / "run").glob("*.json"))) if r is not None]
     known = {r.pid for r in records}
     # A process without a record would go on with deleted files, and hold their locks against the next start.
-    records += [r for r in started_with(folder.configs, (BROKER, NAME_SERVER)) if r.pid not in known]
+    records += [r for r in started_with(folder.configs, MODULES) if r.pid not in known]
     killed = end(records, PROCESSES_S)
     for path in (folder.root / "run").glob("*.json"):
         path.unlink()

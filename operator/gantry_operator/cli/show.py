@@ -64,6 +64,8 @@ def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
     facts = [
         ("Name servers", status.get("addresses", {}).get("nameServers", "")),
         ("Outside", status.get("addresses", {}).get("external", "")),
+        ("gRPC", (status.get("proxy") or {}).get("address", "")),
+        ("gRPC outside", (status.get("proxy") or {}).get("external", "")),
         ("Replication", _promise(spec)),
     ]  # fmt: skip
     last = status.get("lastFailover")
@@ -81,6 +83,7 @@ def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
     _conditions(out, status)
     _members(out, status)
     _name_servers(out, status)
+    _proxies(out, status)
     _events(out, status)
     _steps(out, steps)
 
@@ -131,6 +134,20 @@ def _name_servers(out: Any, status: dict[str, Any]) -> None:
         table.add_row(s["name"], "yes" if s["ready"] else "no", s["address"], str(s.get(place) or "-"))
     out.print()
     out.print(table)
+
+
+def _proxies(out: Any, status: dict[str, Any]) -> None:
+    proxy = status.get("proxy")
+    if not proxy:
+        return
+    table = _table("PROXY", "READY", "ADDRESS", "NODE" if any(r.get("node") for r in proxy["members"]) else "PID")
+    for r in proxy["members"]:
+        table.add_row(r["name"], "yes" if r["ready"] else "no", r["address"], str(r.get("node") or r.get("pid") or "-"))
+    out.print()
+    out.print(table)
+    for r in proxy["members"]:
+        if r.get("reason"):
+            out.print(f"  {r['name']}: {escape(plain(r['reason']))}", highlight=False)
 
 
 def _events(out: Any, status: dict[str, Any]) -> None:

@@ -67,6 +67,12 @@ class Target(Protocol):
         """Where a live view has its figures from, while the context is open."""
         ...
 
+    def resources(self) -> AbstractAsyncContextManager[Any]:
+        """Topics and groups as resources, as `cli.local_resources.LocalResources` and
+        `platforms.kubernetes.target_topics.TargetTopics`.
+        """
+        ...
+
     def users(self) -> AbstractAsyncContextManager[Any]:
         """The cluster's users, as `cli.users.LocalUsers` and `platforms.kubernetes.target_users.TargetUsers`."""
         ...
@@ -132,6 +138,13 @@ class LocalTarget:
 
         yield LocalUsers(self.folder, load_saved(self.folder).name)
 
+    @asynccontextmanager
+    async def resources(self) -> AsyncIterator[Any]:
+        from gantry_operator.cli.local_resources import LocalResources
+        from gantry_operator.platforms.local.supervisor import load_saved
+
+        yield LocalResources(self.folder, load_saved(self.folder).name)
+
 
 class KubernetesTarget:
     """A cluster on Kubernetes. Every call opens its own connection to the API: a command makes one or two."""
@@ -191,6 +204,11 @@ class KubernetesTarget:
     async def users(self) -> AsyncIterator[Any]:
         async with self._open() as target:
             yield target.users
+
+    @asynccontextmanager
+    async def resources(self) -> AsyncIterator[Any]:
+        async with self._open() as target:
+            yield target.topics
 
 
 def find_target(directory: Path | None, name: str | None, context: str | None, namespace: str | None) -> Target:

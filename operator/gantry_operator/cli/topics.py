@@ -1,4 +1,4 @@
-"""`gantry topic create` and `gantry topic list`."""
+"""`gantry topic`: the topics of a cluster, those of resources and all others."""
 
 from __future__ import annotations
 
@@ -6,33 +6,66 @@ import asyncio
 from typing import Any
 
 from gantry_broker.client import Admin, BrokerError, InvalidMessage
+from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from gantry_broker.remoting.errors import RemotingError
+from pydantic import ValidationError
 
+from gantry_operator.api import BrokerTopic
+from gantry_operator.api.manifest import problems_of
+from gantry_operator.api.names import reserved_topic
+from gantry_operator.api.topic import permission_name
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import console, print_json
+from gantry_operator.cli.output import console, note, print_json
+from gantry_operator.cli.resources import condition, in_force, names_of, resource_name
 from gantry_operator.cli.target import Target, run_async
 
+AT_ONCE = 16
 
-def create(target: Target, topic: str, queues: int, as_json: bool) -> None:
+
+def create(target: Target, topic: str, queues: int, managed: bool, as_json: bool) -> None:
     """Create or change a topic. Raises CliError."""
-    groups = run_async(create_topic(target, topic, queues))
+    groups = run_async(create_topic(target, topic, queues, managed))
     if as_json:
         print_json({"topic": topic, "queues": queues, "groups": groups})
     else:
         print(f"{topic}: {queues} queues in {', '.join(groups)}")
 
 
-async def create_topic(target: Target, topic: str, queues: int) -> list[str]:
+async def create_topic(target: Target, topic: str, queues: int, managed: bool = False) -> list[str]:
+    """`managed`: by a resource, which is made. Raises CliError."""
+    async with target.resources() as found:
+        owner = names_of(await found.list("BrokerTopic"), "topicName").get(topic)
+        if owner is not None:
+            raise CliError(
+                f"{topic} is managed by BrokerTopic {owner}: change spec.queuesPerGroup or spec.queues there"
+            )
+        if managed:
+            made = _resource(topic, queues, found.cluster, found.namespace)
+            await found.create(made)
+            await in_force(found, made)
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
         groups = sorted(await admin.masters())
         if not groups:
             raise CliError("no group has a master now: see `gantry status`")
+        if managed:
+            return groups
         try:
             await admin.create_topic(topic, queues=queues)
         except InvalidMessage as error:
             raise CliError(str(error), Exit.USAGE) from None
         return groups
+
+
+def _resource(topic: str, queues: int, cluster: str, namespace: str) -> BrokerTopic:
+    name = resource_name(topic)
+    spec: dict[str, Any] = {"queuesPerGroup": queues}
+    if name != topic:
+        spec["topicName"] = topic
+    try:
+        return BrokerTopic.make(name, cluster, namespace, **spec)
+    except ValidationError as error:
+        raise CliError("; ".join(map(str, problems_of(error.errors(), BrokerTopic))), Exit.USAGE) from None
 
 
 def show(target: Target, all_topics: bool, as_json: bool) -> None:
@@ -43,15 +76,21 @@ def show(target: Target, all_topics: bool, as_json: bool) -> None:
         return
     from rich.table import Table
 
-    table = Table("TOPIC", "QUEUES", "MESSAGES", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        "TOPIC", "QUEUES", "MESSAGES", "RESOURCE", "READY", box=None, pad_edge=False, header_style="bold"
+    )  # fmt: skip
     for row in rows:
-        table.add_row(row["topic"], str(row["queues"]), str(row["messages"]))
+        table.add_row(row["topic"], str(row["queues"]), str(row["messages"]), row["resource"] or "-", row["ready"])
     console().print(table)
 
 
 async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
+    async with target.resources() as found:
+        resources = await found.list("BrokerTopic")
+    owners = names_of(resources, "topicName")
+    by_name = {str(o["metadata"]["name"]): o for o in resources}
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
-        names = sorted(await admin.topics())
+        names = sorted({*await admin.topics(), *owners})
         info = await admin.cluster_info()
         own = set(info.brokers) | set(info.clusters) | {f"{c}_REPLY_TOPIC" for c in info.clusters}
         if not all_topics:
@@ -59,7 +98,16 @@ async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
                 n for n in names
                 if n not in SYSTEM_TOPICS and n not in own and not n.startswith((SYSTEM_TOPIC_PREFIX, "%"))
             ]  # fmt: skip
-        return list(await asyncio.gather(*(_row(admin, n) for n in names)))
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def row(name: str) -> dict[str, Any]:
+            async with turn:
+                out = await _row(admin, name)
+            owner = owners.get(name, "")
+            ready = condition(by_name.get(owner, {}), "Ready").get("status", "Unknown") if owner else "-"
+            return out | {"resource": owner, "ready": ready}
+
+        return list(await asyncio.gather(*map(row, names)))
 
 
 async def _row(admin: Admin, topic: str) -> dict[str, Any]:
@@ -73,3 +121,107 @@ async def _row(admin: Admin, topic: str) -> dict[str, Any]:
         "queues": len(table),
         "messages": sum(o.max_offset - o.min_offset for o in table.values()),
     }
+
+
+def describe(target: Target, topic: str, as_json: bool) -> None:
+    """Everything about one topic. Raises CliError."""
+    found = run_async(_described(target, topic))
+    if as_json:
+        print_json(found)
+        return
+    from rich.table import Table
+
+    print(f"topic      {topic}")
+    print(f"attributes {', '.join(f'{k}={v}' for k, v in found['attributes'].items()) or '-'}")
+    print(f"consumers  {', '.join(found['consumers']) or '-'}")
+    resource = found["resource"]
+    if resource:
+        print(f"resource   BrokerTopic {resource['metadata']['name']}")
+        for kind in ("Ready", "Synced"):
+            state = condition(resource, kind)
+            print(f"  {kind:<8} {state.get('status', 'Unknown')}: {state.get('message') or state.get('reason', '')}")
+    table = Table(
+        "GROUP", "WRITE QUEUES", "READ QUEUES", "PERMISSION", "MESSAGES", box=None, pad_edge=False, header_style="bold"
+    )
+    for row in found["groups"]:
+        table.add_row(*(str(row[k]) for k in ("group", "writeQueues", "readQueues", "permission", "messages")))
+    console().print(table)
+
+
+async def _described(target: Target, topic: str) -> dict[str, Any]:
+    async with target.resources() as resources:
+        listed = await resources.list("BrokerTopic")
+    owner = names_of(listed, "topicName").get(topic)
+    attributes: dict[str, str] = {}
+    groups = []
+    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+        for group, address in (await admin.masters()).items():
+            config = (await admin.topic_config(address)).topics.get(topic)
+            if config is None:
+                continue
+            attributes |= config.attributes
+            groups.append(
+                {
+                    "group": group, "writeQueues": config.write_queues, "readQueues": config.read_queues,
+                    "permission": permission_name(config.perm),
+                }
+            )  # fmt: skip
+        if not groups and owner is None:
+            raise CliError(f"there is no topic {topic}: `gantry topic list` shows those that exist")
+        stats = await admin.topic_stats(topic) if groups else {}
+        for row in groups:
+            row["messages"] = sum(o.max_offset - o.min_offset for q, o in stats.items() if q.broker == row["group"])
+        consumers = await admin.topic_consumers(topic) if groups else []
+    resource = next((o for o in listed if o["metadata"]["name"] == owner), None)
+    return {
+        "topic": topic, "groups": groups, "attributes": attributes, "consumers": consumers, "resource": resource,
+    }  # fmt: skip
+
+
+def delete(target: Target, topic: str, force: bool, as_json: bool) -> None:
+    """Delete a topic. Raises CliError."""
+    said = run_async(_delete(target, topic, force))
+    print_json({"topic": topic, "done": said}) if as_json else print(said)
+
+
+async def _delete(target: Target, topic: str, force: bool) -> str:
+    async with target.resources() as found:
+        listed = await found.list("BrokerTopic")
+        owner = names_of(listed, "topicName").get(topic)
+        if owner is not None:
+            spec = next(o for o in listed if o["metadata"]["name"] == owner)["spec"]
+            if force and not spec.get("force"):
+                raise CliError(
+                    f"{topic} is managed by BrokerTopic {owner}: write spec.force: true there, then delete it"
+                )
+            await found.delete("BrokerTopic", owner)
+            if spec.get("deletionPolicy") == "Delete":
+                return f"BrokerTopic {owner} is being deleted, and {topic} with it once nothing in it is unread"
+            return f"BrokerTopic {owner} is deleted; {topic} stays, since its deletionPolicy is Retain"
+    if reserved_topic(topic):
+        raise CliError(f"{topic} is a topic of the system: it cannot be deleted", Exit.USAGE)
+    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+        if topic not in await admin.topics():
+            raise CliError(f"there is no topic {topic}: `gantry topic list` shows those that exist")
+        if not force:
+            await _refuse_unread(admin, topic)
+        await admin.delete_topic(topic)
+    return f"{topic} is deleted"
+
+
+async def _refuse_unread(admin: Admin, topic: str) -> None:
+    """Raises CliError."""
+    try:
+        stats = await admin.topic_stats(topic)
+        messages = sum(o.max_offset - o.min_offset for o in stats.values())
+        groups = await admin.topic_consumers(topic) if messages else []
+        if messages and not groups:
+            raise CliError(f"{topic} has {messages} messages that no consumer group has read; --force deletes them")
+        for group in groups:
+            progress = await admin.consume_stats(group, topic)
+            left = sum(max(o.broker_offset - o.consumer_offset, 0) for o in progress.values())
+            if left:
+                raise CliError(f"{group} has {left} unread messages in {topic}; --force deletes them")
+    except (BrokerError, BodyError) as error:
+        note(f"what is unread in {topic} is not known: {error}")
+        raise CliError(f"{topic} is not deleted: see above, or use --force") from None

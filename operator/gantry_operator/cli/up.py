@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gantry_operator.api import BrokerCluster, BrokerUser, ManifestError, load_with_users
+from gantry_operator.api import BrokerCluster, BrokerUser, Documents, ManifestError, Proxy, load_documents
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
 from gantry_operator.cli.progress import Progress
@@ -28,27 +28,39 @@ from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, t
 POLL_S = 0.05
 
 
-def up(file: Path | None, directory: Path | None, detach: bool, timeout: float, tls: bool = False) -> None:
+def up(
+    file: Path | None,
+    directory: Path | None,
+    detach: bool,
+    timeout: float,
+    tls: bool = False,
+    proxies: int | None = None,
+) -> None:
     """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor.
 
-    `tls`: clients need TLS, whatever the manifest says.
+    `tls`: clients need TLS, whatever the manifest says. `proxies`: how many, whatever the manifest says; None: as it
+    says, and one if it says nothing.
     """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
-    cluster, users = _load(file or default_manifest(directory))
+    documents = _load(file or default_manifest(directory))
+    cluster = documents.cluster
     if tls:
         cluster.spec.security.tls.mode = "Required"
+    _choose_proxies(cluster, proxies)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
     supervised = control.supervisor_of(folder)
     if supervised is not None:
-        _keep_users(folder, users)
+        _keep_users(folder, documents.users)
         _apply(folder, cluster)
+        _keep_resources(folder, documents)
         print(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
         _wait_ready(folder, timeout, None)
         return
     with _claim(folder) as lock:
         _prepare(folder, cluster)
-        _keep_users(folder, users)
+        _keep_users(folder, documents.users)
+        _keep_resources(folder, documents)
         # The supervisor keeps the lock, so no other command can take it in between.
         argv = [
             sys.executable,
@@ -70,19 +82,28 @@ def up(file: Path | None, directory: Path | None, detach: bool, timeout: float, 
     _wait_ready(folder, timeout, child)
 
 
+def _choose_proxies(cluster: BrokerCluster, wanted: int | None) -> None:
+    if wanted is None and cluster.spec.proxy is None:
+        wanted = 1
+    if wanted is not None:
+        # No autoscaler runs on one machine.
+        changed = {"replicas": wanted, "autoscaling": None}
+        cluster.spec.proxy = (cluster.spec.proxy or Proxy()).model_copy(update=changed)
+
+
 def default_manifest(directory: Path | None) -> Path:
     """The manifest for `gantry up` without a file: the one that the folder was started with, else the quickstart."""
     quickstart = Path(str(examples()[QUICKSTART]))
     if directory is None:
-        saved = default_folder(_load(quickstart)[0].name).manifest
+        saved = default_folder(_load(quickstart).cluster.name).manifest
     else:
         saved = ClusterFolder(directory.expanduser().resolve()).manifest
     return saved if saved.exists() else quickstart
 
 
-def _load(file: Path) -> tuple[BrokerCluster, list[BrokerUser]]:
+def _load(file: Path) -> Documents:
     try:
-        return load_with_users(file)
+        return load_documents(file)
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", Exit.USAGE) from None
     except ManifestError as error:
@@ -154,6 +175,15 @@ def _keep_users(folder: ClusterFolder, users: Sequence[BrokerUser]) -> None:
     from gantry_operator.cli.local_users import keep_local
 
     keep_local(folder, users)
+
+
+def _keep_resources(folder: ClusterFolder, documents: Documents) -> None:
+    """Add or change the topics and groups of the manifest. Others stay. Raises CliError."""
+    if not documents.topics and not documents.groups:
+        return
+    from gantry_operator.cli.local_resources import keep_local
+
+    keep_local(folder, documents.topics, documents.groups)
 
 
 def _apply(folder: ClusterFolder, cluster: BrokerCluster) -> None:

@@ -58,6 +58,13 @@ class AccessStore(Protocol):
         """Write a Secret of a user. Raises StoreUnavailable."""
         ...
 
+    async def write_table(self, table: bytes) -> None:
+        """Bring the table (JSON) to the proxies, if the cluster has any. Called often: an equal table costs nothing.
+
+        Raises StoreUnavailable.
+        """
+        ...
+
     async def report(self, results: Mapping[str, UserResult], in_force: Callable[[str], bool]) -> None:
         """Show the outcome by user. `in_force`: whether the answering members know the user as the result says."""
         ...
@@ -191,6 +198,7 @@ class AccessControl:
             return ""
         behind = self._push(members)
         decision = self._decision
+        await self._store.write_table(self._body)
         if decision.writes and (not behind or time.monotonic() - self._saved_at >= SECRETS_AFTER_S):
             await self._write_secrets(decision)
         elif not decision.writes:

@@ -71,15 +71,15 @@ class Availability:
         if g.task is None or g.task.done():
             g.task = asyncio.create_task(self._check_forever(group, g))
 
+    def forget(self, group: str) -> None:
+        """Check a group no more: it leaves, or is gone."""
+        g = self._groups.pop(group, None)
+        if g is not None and g.task is not None:
+            g.task.cancel()
+
     def answers(self) -> dict[str, str | None]:
         """By group: None after a successful check, else the reason. A group without a check is absent."""
         return {name: g.said for name, g in self._groups.items() if g.known}
-
-    def forget(self, group: str) -> None:
-        """Check this group no more, until `watch` names it again."""
-        known = self._groups.pop(group, None)
-        if known is not None and known.task is not None:
-            known.task.cancel()
 
     async def close(self) -> None:
         tasks = [g.task for g in self._groups.values() if g.task is not None]

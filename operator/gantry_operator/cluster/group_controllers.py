@@ -74,13 +74,13 @@ class GroupControllers:
                 self._tasks[g.name] = asyncio.create_task(run_with_restarts(make(), make, self._on_event))
         self.wake()
 
-    async def stop(self, group: str) -> None:
-        """End the controller of one group. Its members keep running; `update` starts it again."""
+    async def end(self, group: str) -> None:
+        """End the controller of a group that is removed. Its members get no more assignments."""
         task = self._tasks.pop(group, None)
+        self.controllers.pop(group, None)
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self.controllers.pop(group, None)
 
     def make(self, group: str, mode: str) -> GroupController:
         """Build a new controller for this group, in place of a former one. The caller runs it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from gantry_operator.api import Authentication, BrokerCluster
@@ -14,22 +14,28 @@ from gantry_operator.api.status import (
     BrokerClusterStatus,
     CertificateRow,
     Condition,
+    DrainRow,
+    GroupRow,
     LastFailover,
     MemberRow,
     NameServerRow,
     Phase,
+    ProxyStatus,
     VersionStatus,
 )
 from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.base import Change
 
+EventKind = Literal["Normal", "Warning"]
 Answer = Literal["True", "False", "Unknown"]
 HIBERNATED = "spec.hibernate is true: nothing runs, and volumes and leadership records are kept"
 _ASLEEP: tuple[Answer, Answer, Answer] = ("False", "False", "False")
 BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
-Aspect = Literal["Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid"]
+Aspect = Literal[
+    "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +74,15 @@ class ObservedState:
     authentication: Authentication = "Enabled"
     """As it holds, with the platform's default."""
     certificates: Sequence[CertificateRow] = ()
+    drains: Mapping[str, DrainRow] = field(default_factory=dict)
+    """The groups that leave."""
     version: VersionStatus | None = None
     bound_volumes: int | None = None
     """Volumes of brokers that exist; None: not known, or there are none as on one machine."""
     hibernated: bool = False
     """spec.hibernate is true, and nothing runs."""
+    proxy: ProxyStatus | None = None
+    """None: there should be no proxy."""
     loopback: bool = False
     """Only programs of one machine reach the cluster."""
 
@@ -108,6 +118,12 @@ def status_of(
     if observed.certificates:
         valid = _certificates_valid(observed.certificates, now)
         conditions.append(_condition(old, "CertificatesValid", *valid, now, generation))
+    groups = group_rows(observed, old, now)
+    if observed.drains or any(c.type == "Draining" for c in old.conditions):
+        conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
+    balance = unbalanced([g for g in groups if g.drain is None], old)
+    if balance is not None:
+        conditions.append(_condition(old, "Unbalanced", *balance, now, generation))
     return BrokerClusterStatus(
         observedGeneration=generation,
         phase="Hibernated" if observed.hibernated else _phase(old, available[0], progressing[0], degraded[0], paused),
@@ -118,10 +134,12 @@ def status_of(
         readyMembers=f"{ready}/{len(rows)}",
         masters=_masters(cluster, rows),
         members=rows,
+        groups=groups,
         nameServers=[s.address for s in observed.name_servers],
         nameServerMembers=list(observed.name_servers),
         addresses=observed.addresses,
         lastFailover=observed.last_failover or old.lastFailover,
+        proxy=observed.proxy,
         certificates=list(observed.certificates),
         analytics=observed.analytics or old.analytics,
     )
@@ -184,8 +202,8 @@ def _asleep(row: MemberRow, old: BrokerClusterStatus) -> MemberRow:
 
 
 def _available(observed: ObservedState) -> tuple[Answer, str, str]:
-    bad = {g: why for g, why in observed.available.items() if why is not None}
-    groups = {m.group for m in observed.members}
+    bad = {g: why for g, why in observed.available.items() if why is not None and g not in observed.drains}
+    groups = {m.group for m in observed.members} - set(observed.drains)
     for group in groups & {g for g, why in observed.available.items() if why is None}:
         mine = [m for m in observed.members if m.group == group]
         if all(m.status is None for m in mine):  # The last check was before they fell silent.
@@ -208,7 +226,25 @@ def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answe
     servers = [f"{s.name} ({s.reason})" if s.reason else s.name for s in observed.name_servers if not s.ready]
     if servers:
         return "True", "NameServersNotReady", f"not ready: {', '.join(servers)}"
+    proxy = observed.proxy
+    if proxy is not None and proxy.readyReplicas < proxy.replicas:
+        reasons = [f"{r.name} ({r.reason})" for r in proxy.members if not r.ready]
+        said = f"{proxy.readyReplicas} of {proxy.replicas} proxies are ready"
+        return "True", "ProxiesNotReady", f"{said}: {', '.join(reasons)}" if reasons else said
     return "False", "AllMembersReady", "every member is ready and in sync"
+
+
+def proxy_events(before: ProxyStatus | None, now: ProxyStatus | None) -> list[tuple[EventKind, str, str]]:
+    """Kind, reason and message of each event about the proxies: all serve, none serves, they are gone."""
+    if now is None:
+        return [] if before is None else [("Normal", "ProxiesRemoved", "the spec has no proxies any more")]
+    full = before is not None and before.replicas > 0 and before.readyReplicas >= before.replicas
+    some = before is not None and before.readyReplicas > 0
+    if now.readyReplicas >= now.replicas and not full:
+        return [("Normal", "ProxiesReady", f"gRPC clients are served at {now.address} ({now.readyReplicas} proxies)")]
+    if some and now.readyReplicas == 0:
+        return [("Warning", "NoProxyReady", "no proxy is ready: gRPC clients are not served")]
+    return []
 
 
 def _progressing(
@@ -271,6 +307,93 @@ def _secured(authentication: Authentication, loopback: bool) -> tuple[Answer, st
     return "True", "AuthenticationEnabled", "every request of a client needs a signature"
 
 
+def _draining(drains: Mapping[str, DrainRow]) -> tuple[Answer, str, str]:
+    if not drains:
+        return "False", "NoGroupLeaves", "no broker group leaves"
+    blocked = any(row.blocked for row in drains.values())
+    said = "; ".join(f"group {g} ({row.phase}): {row.message}" for g, row in sorted(drains.items()))
+    return "True", "DrainBlocked" if blocked else "GroupsLeave", said
+
+
+def group_rows(observed: ObservedState, old: BrokerClusterStatus, now: str) -> list[GroupRow]:
+    """A row for each broker group, by what its members say."""
+    members: dict[str, list[ObservedMember]] = {group: [] for group in observed.drains}
+    for m in observed.members:
+        members.setdefault(m.group, []).append(m)
+    before = {row.name: row.diskFull for row in old.groups}
+    return [
+        _group_row(name, found, observed.drains.get(name), before.get(name), now)
+        for name, found in sorted(members.items())
+    ]
+
+
+def _group_row(
+    name: str, members: Sequence[ObservedMember], drain: DrainRow | None, before: str | None, now: str
+) -> GroupRow:
+    statuses = [m.status for m in members if m.status is not None]
+    master = next((s for s in statuses if s.get("role") == "Master"), {})
+    rates, disk = _part(master, "rates"), _part(master, "disk")
+    full = [seconds for s in statuses if (seconds := _part(s, "disk").get("full_in_s", -1)) >= 0]
+    return GroupRow(
+        name=name,
+        members=len(members),
+        messagesIn=float(rates.get("messages_in", 0)),
+        bytesIn=float(rates.get("bytes_in", 0)),
+        messagesOut=float(rates.get("messages_out", 0)),
+        diskBytes=int(disk.get("total_bytes", 0)),
+        diskUsedBytes=int(disk.get("total_bytes", 0)) - int(disk.get("free_bytes", 0)),
+        diskFull=_forecast(min(full), before, now) if full else None,
+        drain=drain,
+    )
+
+
+def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = status.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+FORECAST_MOVES = 0.1
+"""A forecast keeps its value until it moves by this part of the time that is left: the status is not written for less.
+"""
+
+
+def _forecast(seconds: int, before: str | None, now: str) -> str:
+    """When the disk will be full."""
+    present = datetime.fromisoformat(now)
+    found = present + timedelta(seconds=seconds)
+    if before is not None and abs((found - datetime.fromisoformat(before)).total_seconds()) <= seconds * FORECAST_MOVES:
+        return before
+    return found.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+UNBALANCED = 1.5
+BALANCED = 1.3
+"""The load of the busiest group, as a multiple of the mean, from which and below which the condition changes."""
+LEAST_BYTES = 100_000.0
+LEAST_MESSAGES = 100.0
+"""A second, in the whole cluster: with less load a difference does not matter."""
+
+
+def unbalanced(rows: Sequence[GroupRow], old: BrokerClusterStatus) -> tuple[Answer, str, str] | None:
+    """The condition over the groups that stay; None: there is only one."""
+    if len(rows) < 2:
+        return None
+    was = any(c.type == "Unbalanced" and c.status == "True" for c in old.conditions)
+    by_bytes = sum(r.bytesIn for r in rows) >= LEAST_BYTES
+    if not by_bytes and sum(r.messagesIn for r in rows) < LEAST_MESSAGES:
+        return "False", "LittleLoad", "there is too little load to compare the groups"
+    load = {r.name: r.bytesIn if by_bytes else r.messagesIn for r in rows}
+    mean = sum(load.values()) / len(load)
+    busiest = max(load, key=lambda name: load[name])
+    shares = ", ".join(
+        f"group {r.name} {r.messagesIn:.0f} messages and {r.bytesIn / 1_000:.0f} kB a second" for r in rows
+    )
+    if load[busiest] > mean * (BALANCED if was else UNBALANCED):
+        said = f"group {busiest} has {load[busiest] / mean:.1f} times the mean load: {shares}; see `gantry rebalance`"
+        return "True", "LoadDiffers", said
+    return "False", "LoadIsEven", "the load of the groups is about the same"
+
+
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:
     if paused:
         return "Paused"
@@ -319,4 +442,13 @@ def significant(status: BrokerClusterStatus) -> dict[str, Any]:
     for row in out.get("members", []):
         row.pop("maxOffset", None)
         row.pop("lag", None)
+    for row in out.get("groups", []):
+        for moving in ("messagesIn", "bytesIn", "messagesOut", "diskUsedBytes"):
+            row.pop(moving, None)
+        drain = row.get("drain")
+        if drain is not None:  # Its message has the numbers too.
+            row["drain"] = {"phase": drain["phase"], "blocked": drain["blocked"]}
+    for condition in out.get("conditions", []):
+        if condition["type"] in ("Draining", "Unbalanced"):
+            condition.pop("message", None)
     return out

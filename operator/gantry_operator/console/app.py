@@ -340,7 +340,7 @@ def make_app(
                 said = str(error)
         return page(
             request, place, "reset.html", "groups", group=row, topic=topic, to=to, end=end, preview=found, said=said,
-            to_ms=to_ms, command=do.reset_command(place.source, _servers(place), group, topic, to_ms),
+            to_ms=to_ms, command=do.reset_command(place.source, group, topic, to_ms),
         )  # fmt: skip
 
     @app.post("/c/{space}/{name}/groups/{group}/reset")
@@ -348,7 +348,7 @@ def make_app(
         place, form = change
         topic, to_ms = _one(form, "topic"), _number(form, "to_ms", -1, 253_402_300_799_999)
         said = await do.reset(place.source, group, topic, to_ms)
-        command = do.reset_command(place.source, _servers(place), group, topic, to_ms)
+        command = do.reset_command(place.source, group, topic, to_ms)
         return _done(page, request, place, "groups", said, command, f"{place.snapshot.key.path}/groups/{quote(group)}")
 
     @app.get("/c/{space}/{name}/messages")
@@ -578,11 +578,6 @@ def _audited(snapshot: Snapshot) -> bool:
     """Without authentication members write no audit."""
     conditions = snapshot.status.get("conditions") or []
     return all(c.get("reason") != "AuthenticationDisabled" for c in conditions)
-
-
-def _servers(place: Place) -> str:
-    addresses = place.snapshot.status.get("addresses") or {}
-    return str(addresses.get("nameServers") or "NAMESERVER:9876")
 
 
 def _path_of(request: Request) -> str:

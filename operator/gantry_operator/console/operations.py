@@ -24,10 +24,12 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.cli.dlq import Choice, read_letters, resend_letters
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.messages import as_json_line
+from gantry_operator.cli.resources import preview_offsets, reset_offsets
 from gantry_operator.cli.topics import create_topic
 from gantry_operator.cli.users import NewUser, create_user
-from gantry_operator.console.resets import ResetPreview, preview_of
+from gantry_operator.cluster.timestamps import utc
 from gantry_operator.console.sources import Source
+from gantry_operator.topics.resets import ResetPreview
 
 FOUND: Final = 64
 """Messages of one search."""
@@ -174,32 +176,20 @@ def exported(group: str, found: ReceivedMessage) -> str:
 async def preview_reset(source: Source, group: str, topic: str, to_ms: int) -> ResetPreview:
     """What a reset to this time (-1: the end) skips and repeats. Changes nothing. Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        puller = admin.puller()
-        turn = asyncio.Semaphore(AT_ONCE)
-
-        async def one(queue: Any) -> tuple[str, int, int, int, int | None, int]:
-            async with turn:
-                first, end = await puller.min_offset(queue), await puller.max_offset(queue)
-                target = end if to_ms < 0 else await puller.offset_at(queue, to_ms)
-                return queue.broker, queue.queue_id, first, end, await admin.offset(group, queue), target
-
-        queues = readable_queues(topic, await admin.topic_route(topic))
-        if len(queues) > QUEUES:
-            raise OperationError(f"{topic} has {len(queues)} queues; {QUEUES} is the most for a preview")
-        return preview_of(await asyncio.gather(*map(one, queues)))
+        return await preview_offsets(admin, group, topic, to_ms)
 
 
 async def reset(source: Source, group: str, topic: str, to_ms: int) -> str:
     """Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        moved = await admin.reset_offsets(group, topic, to_ms)
-    return f"{group} continues at the chosen place in {len(moved)} queues of {topic}"
+        moved = await reset_offsets(admin, group, topic, to_ms)
+    return f"{group} continues at the chosen place in {moved} queues of {topic}"
 
 
-def reset_command(source: Source, servers: str, group: str, topic: str, to_ms: int) -> str:
-    """RocketMQ's own tool does the same."""
-    when = "now" if to_ms < 0 else str(to_ms)
-    return shlex.join(["mqadmin", "resetOffsetByTime", "-n", servers, "-g", group, "-t", topic, "-s", when])
+def reset_command(source: Source, group: str, topic: str, to_ms: int) -> str:
+    """The command that does the same."""
+    to = "latest" if to_ms < 0 else utc(to_ms)
+    return gantry(source, "group", "reset", group, "--topic", topic, "--to", to, "--confirm")
 
 
 # Subscriptions

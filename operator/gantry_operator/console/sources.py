@@ -18,6 +18,7 @@ from gantry_operator.plan import plan
 from gantry_operator.platforms.local.certificates import read_authorities, scheme
 from gantry_operator.platforms.local.events import KEEP, last_events
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.leaving_groups import running_cluster
 from gantry_operator.platforms.local.ports import Ports
 from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.supervisor import load_saved
@@ -120,7 +121,7 @@ class LocalSource:
 
     async def members(self) -> list[MemberUrl]:
         try:
-            cluster, ports = load_saved(self.folder), Ports.load(self.folder.ports)
+            cluster, ports = running_cluster(self.folder, load_saved(self.folder)), Ports.load(self.folder.ports)
         except (OSError, ValidationError, ValueError) as error:
             raise SourceError(f"{self.folder.root} cannot be read: {error}") from error
         return [

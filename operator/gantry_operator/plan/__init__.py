@@ -1,16 +1,19 @@
 """From a spec to members, their configs and their order of replacement. Pure."""
 
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
-from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan
+from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, ProxyPlan, member_name, plan
 from gantry_operator.plan.process_config import (
     AUTHORITIES,
     CERTIFICATE,
     KEY,
     LIVE_FIELDS,
     BrokerAddresses,
+    ProxyFiles,
     TlsFolders,
     broker_config,
     name_server_config,
+    proxy_config,
+    proxy_restarts,
     restarts,
     text_of,
 )
@@ -26,6 +29,8 @@ __all__ = [
     "MemberState",
     "NameServerPlan",
     "Plan",
+    "ProxyFiles",
+    "ProxyPlan",
     "Step",
     "StepKind",
     "TlsFolders",
@@ -34,6 +39,8 @@ __all__ = [
     "name_server_config",
     "next_step",
     "plan",
+    "proxy_config",
+    "proxy_restarts",
     "replacement_order",
     "restarts",
     "text_of",

@@ -33,6 +33,14 @@ class GroupPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxyPlan:
+    """One proxy of a local cluster: demo-proxy-0. In Kubernetes a Deployment names the pods."""
+
+    name: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All planned processes of one cluster."""
 
@@ -40,6 +48,7 @@ class Plan:
     namespace: str
     name_servers: tuple[NameServerPlan, ...]
     groups: tuple[GroupPlan, ...]
+    proxies: tuple[ProxyPlan, ...] = ()
 
     @property
     def members(self) -> tuple[MemberPlan, ...]:
@@ -81,5 +90,9 @@ def plan(cluster: BrokerCluster) -> Plan:
         groups=tuple(
             GroupPlan(g.name, tuple(MemberPlan(member_name(name, g.name, i), g.name, i) for i in range(g.members)))
             for g in cluster.spec.brokerGroups
+        ),
+        proxies=tuple(
+            ProxyPlan(f"{name}-proxy-{i}", i)
+            for i in range(0 if cluster.spec.proxy is None else cluster.spec.proxy.replicas)
         ),
     )

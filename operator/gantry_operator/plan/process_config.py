@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gantry_broker.config import BrokerConfig, InternalTlsConfig, Listener, NameServerConfig, OtlpConfig, TlsConfig
+from gantry_broker.proxy.config import AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
 
-from gantry_operator.api import BrokerCluster
-from gantry_operator.api.base import parse_duration
+from gantry_operator.api import BrokerCluster, Proxy
+from gantry_operator.api.base import parse_duration, parse_quantity
 from gantry_operator.plan.plan import MemberPlan, NameServerPlan
 
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
@@ -170,6 +171,82 @@ def broker_config(
 def text_of(config: BrokerConfig | NameServerConfig) -> str:
     """The config as its process reads it."""
     return config.model_dump_json(indent=1, exclude=_unneeded(config))
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyFiles:
+    """Files of a proxy."""
+
+    table: Path
+    """The access table."""
+    secret_key: Path
+    """The key of the proxies' own user."""
+    certificate: Path | None = None
+    """Folder with the certificate for gRPC clients; None: there is none."""
+    brokers: Path | None = None
+    """Folder with the authorities of the brokers' certificates, and a certificate to show; None: no TLS there."""
+
+
+def proxy_config(
+    cluster: BrokerCluster,
+    proxy: Proxy,
+    files: ProxyFiles,
+    *,
+    name: str,
+    listen_host: str,
+    port: int,
+    http_port: int,
+    name_servers: Sequence[str],
+    access_key: str,
+    drain_s: float,
+    http_hosts: Sequence[str] = (),
+    loopback: bool = False,
+) -> ProxyConfig:
+    """The config of one proxy. `name_servers`: addresses for clients. `access_key`: of the proxies' own user.
+    `loopback`: see `Security.mode`.
+    """
+    security = cluster.spec.security
+    mode = proxy.tls_mode(security.tls.mode)
+    tls = None
+    if mode != "Disabled" and files.certificate is not None:
+        # A client without TLS shows no certificate, so Permissive asks for one at most.
+        wanted = security.tls.clientCertificates
+        tls = TlsConfig(
+            mode=mode,
+            cert_file=files.certificate / CERTIFICATE,
+            key_file=files.certificate / KEY,
+            client_ca_file=None if wanted == "None" else files.certificate / AUTHORITIES,
+            client_certificates=wanted,
+        )
+    memory = proxy.resources.limits.get("memory")
+    brokers = None
+    if files.brokers is not None:
+        shown = security.tls.clientCertificates != "None"
+        brokers = BrokerTls(
+            ca_file=files.brokers / AUTHORITIES,
+            cert_file=files.brokers / CERTIFICATE if shown else None,
+            key_file=files.brokers / KEY if shown else None,
+        )
+    return ProxyConfig(
+        cluster=cluster.broker_cluster_name,
+        name=name,
+        name_servers=list(name_servers),
+        listen_host=listen_host,
+        port=port,
+        http_port=http_port,
+        tls=tls,
+        access=AccessConfig(file=files.table, authentication=security.mode(loopback=loopback)),
+        broker_tls=brokers,
+        credentials=ProxyCredentials(access_key=access_key, secret_key_file=files.secret_key),
+        http_hosts=list(http_hosts),
+        memory_limit_bytes=None if memory is None or loopback else int(parse_quantity(memory)),
+        drain_s=drain_s,
+    )
+
+
+def proxy_restarts(config: ProxyConfig) -> str:
+    """The part of a config that takes effect at a start only: the access table has each change of the mode."""
+    return config.model_dump_json(indent=1, exclude={"access": {"authentication"}})
 
 
 def restarts(config: BrokerConfig | NameServerConfig) -> str:

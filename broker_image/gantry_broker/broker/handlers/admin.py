@@ -10,6 +10,7 @@ import orjson
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.metadata.live_settings import BadSetting, text
+from gantry_broker.broker.metadata.tables import route_permission
 from gantry_broker.protocol.codes import MQ_VERSION, TRACE_TOPIC, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import StatsDataHeader
@@ -130,7 +131,7 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         high = store.max_offset("SCHEDULE_TOPIC_XXXX", level - 1)
         if high:
             table[f"scheduleMessageOffset_{level}"] = f"{broker.meta.working.delay.get(level, 0)},{high}"
-    table["gantryPermission"] = settings.brokerPermission
+    table["gantryPermission"] = route_permission(settings.brokerPermission, broker.meta.working.marks)
     return ok(frame, body=orjson.dumps({"table": {key: str(table[key]) for key in sorted(table)}}))
 
 

@@ -201,11 +201,14 @@ async def progress(broker: BrokerContext, group: str, topic: str) -> dict[Messag
     if config is None:
         return {}
     table = {}
+    popped = {queue.queue_id: queue.next_offset for queue in broker.pop.in_flight(group, topic)}
     async for queue_id in broker.slices.sliced(range(config.read_queues)):
         high = broker.store.max_offset(topic, queue_id)
         at = max(broker.meta.working.offset(topic, group, queue_id), 0)
         last = broker.store.store_time(topic, queue_id, at - 1) if at > 0 else 0
-        table[MessageQueue(topic, broker.config.group, queue_id)] = ConsumeOffset(high, at, max(last, 0), at)
+        table[MessageQueue(topic, broker.config.group, queue_id)] = ConsumeOffset(
+            high, at, max(last, 0), max(popped.get(queue_id, 0), at)
+        )
     return table
 
 

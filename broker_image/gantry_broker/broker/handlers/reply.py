@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.metadata.tables import takes_sends
 from gantry_broker.broker.metadata.topics import NOT_SENDABLE, topic_fault
 from gantry_broker.broker.send.messages import build_put
 from gantry_broker.broker.send.sender import check_sizes
@@ -39,7 +40,7 @@ async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> F
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
     if header.topic in NOT_SENDABLE:
         raise RequestRejected(ResponseCode.NO_PERMISSION, f"Sending message to topic[{header.topic}] is forbidden.")
-    if not broker.settings.brokerPermission & Perm.WRITE:
+    if not takes_sends(broker.settings.brokerPermission, broker.meta.working.marks):
         raise RequestRejected(
             ResponseCode.NO_PERMISSION, f"the broker[{broker.role.address}] sending message is forbidden"
         )

@@ -7,11 +7,14 @@ from typing import Final
 from gantry_broker.access.requests import USER_CODES
 from gantry_broker.broker.handlers import (
     admin,
+    assignments,
     clients,
     groupadmin,
     offsets,
+    pop,
     pulls,
     query,
+    recall,
     reply,
     retry,
     topicadmin,
@@ -66,6 +69,20 @@ HANDLERS: Final[dict[int, HandlerFunction]] = {
     # pulls
     RequestCode.PULL_MESSAGE: pulls.pull,
     RequestCode.LITE_PULL_MESSAGE: pulls.pull,
+    # POP
+    RequestCode.POP_MESSAGE: pop.pop,
+    RequestCode.PEEK_MESSAGE: pop.peek,
+    RequestCode.NOTIFICATION: pop.notification,
+    RequestCode.POLLING_INFO: pop.polling_info,
+    RequestCode.ACK_MESSAGE: pop.ack,
+    RequestCode.BATCH_ACK_MESSAGE: pop.batch_ack,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: pop.change_invisible,
+    # assignments
+    RequestCode.QUERY_ASSIGNMENT: assignments.query_assignment,
+    RequestCode.SET_MESSAGE_REQUEST_MODE: assignments.set_request_mode,
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: assignments.all_request_modes,
+    # recalls
+    RequestCode.RECALL_MESSAGE: recall.recall,
     # queries
     RequestCode.QUERY_MESSAGE: query.query_message,
     RequestCode.VIEW_MESSAGE_BY_ID: query.view_message,

@@ -8,7 +8,9 @@ import orjson
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, json_object, ok
+from gantry_broker.broker.metadata import attributes
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
+from gantry_broker.pop.handle import retry_topic_v1
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,
@@ -68,28 +70,16 @@ async def create_topic(broker: BrokerContext, conn: Connection, frame: Frame) ->
         header.topicFilterType,
         header.topicSysFlag or 0,
         header.order,
-        _attributes(header.attributes, dict(known.attributes) if known else {}),
+        attributes.changed(
+            attributes.parsed(header.attributes or ""),
+            None if known is None else known.attributes,
+            broker.settings.enableMixedMessageType,
+        ),
     )
     checked_topic(broker, config)
     broker.creation.check_limits(topics=[config.name], on_demand=False)
     await broker.changes.append_and_wait({"topics": [config.to_json()]})
     return ok(frame)
-
-
-def _attributes(text: str | None, known: dict[str, str]) -> dict[str, str]:
-    """Applies a change of attributes (5.x), "+name=value,-name", to those that a topic has."""
-    for part in (text or "").split(","):
-        part = part.strip()
-        if not part:
-            continue
-        name, equals, value = part[1:].partition("=")
-        if part[0] == "+" and equals and name:
-            known[name] = value
-        elif part[0] == "-" and name and not equals:
-            known.pop(name, None)
-        else:
-            raise BadField("attributes", text, "+name=value or -name, joined by commas")
-    return known
 
 
 async def create_topics(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
@@ -100,6 +90,10 @@ async def create_topics(broker: BrokerContext, conn: Connection, frame: Frame) -
     if len(items) > MAX_TOPICS_AT_ONCE:
         raise BodyError(f"the body's topicConfigList has {len(items)} topics, the limit is {MAX_TOPICS_AT_ONCE}")
     configs = [checked_topic(broker, TopicConfig.from_json(item)) for item in items]
+    for config in configs:
+        known = broker.meta.working.topics.get(config.name)
+        before = None if known is None else known.attributes
+        config.attributes = attributes.changed(config.attributes, before, broker.settings.enableMixedMessageType)
     broker.creation.check_limits(topics=[config.name for config in configs], on_demand=False)
     await broker.changes.append_and_wait({"topics": [c.to_json() for c in configs]})
     return ok(frame)
@@ -117,7 +111,18 @@ async def delete_topic(broker: BrokerContext, conn: Connection, frame: Frame) ->
     return ok(frame)
 
 
+def _pop_retry_topics(broker: BrokerContext, names: list[str]) -> list[str]:
+    """Returns the topics with the retries of POP consumption of these topics: a new topic begins without them."""
+    tables = broker.meta.working
+    ends = tuple([f"+{name}" for name in names])
+    found = {name for name in tables.topics if name.startswith(RETRY_PREFIX) and name.endswith(ends)}
+    for topic in names:
+        found.update([retry_topic_v1(group, topic) for group in tables.groups_of_topic(topic)])
+    return sorted(name for name in found if name in tables.topics and name not in names)
+
+
 async def delete_topics(broker: BrokerContext, names: list[str]) -> None:
+    names = [*names, *_pop_retry_topics(broker, names)]
     wanted = set(names)
     offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in wanted]
     await broker.changes.append_and_wait({"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.end})

@@ -52,6 +52,8 @@ class MetadataChanges:
         self._registrar = registrar
         self._tables_changed = events.tables_changed
         self._clock = clock
+        self.on_append: Callable[[Change], None] = lambda change: None
+        """Called with each change before it is appended."""
         self._tables_in_segment = -1
         self._rest: Iterator[Change] | None = None
         """What `write_tables` has not written yet of the tables `_written`; None: it writes none now."""
@@ -67,6 +69,7 @@ class MetadataChanges:
         `on_status` gets the result of the replication.
         """
         change.setdefault("at", self._clock.unix_ms())
+        self.on_append(change)
         self._writer.append([*(puts or ()), self._record(change)])
         if self._meta.working.apply(change):
             self._tables_changed()
@@ -87,7 +90,7 @@ class MetadataChanges:
         status = await done
         if status is not SendStatus.SEND_OK:
             raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
-        if "topics" in change or "dropTopics" in change:
+        if "topics" in change or "dropTopics" in change or "marks" in change:
             await self._registrar.registered()
 
     def _record(self, change: Change) -> Put:

@@ -76,8 +76,10 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
                 "timer": tables.timer,
                 "timerDone": {bucket: sorted(done) for bucket, done in tables.timer_done.items()},
                 "settings": tables.settings,
+                "marks": tables.marks,
                 "deletionWatermarks": tables.deletion_watermarks,
                 "ends": tables.ends,
+                "modes": tables.modes,
             },
             option=orjson.OPT_NON_STR_KEYS,
         ),
@@ -126,8 +128,10 @@ def load(directory: Path) -> Snapshot | None:
         tables.timer = _numbers(fields, "timer")
         tables.timer_done = {int(k): {int(o) for o in v} for k, v in fields.map("timerDone").items()}
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
+        tables.marks = {str(name): str(value) for name, value in fields.map("marks").items()}
         tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("deletionWatermarks").items()}
         tables.ends = _by_queue(fields, "ends")
+        tables.modes = {str(key): (str(pair[0]), int(pair[1])) for key, pair in fields.map("modes").items()}
 
     found = _load(directory, OWN, read_own) or found
     return Snapshot(tables, *own) if found else None

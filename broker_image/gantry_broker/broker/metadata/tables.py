@@ -12,7 +12,7 @@ Control records expire with their segment. The leader therefore writes all table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -20,18 +20,40 @@ from typing import Any, Final
 import orjson
 
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
+from gantry_broker.protocol.codes import Perm
 
 KIND: Final = "meta"
+DRAIN: Final = "drain"
+"""The mark of a broker group that leaves its cluster: `CLOSING`, then `CLOSED`."""
+CLOSING: Final = "closing"
+"""Routes show no permission to write, and sends by an older route still succeed."""
+CLOSED: Final = "closed"
+"""Sends are refused."""
+JOINED: Final = "joined"
+"""The mark of a broker group that has the topics and groups of its cluster."""
 CHUNK: Final = 200
 """Entries of a table in one control record of `all_changes`."""
 
 Change = dict[str, Any]
+Marks = Mapping[str, str]
 Offsets = dict[int, int]
 
 
 def offset_key(topic: str, group: str) -> str:
     """Returns RocketMQ's key in `consumerOffset.json`."""
     return f"{topic}@{group}"
+
+
+def route_permission(permission: int, marks: Marks) -> int:
+    """Returns the permission that routes show. `permission`: the setting `brokerPermission`."""
+    return permission & ~Perm.WRITE if marks.get(DRAIN) else permission
+
+
+def takes_sends(permission: int, marks: Marks) -> bool:
+    """Returns whether producers may send. Retries, delayed messages and decisions of transactions are no sends: they
+    belong to messages that the broker has.
+    """
+    return bool(permission & Perm.WRITE) and marks.get(DRAIN) != CLOSED
 
 
 @dataclass(slots=True)
@@ -44,7 +66,9 @@ class Tables:
     - `timer_done`: bucket to the delivered offsets above that
     - `settings`: name to (value, the resource's value at the change), see `live_settings`
     - `deletion_watermarks`: topic to the offset of the log below which its deletion hides records
+    - `marks`: what the control plane noted about the broker group, by name (`DRAIN`, `JOINED`)
     - `ends`: topic to queue to the next queue offset, for queues without records
+    - `modes`: "topic@group" to (PULL or POP, queues that members share), as SET_MESSAGE_REQUEST_MODE set them
     """
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
@@ -56,6 +80,8 @@ class Tables:
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     deletion_watermarks: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Offsets] = field(default_factory=dict)
+    modes: dict[str, tuple[str, int]] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
 
@@ -71,12 +97,14 @@ class Tables:
             dict(self.settings),
             dict(self.deletion_watermarks),
             {topic: dict(queues) for topic, queues in self.ends.items()},
+            dict(self.modes),
+            dict(self.marks),
             self.topic_version,
             self.group_version,
         )
 
     def apply(self, change: Mapping[str, Any]) -> bool:
-        """Applies one change; returns True when topics, groups or settings changed. Ignores unknown parts."""
+        """Applies one change; returns True when topics, groups, settings or marks changed. Ignores unknown parts."""
         at = int(change.get("at", 0))
         shaped = False
         for value in change.get("topics", ()):
@@ -89,7 +117,9 @@ class Tables:
                 self.deletion_watermarks[name] = change["dropData"]
         for name, queues in change.get("ends", {}).items():
             self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
-        if shaped:
+        permission = "brokerPermission"
+        if shaped or "marks" in change or permission in (*change.get("settings", ()), *change.get("dropSettings", ())):
+            # A NameServer takes topics over only with a new version, also when just their permission differs.
             self.topic_version = self.topic_version.next(at)
         grouped = False
         for value in change.get("groups", ()):
@@ -100,11 +130,19 @@ class Tables:
             grouped = self.groups.pop(name, None) is not None or grouped
         if grouped:
             self.group_version = self.group_version.next(at)
-        settings_changed = "settings" in change or "dropSettings" in change
+        self._forget_modes(change.get("dropTopics", ()), change.get("dropGroups", ()))
+        for key, (mode, share) in change.get("modes", {}).items():
+            self.modes[key] = (mode, share)
+        settings_changed = "settings" in change or "dropSettings" in change or "marks" in change
         for name in change.get("dropSettings", ()):
             self.settings.pop(name, None)
         for name, (value, base) in change.get("settings", {}).items():
             self.settings[name] = (value, base)
+        for name, value in change.get("marks", {}).items():
+            if value:
+                self.marks[name] = value
+            else:
+                self.marks.pop(name, None)
         for key in change.get("dropOffsets", ()):
             self.offsets.pop(key, None)
         for key, queues in change.get("offsets", {}).items():
@@ -122,6 +160,15 @@ class Tables:
                 else:
                     table[int(queue)] = offset
         return shaped or grouped or settings_changed
+
+    def _forget_modes(self, topics: Sequence[str], groups: Sequence[str]) -> None:
+        """Forgets how the groups of dropped topics, and dropped groups, consume."""
+        if self.modes and (topics or groups):
+            gone_topics, gone_groups = set(topics), set(groups)
+            for key in list(self.modes):
+                topic, _, group = key.partition("@")
+                if topic in gone_topics or group in gone_groups:
+                    del self.modes[key]
 
     def _forget_done(self, bucket: int, progress: int) -> None:
         """Forgets the offsets below `progress`: all of them are delivered."""
@@ -156,8 +203,12 @@ class Tables:
             for offsets in _chunks(sorted(self.timer_done.get(bucket, ()))):
                 done = self.timer_done.get(bucket, ())
                 yield {"at": now_ms, "timerDone": {str(bucket): [offset for offset in offsets if offset in done]}}
+        for keys in _chunks(list(self.modes)):
+            yield {"at": now_ms, "modes": {key: list(self.modes[key]) for key in keys if key in self.modes}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
+        if self.marks:
+            yield {"at": now_ms, "marks": dict(self.marks)}
 
     def configs(self) -> TopicConfigs:
         return TopicConfigs(dict(self.topics), self.topic_version)
@@ -221,6 +272,8 @@ class Metadata:
         """Called when the deletion of a topic is confirmed: its records below that offset are hidden."""
         self.on_ends: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
         """Called with the queue ends of a confirmed record: a queue whose records have expired continues there."""
+        self.on_commit: Callable[[str, int, int], None] = lambda key, queue_id, offset: None
+        """Called with each committed offset that differs from the last: key of topic and group, queue, offset."""
         self._dirty: dict[str, set[int]] = {}
 
     @property
@@ -310,6 +363,7 @@ class Metadata:
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
             self._dirty.setdefault(key, set()).add(queue_id)
+            self.on_commit(key, queue_id, offset)
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
         """Returns the offsets that changed since the last call, those of at most `most` pairs of topic and group; None:

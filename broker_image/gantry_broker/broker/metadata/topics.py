@@ -11,6 +11,7 @@ from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     NOT_ALLOWED_SEND_TOPICS,
     OFFSET_MOVED_EVENT_TOPIC,
+    POP_TOPIC,
     PROBE_TOPIC,
     REPLY_TOPIC_SUFFIX,
     RETRY_PREFIX,
@@ -27,7 +28,7 @@ from gantry_broker.protocol.codes import (
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 """Messages with an arbitrary delivery time (5.x) wait in this topic."""
 
-NOT_SENDABLE = NOT_ALLOWED_SEND_TOPICS | {CONTROL_TOPIC, TIMER_TOPIC}
+NOT_SENDABLE = NOT_ALLOWED_SEND_TOPICS | {CONTROL_TOPIC, POP_TOPIC, TIMER_TOPIC}
 GROUP_MAX = 255 - len(RETRY_PREFIX)
 """Characters of a group's name. 4.9.7 has no such limit, 5.x has 120; names of %RETRY% topics end at 255."""
 
@@ -43,7 +44,8 @@ def topic_fault(name: str, what: str = "topic", longest: int = TOPIC_MAX_LENGTH)
     """Returns why a name is refused, in RocketMQ's words (TopicValidator); None: it is valid."""
     if not name or name.isspace():
         return f"The specified {what} is blank."
-    if _NAME.fullmatch(name) is None:
+    plain = name.replace("+", "", 1) if name.startswith(RETRY_PREFIX) else name  # %RETRY%group+topic
+    if _NAME.fullmatch(plain) is None:
         return f"The specified {what} contains illegal characters, allowing only {_NAME_RULE}: {name[:64]!r}"
     if len(name) > longest:
         return f"The specified {what} is longer than {what} max length {longest}: {len(name)} characters."

@@ -34,8 +34,8 @@ SPECIAL: Final = frozenset(
 TIMER_BUCKET_MS: Final = 60_000
 TIMER_BUCKETS: Final = 4_608
 """Queues of the timer topic, one for each minute; they repeat after 3.2 days."""
-TIMER_MAX_MS: Final = 3 * 86_400_000
-"""RocketMQ's `timerMaxDelaySec`: the longest time until a message may be due."""
+TIMER_WINDOW_MS: Final = 2 * 86_400_000
+"""A message that is due later waits in the bucket of a minute before, and is written again then."""
 
 
 class MessageIllegal(ValueError):
@@ -142,15 +142,23 @@ def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int)
     return with_real_target(put, props, SCHEDULE_TOPIC, level - 1)
 
 
-def timer_time(props: Mapping[str, str], now_ms: int, reserved_hours: int) -> int | None:
-    """Returns when a 5.x timer message is due, in Unix ms; None: the message has no time. Raises MessageIllegal.
+def timer_window(reserved_hours: int) -> int:
+    """Returns the longest time in ms that a timer message waits in one place: half of what the log keeps it.
 
     `reserved_hours`: hours for which the log keeps a message.
     """
+    return min(TIMER_WINDOW_MS, reserved_hours * 1_800_000)
+
+
+def timer_time(props: Mapping[str, str], now_ms: int, most_s: int) -> int | None:
+    """Returns when a 5.x timer message is due, in Unix ms; None: the message has no time. Raises MessageIllegal.
+
+    `most_s`: the setting `timerMaxDelaySec`.
+    """
     for name, factor, base in (
-        (Prop.TIMER_DELIVER_MS, 1, 0),
         (Prop.TIMER_DELAY_SEC, 1_000, now_ms),
         (Prop.TIMER_DELAY_MS, 1, now_ms),
+        (Prop.TIMER_DELIVER_MS, 1, 0),
     ):
         text = props.get(name)
         if text is None:
@@ -158,23 +166,44 @@ def timer_time(props: Mapping[str, str], now_ms: int, reserved_hours: int) -> in
         if not text.isascii() or not text.isdigit() or len(text) > 18:
             raise MessageIllegal(f"the property {name} is {text[:40]!r}; a whole number of 0 or more is expected")
         due = base + int(text) * factor
-        if due - now_ms > TIMER_MAX_MS:
-            raise MessageIllegal(f"the property {name} is {text}: due in over {TIMER_MAX_MS // 86_400_000} days")
-        if due - now_ms > reserved_hours * 3_600_000:
+        if due - now_ms > most_s * 1_000:
             raise MessageIllegal(
-                f"the property {name} is {text}: due in over {reserved_hours} hours, which is fileReservedTime: "
-                "it would have expired by then"
+                f"the property {name} is {text}: due in over {most_s} s, which is the setting timerMaxDelaySec"
             )
         return due
     return None
 
 
-def timed(put: Put, props: dict[str, str], due_ms: int, now_ms: int) -> Put:
-    """Moves a message to the bucket of its minute; a message that is due already stays as it is."""
+def timed(put: Put, props: dict[str, str], due_ms: int, now_ms: int, window_ms: int) -> Put:
+    """Moves a message to the bucket of its minute; a message that is due already stays as it is.
+
+    `window_ms`: see `timer_window`. TIMER_OUT_MS says until when the message waits in this place, TIMER_DELIVER_MS when
+    it is due. Raises MessageIllegal for a recall of a message that is due already.
+    """
     if due_ms <= now_ms:
+        if Prop.TIMER_DEL_UNIQKEY in props:
+            raise MessageIllegal(f"the property TIMER_DEL_UNIQKEY names a message that was due at {due_ms}")
         return put
-    props[Prop.TIMER_OUT_MS] = str(due_ms)
-    return with_real_target(put, props, TIMER_TOPIC, timer_bucket(due_ms))
+    props[Prop.TIMER_DELIVER_MS] = str(due_ms)
+    until = _waits_until(props, due_ms, now_ms, window_ms)
+    return with_real_target(put, props, TIMER_TOPIC, timer_bucket(until))
+
+
+def _waits_until(props: dict[str, str], due_ms: int, now_ms: int, window_ms: int) -> int:
+    """Sets until when a message waits in one place. Its last place is the bucket of its minute, and it is there a
+    minute early: so a recall and its message meet.
+    """
+    until = due_ms if due_ms - now_ms <= window_ms else min(now_ms + window_ms, due_ms - TIMER_BUCKET_MS)
+    props[Prop.TIMER_OUT_MS] = str(until)
+    return until
+
+
+def rolled_over(record: Record, props: dict[str, str], due_ms: int, now_ms: int, window_ms: int) -> Put:
+    """Returns a waiting message for its next place."""
+    times = props.get(Prop.TIMER_ROLL_TIMES, "0")
+    props[Prop.TIMER_ROLL_TIMES] = str(int(times) + 1) if times.isdecimal() and len(times) < 9 else "1"
+    until = _waits_until(props, due_ms, now_ms, window_ms)
+    return copy_of(record, TIMER_TOPIC, timer_bucket(until), props=props)
 
 
 def half(put: Put, props: dict[str, str]) -> Put:

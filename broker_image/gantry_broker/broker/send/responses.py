@@ -1,7 +1,7 @@
 """Answers to sends as bytes, without an object or an encoder for each message: the hot path writes them.
 
-The fields are those of 4.9.7: msgId (offset id), queueId, queueOffset, MSG_REGION, TRACE_ON; and transactionId for half
-messages, which clients in other languages read.
+The fields are those of 4.9.7: msgId (offset id), queueId, queueOffset, MSG_REGION, TRACE_ON; transactionId for half
+messages, which clients in other languages read; and recallHandle for timer messages (5.x).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _OPAQUE: Final = f'"}},"flag":{FLAG_RESPONSE},"language":"JAVA","opaque":'.encod
 _END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'.encode()
 
 
-Pending = tuple[int, int, int, int, int | str, str | None]
+More = tuple[str, str]
+"""Name and value of the field that only some answers have."""
+Pending = tuple[int, int, int, int, int | str, More | None]
 """A stored send whose answer waits for confirmation: opaque, serialize type, queue, queue offset, offset in the log
-(for a batch: the ids of all its messages), transaction id. A plain tuple: there is one for every send.
+(for a batch: the ids of all its messages), one more field. A plain tuple: there is one for every send.
 """
 
 
@@ -30,8 +32,8 @@ def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
     start = f'{{"code":{code},"extFields":{{"queueId":"'.encode()
     middle = f'","TRACE_ON":"true","MSG_REGION":"{DEFAULT_REGION}","msgId":"{host}'.encode()
     for one in pending:
-        opaque, serialize, queue_id, queue_offset, place, transaction_id = one
-        if serialize == 0 and transaction_id is None and type(place) is int:
+        opaque, serialize, queue_id, queue_offset, place, more = one
+        if serialize == 0 and more is None and type(place) is int:
             numbers = (start, queue_id, middle, place, queue_offset, _OPAQUE, opaque, _END)
             header = b'%b%d%b%016X","queueOffset":"%d%b%d%b' % numbers
             size = len(header)
@@ -43,7 +45,7 @@ def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
 
 def _slow_path(code: int, host: str, pending: Pending) -> bytes:
     """Returns the frame of one answer of any kind."""
-    opaque, serialize, queue_id, queue_offset, place, transaction_id = pending
+    opaque, serialize, queue_id, queue_offset, place, more = pending
     fields = {
         "msgId": f"{host}{place:016X}" if isinstance(place, int) else place,
         "queueId": str(queue_id),
@@ -51,6 +53,6 @@ def _slow_path(code: int, host: str, pending: Pending) -> bytes:
         "TRACE_ON": "true",
         "MSG_REGION": DEFAULT_REGION,
     }
-    if transaction_id is not None:
-        fields["transactionId"] = transaction_id
+    if more is not None:
+        fields[more[0]] = more[1]
     return encode_frame(Frame(code, opaque, FLAG_RESPONSE, fields, serialize=serialize, language=LanguageCode.JAVA))

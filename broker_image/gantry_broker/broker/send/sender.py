@@ -12,9 +12,19 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
+from gantry_broker.broker.metadata.tables import takes_sends
 from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_fault
-from gantry_broker.broker.send.messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
-from gantry_broker.broker.send.responses import Pending, send_answers
+from gantry_broker.broker.send.messages import (
+    SPECIAL,
+    delay_level,
+    delayed,
+    half,
+    index_keys,
+    timed,
+    timer_time,
+    timer_window,
+)
+from gantry_broker.broker.send.responses import More, Pending, send_answers
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     FAQ,
@@ -36,6 +46,7 @@ from gantry_broker.protocol.message import (
     parse_properties,
     tags_hash,
 )
+from gantry_broker.protocol.recall_handle import RecallHandle
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.log.record_reader import LOST
 from gantry_broker.store.types import Put, Stored
@@ -75,10 +86,10 @@ STATUS_CODE: Final = {
     SendStatus.SLAVE_NOT_AVAILABLE: int(ResponseCode.SLAVE_NOT_AVAILABLE),
 }
 
-Asked = tuple[Frame, int, int, str | None, bool]
-"""A stored send: its frame, the queue in the answer, the number of its messages, a transaction id, and whether its
-producer waits for confirmation. With the property WAIT=false it gets SEND_OK once the leader has the message (4.9.7
-too).
+Asked = tuple[Frame, int, int, More | None, bool]
+"""A stored send: its frame, the queue in the answer, the number of its messages, one more field of the answer (the
+transaction id or the handle for a recall), and whether its producer waits for confirmation. With the property
+WAIT=false it gets SEND_OK once the leader has the message (4.9.7 too).
 """
 
 
@@ -110,6 +121,7 @@ class Sender:
         """`store_host`: the packed address at the begin of message ids; `delay_levels`: milliseconds of each level."""
         self._settings = store.config.settings
         self._cluster = config.cluster
+        self._group = config.group
         self._store = store
         self._store_host_hex = store_host.hex().upper()
         self._delay_levels = delay_levels
@@ -202,7 +214,7 @@ class Sender:
             except (KeyError, ValueError):
                 pass  # The slow path names the field.
             try:
-                made, queue_id, transaction_id, waits = self._slow_path(frame, born_host, now_ms)
+                made, queue_id, more, waits = self._slow_path(frame, born_host, now_ms)
             except _InTurn:
                 later.append(frame)
                 continue
@@ -214,7 +226,7 @@ class Sender:
                     refused.append(encode_frame(answer))
                 continue
             puts += made
-            asked.append((frame, queue_id, len(made), transaction_id, waits))
+            asked.append((frame, queue_id, len(made), more, waits))
             plain = False
         if refused:
             conn.write(b"".join(refused))
@@ -287,17 +299,17 @@ class Sender:
         content: list[Pending] = []
         host = self._store_host_hex
         at = 0
-        for frame, queue_id, count, transaction_id, waits in asked:
+        for frame, queue_id, count, more, waits in asked:
             phys, _, queue_offset = stored[at]
             if not frame.flag & FLAG_ONEWAY:
                 place = phys if count == 1 else ",".join([f"{host}{s[0]:016X}" for s in stored[at : at + count]])
                 answers = pending if waits else content
-                answers.append((frame.opaque, frame.serialize, queue_id, queue_offset, place, transaction_id))
+                answers.append((frame.opaque, frame.serialize, queue_id, queue_offset, place, more))
             at += count
         return pending, content
 
-    def _slow_path(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None, bool]:
-        """Returns (records, queue in the answer, transaction id, whether the answer waits for confirmation).
+    def _slow_path(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, More | None, bool]:
+        """Returns (records, queue in the answer, one more field of it, whether the answer waits for confirmation).
 
         Raises RequestRejected, BadField, MessageIllegal, RecordError. All checks come before the creation of a topic: a
         refused send changes nothing.
@@ -306,8 +318,8 @@ class Sender:
         check_sizes(frame, header, self._settings.maxMessageSize)
         props = parse_properties(header.properties or "")
         waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
-        due = timer_time(props, now_ms, self._settings.fileReservedTime)
         level = delay_level(props, len(self._delay_levels))
+        due = timer_time(props, now_ms, self._settings.timerMaxDelaySec) if level <= 0 else None
         items = decode_batch(frame.body) if frame.code == _BATCH else None
         topic, known = self._topic(header)
         queue_id = header.queueId
@@ -350,12 +362,18 @@ class Sender:
             index_keys(props),
         )
         if props.get(Prop.TRANSACTION_PREPARED, "").lower() == "true" and not (reconsume > 0 and level > 0):
-            return [half(put, props)], queue_id, props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX), waits
+            transaction = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
+            more = None if transaction is None else ("transactionId", transaction)
+            return [half(put, props)], queue_id, more, waits
+        more = None
         if due is not None:
-            put = timed(put, props, due, now_ms)
+            put = timed(put, props, due, now_ms, timer_window(self._settings.fileReservedTime))
+            key = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
+            if due > now_ms and key is not None and not name.startswith(RETRY_PREFIX):
+                more = "recallHandle", RecallHandle(name, self._group, str(due), key).encode()
         elif level > 0:
             put = delayed(put, props, self._delay_levels, now_ms)
-        return [put], queue_id, None, waits
+        return [put], queue_id, more, waits
 
     def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
         """Returns whether a retry that its client sends itself (orderly consumption) exceeds the allowed retries."""
@@ -368,7 +386,7 @@ class Sender:
     def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
         """Returns (topic, whether it exists). Does not create the topic. Raises RequestRejected."""
         name = header.topic
-        if not self._settings.brokerPermission & _WRITE:
+        if not takes_sends(self._settings.brokerPermission, self._meta.working.marks):
             raise RequestRejected(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._role.address}] sending message is forbidden"
             )

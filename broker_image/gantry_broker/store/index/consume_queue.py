@@ -224,6 +224,11 @@ class ConsumeQueue:
         return files
 
     @property
+    def first(self) -> int:
+        """The queue offset of the first entry on the disk or in memory."""
+        return self._first
+
+    @property
     def is_empty(self) -> bool:
         """There is no entry that tells the next queue offset."""
         return self._first == self.max

@@ -73,6 +73,22 @@ def network_policies(cluster: BrokerCluster, plan: Plan, operator_namespace: str
     return out
 
 
+def proxy_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
+    """`<cluster>-proxy`: clients to the port for gRPC; operator and monitoring to HTTP."""
+    allowed = [p.model_dump(exclude_unset=True, by_alias=True) for p in cluster.spec.security.allowedClients]
+    policy = _policy(
+        cluster,
+        names.proxies(cluster.name),
+        names.selector(cluster.name, names.PROXY),
+        [
+            _ingress([names.PROXY_PORT], allowed),
+            _ingress([names.PROXY_HTTP_PORT], [_operator(operator_namespace), *_monitoring()]),
+        ],
+    )
+    policy["metadata"] = names.metadata(cluster, names.proxies(cluster.name), names.PROXY)
+    return policy
+
+
 def _policy(
     cluster: BrokerCluster, name: str, selector: Mapping[str, str], ingress: list[dict[str, Any]]
 ) -> dict[str, Any]:
@@ -116,17 +132,20 @@ def _clients(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
 
 
 def _http(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
-    marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
     return _ingress(
         [names.BROKER_HTTP_PORT, names.NAME_SERVER_HTTP_PORT],
         [
             _pods({names.CLUSTER_LABEL: cluster.name}),
             _operator(operator_namespace),
             _pods({names.REPORT_LABEL: cluster.name}),
-            {"namespaceSelector": marked},
-            {"podSelector": marked},
+            *_monitoring(),
         ],
     )
+
+
+def _monitoring() -> list[dict[str, Any]]:
+    marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
+    return [{"namespaceSelector": marked}, {"podSelector": marked}]
 
 
 def reports_policy(cluster: BrokerCluster, name: str, component: str) -> dict[str, Any]:

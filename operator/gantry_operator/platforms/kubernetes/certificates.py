@@ -34,7 +34,7 @@ from gantry_operator.certificates import (
     trusted,
 )
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, Plan
-from gantry_operator.platforms.kubernetes import drift, metrics, names, pods
+from gantry_operator.platforms.kubernetes import drift, external, metrics, names, pods, proxy
 from gantry_operator.platforms.kubernetes.client import SECRET, KubeApi, Object
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
@@ -56,14 +56,19 @@ def holders(cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str]) -> d
     Clients meet each name of a Service, a pod and an external address. The URI is what members prove to each other.
     """
     name, namespace = cluster.name, cluster.namespace
+    found: dict[str, Names] = {}
+    if proxy.own_certificate(cluster):
+        endpoint = external.proxy_endpoint(cluster).name
+        hosts = (*_hosts([names.proxies(name)], namespace), *_outside(outside, [endpoint]))
+        found[names.PROXY] = Names(names.proxies(name), hosts, ())
+    if not pods.own_authority(cluster):
+        return found
     services = [names.name_servers(name), *(s.name for s in plan.name_servers)]
-    found = {
-        names.NAME_SERVER: Names(
-            names.name_servers(name),
-            (*_hosts(services, namespace), *_outside(outside, [s.name for s in plan.name_servers])),
-            Identity(cluster.broker_cluster_name, "", 0).uris,
-        )
-    }
+    found[names.NAME_SERVER] = Names(
+        names.name_servers(name),
+        (*_hosts(services, namespace), *_outside(outside, [s.name for s in plan.name_servers])),
+        Identity(cluster.broker_cluster_name, "", 0).uris,
+    )
     for group in plan.groups:
         headless = names.group_set(name, group.name)
         services = [names.master_service(name, group.name), headless]
@@ -163,7 +168,8 @@ def public_secret(cluster: BrokerCluster, authority: Authority) -> Object:
 
 
 def leaf_secret(cluster: BrokerCluster, holder: str, leaf: KeyPair, authority: Authority, followed: str) -> Object:
-    meta = names.metadata(cluster, names.tls_secret(cluster.name, holder), COMPONENT)
+    component = names.PROXY if holder == names.PROXY else COMPONENT
+    meta = names.metadata(cluster, names.tls_secret(cluster.name, holder), component)
     meta["annotations"] = {FOLLOWED: followed}
     return _secret(meta, {CERTIFICATE: leaf.certificate, KEY: leaf.key, AUTHORITIES: trusted(authority)})
 
@@ -217,7 +223,7 @@ class CertificateReconciler:
         """
         rows: list[CertificateRow] = []
         complete = True
-        if pods.own_authority(cluster):
+        if pods.own_authority(cluster) or proxy.own_certificate(cluster):
             complete = await self._keep_own(cluster, plan, outside, resource, rows, found)
         tls = cluster.spec.security.tls
         self.for_clients = None
@@ -225,6 +231,9 @@ class CertificateReconciler:
             self.for_clients = (self.trusted(), self._held.leaves.get(names.NAME_SERVER))
         if tls.mode != "Disabled" and tls.issuer == "Secret":
             rows.append(await self._of_user(cluster, str(tls.secretName), found))
+        named = None if proxy.spec(cluster) is None or cluster.spec.proxy is None else cluster.spec.proxy.tls
+        if named is not None and named.secretName is not None:
+            rows.append(await self._of_proxies(cluster, named.secretName, found))
         self.rows = rows
         self._measure(cluster, rows)
         return complete
@@ -291,8 +300,12 @@ class CertificateReconciler:
         if secret is None:
             found.problems.append(f"{where} does not exist: create it with {CERTIFICATE}, {KEY} and {AUTHORITIES}")
             return _row(name, "Secret", None, None)
-        if cluster.spec.security.tls.clientCertificates != "None" and not data.get(AUTHORITIES):
-            found.problems.append(f"{where} has no {AUTHORITIES}, which clientCertificates needs: add it")
+        for needed, what in (
+            (cluster.spec.security.tls.clientCertificates != "None", "clientCertificates needs"),
+            (proxy.wanted(cluster), "the proxies need to verify brokers"),
+        ):
+            if needed and not data.get(AUTHORITIES):
+                found.problems.append(f"{where} has no {AUTHORITIES}, which {what}: add it")
         pair = _pair(data)
         try:
             if pair is None:
@@ -300,6 +313,24 @@ class CertificateReconciler:
             renewal_of(pair)  # It reads the key, too.
             if cluster.spec.security.tls.mode == "Required":
                 self.for_clients = (data.get(AUTHORITIES) or pair.certificate, pair)
+            return _row(name, "Secret", expiry_of(pair.certificate), None)
+        except UnusableCertificate as error:
+            found.problems.append(f"{where} cannot be used: {error}")
+            return _row(name, "Secret", None, None)
+
+    async def _of_proxies(self, cluster: BrokerCluster, name: str, found: ReconcileResult) -> CertificateRow:
+        """The certificate that `spec.proxy.tls.secretName` names."""
+        secret = await self._api.get(SECRET, cluster.namespace, name)
+        data = decoded(secret)
+        where = f"spec.proxy.tls.secretName: Secret {name}"
+        if cluster.spec.security.tls.clientCertificates != "None" and secret is not None and not data.get(AUTHORITIES):
+            found.problems.append(f"{where} has no {AUTHORITIES}, which clientCertificates needs: add it")
+        try:
+            pair = _pair(data)
+            if pair is None:
+                missing = "does not exist" if secret is None else f"lacks {CERTIFICATE} or {KEY}"
+                raise UnusableCertificate(f"it {missing}")
+            renewal_of(pair)  # It reads the key, too.
             return _row(name, "Secret", expiry_of(pair.certificate), None)
         except UnusableCertificate as error:
             found.problems.append(f"{where} cannot be used: {error}")

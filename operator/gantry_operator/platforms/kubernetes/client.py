@@ -56,10 +56,14 @@ class Kind:
 
 
 BROKER_CLUSTER = Kind("gantry.dev", "v1alpha1", "BrokerCluster", "brokerclusters")
+BROKER_TOPIC = Kind("gantry.dev", "v1alpha1", "BrokerTopic", "brokertopics")
 BROKER_USER = Kind("gantry.dev", "v1alpha1", "BrokerUser", "brokerusers")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+CONSUMER_GROUP = Kind("gantry.dev", "v1alpha1", "ConsumerGroup", "consumergroups")
 CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
+DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 EVENT = Kind("", "v1", "Event", "events")
+HORIZONTAL_POD_AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 JOB = Kind("batch", "v1", "Job", "jobs")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
@@ -78,8 +82,9 @@ VOLUME_CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 KINDS = {
     k.kind: k
     for k in (
-        BROKER_CLUSTER, BROKER_USER, CONFIG_MAP, CRON_JOB, EVENT, JOB, LEASE, NETWORK_POLICY, POD,
-        POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET,
+        BROKER_CLUSTER, BROKER_TOPIC, BROKER_USER, CONFIG_MAP, CONSUMER_GROUP, CRON_JOB, DEPLOYMENT, EVENT,
+        HORIZONTAL_POD_AUTOSCALER, JOB, LEASE,
+        NETWORK_POLICY, POD, POD_DISRUPTION_BUDGET, ROLE, ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET,
         SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, VOLUME_CLAIM,
     )
 }  # fmt: skip

@@ -24,20 +24,31 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
-from gantry_operator.api.status import Addresses, BrokerClusterStatus, VersionStatus
+from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow, ProxyStatus, VersionStatus
 from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
 from gantry_operator.certificates import KeyPair
 from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
+from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.cluster.status import ObservedMember, ObservedState
+from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_events
+from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.plan import Plan, member_name, plan
-from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, volumes
+from gantry_operator.platforms.kubernetes import (
+    allowed,
+    external,
+    leaving_groups,
+    metrics,
+    names,
+    nameserver,
+    proxy,
+    volumes,
+)
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
 from gantry_operator.platforms.kubernetes.certificates import CertificateReconciler
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
@@ -47,6 +58,7 @@ from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGro
 from gantry_operator.platforms.kubernetes.hibernate import Hibernation
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
+from gantry_operator.platforms.kubernetes.leaving_groups import GroupRemoval
 from gantry_operator.platforms.kubernetes.member_state import (
     former_images,
     lacking,
@@ -66,6 +78,8 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     led_since,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
+from gantry_operator.platforms.kubernetes.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore
 
 log = logging.getLogger(__name__)
@@ -78,7 +92,7 @@ AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
 LONGEST_PAUSE_S = 30.0
 """The pause after an answer of the API server that stays the same."""
-SHOWN = ("Service", JOBS, PODS)
+SHOWN = ("Deployment", "Service", JOBS, PODS)
 """Caches for the status, besides those that the failover needs."""
 MODES = ("MasterSlave", "Raft")
 
@@ -154,6 +168,9 @@ class ClusterController:
         self._shared = shared
         self._obj = obj
         self._cluster: BrokerCluster | None = None
+        """With the groups that leave."""
+        self._staying: tuple[str, ...] = ()
+        """The groups of the spec that run."""
         self._plan: Plan | None = None
         self._dirty = asyncio.Event()
         self._result = ReconcileResult()
@@ -164,6 +181,8 @@ class ClusterController:
         self._checks_with: tuple[bytes, KeyPair | None] | None = None
         """Authorities and certificate of the availability checks; None: they need none."""
         self._begun = time.monotonic()
+        self._proxies = BrokerClusterStatus.model_validate(obj.get("status") or {}).proxy
+        """The proxies as last shown."""
         self._tasks: list[asyncio.Task[None]] = []
         self._request_task: asyncio.Task[None] | None = None
         self._unsent_answer: tuple[str, str] | None = None
@@ -195,8 +214,18 @@ class ClusterController:
         self._rolling = RollingChange(
             replacement, self._groups.controllers, self._groups.record, self._report.wake, self._hold
         )
+        removal = GroupRemoval(api, caches, key, self._groups.end, self._reclaim)
+        self._changes = GroupChanges(
+            removal, self._groups.controllers, self._groups.http, self._wanted_groups, self._groups.record,
+            self._groups_changed,
+        )  # fmt: skip
         self._remoting = RemotingClient(sign=self._access.sign)
         self._availability = Availability(self._remoting, self._report.wake)
+        self._topic_store = KubernetesTopicStore(api, caches, key, shared.identity)
+        self.topics = TopicControl(
+            self._topic_store, self._topic_cluster, self._groups.controllers, self._groups.http, lambda: self._remoting,
+            self._reached,
+        )  # fmt: skip
 
     # ---- life cycle
 
@@ -207,8 +236,10 @@ class ClusterController:
             ("status", self._report.run),
             ("roll", self._rolling.run),
             ("access", self._access.run),
+            ("topics", self.topics.run),
             ("reasons", self._read_reasons),
             ("hibernation", self._hibernation.run),
+            ("groups", self._changes.run),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
         self._dirty.set()
@@ -223,6 +254,7 @@ class ClusterController:
         await self._availability.close()
         await self._remoting.close()
         await self._users.close()
+        await self._topic_store.close()
         await self._events.close()
         metrics.SHOWN.hide(self._groups.figures)
         self._shared.upgrades.done(self._key)
@@ -239,7 +271,9 @@ class ClusterController:
         """A watch event about an object of this cluster."""
         if kind in ("BrokerUser", "Secret"):
             self._access.wake()
-        if kind == "BrokerUser":
+        if kind in TOPIC_KINDS:
+            self._topic_changed(event, obj)
+        elif kind == "BrokerUser":
             if event == "DELETED":
                 self._users.forget(obj["metadata"]["uid"])
         elif kind == "Lease":
@@ -249,6 +283,24 @@ class ClusterController:
         if kind in ("Pod", "Lease"):
             self._groups.wake()
             self._report.wake()
+
+    def _topic_changed(self, event: str, obj: Object) -> None:
+        if event == "DELETED":
+            self._topic_store.forget(obj["metadata"]["uid"])
+        if event == "DELETED" or self._topic_store.is_news(obj):
+            self.topics.wake()
+
+    def _topic_cluster(self) -> Cluster | None:
+        """For the decisions about topics and groups; None: no spec was accepted yet."""
+        if self._cluster is None or self._plan is None:
+            return None
+        return Cluster(self.name, [g.name for g in self._plan.groups], paused=self._cluster.paused)
+
+    def _reached(self, group: str) -> str | None:
+        """Where this process reaches the master of a group as clients do; None: it has no Service yet."""
+        live = self._objects.live("Service", names.master_service(self.name, group))
+        address = None if live is None else live["spec"].get("clusterIP")
+        return f"{address}:{names.BROKER_PORT}" if address else None
 
     async def _kept_alive(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a part of the controller. A part that fails is reported and restarted."""
@@ -311,7 +363,9 @@ class ClusterController:
         self._left_out = {}
         if cluster.spec.hibernate and cluster.spec.analytics is not None:
             cluster.spec.analytics.suspend = True  # No log answers.
-        self._take(cluster)
+        found.problems += self._take(cluster)
+        assert self._cluster is not None
+        cluster = self._cluster
         self._result.refused = ""  # An error of the API server below does not mean that the spec is refused.
         former = [] if self._groups.controllers else volumes.of_a_former(self._shared.caches, cluster)
         if former:
@@ -360,6 +414,9 @@ class ClusterController:
         self._accepted = (cluster, wanted)
         services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
         outside = {} if cluster.spec.external is None else external.addresses(cluster, wanted, services)[0]
+        of_proxies = external.proxy_address(cluster, services)
+        if of_proxies is not None:
+            outside = outside | {external.proxy_endpoint(cluster).name: of_proxies}
         complete = await self._certificates.keep(cluster, wanted, outside, self._obj, found)
         if self._certificates.for_clients != self._checks_with:
             self._checks_with = self._certificates.for_clients
@@ -390,6 +447,8 @@ class ClusterController:
         servers: dict[str, int] = {}
         for live in self._objects.owned("StatefulSet"):
             group = live["metadata"]["labels"].get(names.GROUP_LABEL)
+            if group is not None and group in leaving_groups.removing([live]):
+                continue
             if group is not None:
                 groups[group] = int(live["spec"]["replicas"])
             elif live["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.NAME_SERVER:
@@ -404,7 +463,7 @@ class ClusterController:
         if taken:
             cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
-            self._take(cluster)
+            self._take(cluster, whole=False)
             security = readable_security((self._obj.get("spec") or {}).get("security"))
             if security is not None:
                 cluster.spec.security = security
@@ -483,14 +542,56 @@ class ClusterController:
         annotations = None if lease is None else lease["metadata"].get("annotations")
         return {"mode": "MasterSlave", "flush": "Sync"} if LEADERSHIP in (annotations or {}) else None
 
-    def _take(self, cluster: BrokerCluster) -> None:
+    def _take(self, cluster: BrokerCluster, *, whole: bool = True) -> list[str]:
+        """Use this spec, with the groups that leave. Returns why groups of the spec do not start.
+
+        `whole`: the spec names all groups that stay. Otherwise no group leaves.
+        """
+        wanted = {g.name for g in cluster.spec.brokerGroups}
+        claims = volumes.of_brokers(self._shared.caches, self.namespace, self.name)
+        cluster, problems = leaving_groups.running_cluster(
+            cluster, self._objects.owned("StatefulSet") if whole else (), claims
+        )
+        self._staying = tuple(g.name for g in cluster.spec.brokerGroups if g.name in wanted)
         self._cluster, self._plan = cluster, plan(cluster)
+        self.topics.wake()
         self._groups.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
         self._pods.planned = {g.name: len(g.members) for g in self._plan.groups}
         for g in self._plan.groups:
             live = self._objects.live("StatefulSet", names.group_set(self.name, g.name))
             running = 0 if live is None else int(live["spec"].get("replicas", 0))
             self._pods.sizes[g.name] = max(len(g.members), running)
+        for group in set(self._pods.sizes) - set(self._pods.planned):
+            del self._pods.sizes[group]
+            self._availability.forget(group)
+        self._changes.wake()
+        return problems
+
+    def _reclaim(self) -> str:
+        return "Retain" if self._cluster is None else self._cluster.spec.reclaim
+
+    def _wanted_groups(self) -> WantedGroups | None:
+        if self._cluster is None or not self._may_change() or self._shared.unlisted():
+            return None
+        spec, running = self._cluster.spec, [g.name for g in self._cluster.spec.brokerGroups]
+        removing = leaving_groups.removing(self._objects.owned("StatefulSet"))
+        return WantedGroups(
+            staying=self._staying,
+            leaving=tuple(g for g in running if g not in self._staying and g not in removing),
+            removing=removing,
+            extend=spec.topicDefaults.extendToNewGroups,
+            policy=spec.drain,
+        )
+
+    def _groups_changed(self) -> None:
+        self._dirty.set()
+        self._report.wake()
+
+    def _drains(self) -> dict[str, DrainRow]:
+        """The groups that leave, for the status."""
+        running = [] if self._cluster is None else [g.name for g in self._cluster.spec.brokerGroups]
+        leaving = {g: DrainRow(phase="Waiting") for g in running if g not in self._staying}
+        return leaving | self._changes.drains
 
     def _may_change(self) -> bool:
         if self._cluster is None or self._cluster.spec.hibernate:
@@ -641,6 +742,9 @@ class ClusterController:
                     self._dirty.set()
 
     def _saw(self, status: BrokerClusterStatus, members: Sequence[ObservedMember]) -> None:
+        before, self._proxies = self._proxies, status.proxy
+        for kind, reason, message in proxy_events(before, status.proxy):
+            self._events.record(kind, reason, message)
         self._groups.figures.saw(status, members)
         for m in members:
             # Without digits: ages, restarts and amounts change all the time.
@@ -668,6 +772,8 @@ class ClusterController:
             problems=list(dict.fromkeys(problems)),
             progress=self._progress(),
             hibernated=self._hibernation.done and not self._running_pods(),
+            drains=self._drains(),
+            proxy=self._proxy_status(),
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
@@ -693,10 +799,30 @@ class ClusterController:
     def _progress(self) -> list[str]:
         if self._cluster is not None and self._cluster.spec.hibernate:
             return [*self._result.progress, *filter(None, [self._hibernation.progress])]
-        return [*self._result.progress, *self._rolling.progress.values()]
+        return [
+            *self._result.progress,
+            *self._rolling.progress.values(),
+            *self._changes.progress.values(),
+            *self._proxy_progress(),
+        ]
 
     def _running_pods(self) -> bool:
         return any(self._pods.pod(name) is not None for _, _, name in self._running())
+
+    def _proxy_status(self) -> ProxyStatus | None:
+        if self._cluster is None:
+            return None
+        pods = self._shared.caches["Pod"].of(self.namespace, names.CLUSTER_LABEL, self.name)
+        ours = [p for p in pods if p["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.PROXY]
+        services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
+        return proxy.status(self._cluster, self._live_proxies(), ours, services)
+
+    def _proxy_progress(self) -> list[str]:
+        said = "" if self._cluster is None else proxy.progress(self._cluster, self._live_proxies())
+        return [said] if said else []
+
+    def _live_proxies(self) -> Object | None:
+        return self._objects.live("Deployment", names.proxies(self.name))
 
     def _warming_up(self) -> bool:
         """Keep another operator's value while this one has no data yet."""
@@ -704,7 +830,8 @@ class ClusterController:
             return False
         members = observed_members(self._running(), self._groups.controllers, self._pods)
         heard = bool(members) and all(m.status is not None for m in members)
-        return not (heard and set(self._availability.answers()) == {m.group for m in members})
+        checked = {m.group for m in members} - set(self._drains())
+        return not (heard and checked <= set(self._availability.answers()))
 
     def _just_begun(self) -> bool:
         return time.monotonic() <= self._begun + WARM_UP_S
@@ -716,13 +843,14 @@ class ClusterController:
         rows = observed_name_servers(self._plan, self._shared.caches["Pod"], by_pod=True)
         servers = [s.address for s in rows]
         for group, controller in self._groups.controllers.items():
-            service = names.master_service(self.name, group)
-            live = self._objects.live("Service", service)
-            if live is None:
+            if group not in self._staying:
+                self._availability.forget(group)  # It takes no messages any more.
                 continue
-            port = names.BROKER_PORT
-            registered = f"{names.service_host(service, self.namespace)}:{port}"
-            reached = f"{live['spec'].get('clusterIP')}:{port}"
+            service = names.master_service(self.name, group)
+            reached = self._reached(group)
+            if reached is None:
+                continue
+            registered = f"{names.service_host(service, self.namespace)}:{names.BROKER_PORT}"
             epoch = 0 if controller.leadership is None else controller.leadership.epoch
             heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)

@@ -14,7 +14,7 @@ from gantry_broker.config import OtlpConfig
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes import access, external, group, nameserver
+from gantry_operator.platforms.kubernetes import access, external, group, nameserver, proxy
 
 NAME_SERVERS = ""
 """The NameServers among the groups of `running`."""
@@ -60,6 +60,7 @@ def render(
     replicas: Mapping[str, int] | None = None,
     running: Mapping[str, int] | None = None,
     hold: bool = False,
+    running_proxies: int | None = None,
 ) -> list[dict[str, Any]]:
     """The objects of a cluster.
 
@@ -67,6 +68,7 @@ def render(
     objects that must exist before the addresses are known. `replicas`: by group, the replicas of its StatefulSet while
     members leave. `running`: by group, the processes of a cluster that hibernates; without any the NameServers stop,
     too. `hold`: running NameServers are not replaced now.
+    `running_proxies`: the present number of proxies; None: there is no Deployment.
     """
     out = [service_account_and_policies(cluster, plan, settings), external.services(cluster, plan, pinned_ports)]
     if cluster.spec.external is None or external_addresses is not None:
@@ -77,6 +79,15 @@ def render(
             found = external_addresses or {}
             fewer = None if running is None else running.get(g.name)
             out.append(group.objects(cluster, plan, g, image(cluster, settings), found, count, fewer))
+        ports = pinned_ports or {}
+        outside = ports.get(external.proxy_endpoint(cluster).service)
+        proxies = proxy.objects(
+            cluster, plan, image(cluster, settings), settings.namespace, running=running_proxies, node_port=outside
+        )
+        for deployment in proxies:
+            if running is not None and deployment["kind"] == "Deployment":
+                deployment["spec"]["replicas"] = 0  # Their clients cannot send any more.
+        out.append(proxies)
     return [o for part in out for o in part]
 
 

@@ -74,11 +74,35 @@ def services(cluster: BrokerCluster, plan: Plan, pinned: Mapping[str, int] | Non
     return [_service(cluster, external, e, (pinned or {}).get(e.service)) for e in endpoints(cluster, plan)]
 
 
+def proxy_endpoint(cluster: BrokerCluster) -> Endpoint:
+    """The proxies' own address outside (`spec.proxy.external`)."""
+    selector = names.selector(cluster.name, names.PROXY)
+    return Endpoint(names.proxies(cluster.name), names.PROXY, names.PROXY, selector, names.PROXY_PORT, "grpc")
+
+
+def proxy_service(cluster: BrokerCluster, external: External, node_port: int | None) -> dict[str, Any]:
+    return _service(cluster, external, proxy_endpoint(cluster), node_port)
+
+
+def proxy_address(cluster: BrokerCluster, existing: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """host:port of the proxies for clients outside; None: there is none, or it is not known yet."""
+    outside = None if cluster.spec.proxy is None else cluster.spec.proxy.external
+    e = proxy_endpoint(cluster)
+    service = existing.get(e.service)
+    return None if outside is None or service is None else address(cluster, outside, e, service)
+
+
 def _service(cluster: BrokerCluster, external: External, e: Endpoint, node_port: int | None) -> dict[str, Any]:
-    port: dict[str, Any] = {"name": "remoting", "port": e.port, "targetPort": e.target, "protocol": "TCP"}
+    port: dict[str, Any] = {
+        "name": "grpc" if e.component == names.PROXY else "remoting",
+        "port": e.port,
+        "targetPort": e.target,
+        "protocol": "TCP",
+    }
     if node_port is not None:
         port["nodePort"] = node_port
-    meta = names.metadata(cluster, e.service, e.component, e.group or None)
+    group = e.group if e.component == names.BROKER else None
+    meta = names.metadata(cluster, e.service, e.component, group or None)
     meta["labels"] |= {"gantry.dev/external": "true"}
     if external.annotations:
         meta["annotations"] = dict(external.annotations)
@@ -93,11 +117,8 @@ def _service(cluster: BrokerCluster, external: External, e: Endpoint, node_port:
     return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
 
 
-def address(cluster: BrokerCluster, e: Endpoint, service: Mapping[str, Any]) -> str | None:
+def address(cluster: BrokerCluster, external: External, e: Endpoint, service: Mapping[str, Any]) -> str | None:
     """host:port of a Service in the API; None while it is not known yet."""
-    external = cluster.spec.external
-    if external is None:
-        return None
     host = None
     if external.host is not None:
         host = external.host.format(
@@ -120,9 +141,10 @@ def addresses(
     """
     known: dict[str, str] = {}
     missing: list[str] = []
+    outside = cluster.spec.external
     for e in endpoints(cluster, plan):
         service = existing.get(e.service)
-        found = None if service is None else address(cluster, e, service)
+        found = None if service is None or outside is None else address(cluster, outside, e, service)
         if found is None:
             missing.append(e.service)
         else:

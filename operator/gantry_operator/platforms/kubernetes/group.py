@@ -21,7 +21,7 @@ from gantry_operator.plan import (
     member_name,
     text_of,
 )
-from gantry_operator.platforms.kubernetes import names, nameserver, pod_template, pods
+from gantry_operator.platforms.kubernetes import leaving_groups, names, nameserver, pod_template, pods, volumes
 from gantry_operator.platforms.kubernetes.digest import digest
 
 GRACE_SECONDS = 60
@@ -43,7 +43,7 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
         group = external[names.group_set(cluster.name, member.group)]
         # A leaving member has no external address any more.
         outside = {names.EXTERNAL: {"group": group, "member": external.get(member.name, group)}}
-    memory = cluster.spec.resources.limits.get("memory")
+    memory = cluster.spec.resources_of(member.group).limits.get("memory")
     return broker_config(
         cluster,
         member,
@@ -168,14 +168,19 @@ def _stateful_set(
     selector = names.selector(cluster.name, names.BROKER, group.name)
     config_file = f"{pods.CONFIG_DIR}/$(POD_NAME).json"
     container = pods.container(
-        cluster, "broker", image, ["python", "-m", "gantry_broker.broker", "--config", config_file], "http"
+        cluster,
+        "broker",
+        image,
+        ["python", "-m", "gantry_broker.broker", "--config", config_file],
+        "http",
+        pods.http_scheme(cluster),
     ) | {
         "ports": [
             {"name": "remoting", "containerPort": names.BROKER_PORT, "protocol": "TCP"},
             {"name": "replication", "containerPort": names.BROKER_REPLICATION_PORT, "protocol": "TCP"},
             {"name": "http", "containerPort": names.BROKER_HTTP_PORT, "protocol": "TCP"},
         ],
-        "resources": pods.resources(cluster.spec.resources),
+        "resources": pods.resources(cluster.spec.resources_of(group.name)),
         "lifecycle": {"preStop": {"exec": {"command": _pre_stop(config_file.replace("$(POD_NAME)", "$POD_NAME"))}}},
         "volumeMounts": [
             {"name": "data", "mountPath": pods.DATA_DIR},
@@ -185,16 +190,18 @@ def _stateful_set(
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
+    storage = cluster.spec.storage_of(group.name)
     claim: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": cluster.spec.storage.size}},
+        "resources": {"requests": {"storage": storage.size}},
     }
-    if cluster.spec.storage.className is not None:
-        claim["storageClassName"] = cluster.spec.storage.className
+    if storage.className is not None:
+        claim["storageClassName"] = storage.className
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": names.metadata(cluster, name, names.BROKER, group.name),
+        "metadata": names.metadata(cluster, name, names.BROKER, group.name)
+        | {"annotations": {leaving_groups.BROKER_GROUP: _as_written(cluster, group.name)}},
         "spec": {
             "replicas": replicas,
             "serviceName": name,
@@ -210,7 +217,7 @@ def _stateful_set(
                         "annotations": pods.pod_annotations(cluster, config_hash),
                     },
                     "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                    | pods.placement(cluster.spec.placement, selector)
+                    | pods.placement(cluster.spec.placement_of(group.name), selector)
                     | {
                         "terminationGracePeriodSeconds": GRACE_SECONDS,
                         "containers": [container],
@@ -227,12 +234,18 @@ def _stateful_set(
             ),
             "volumeClaimTemplates": [
                 {
-                    "metadata": {"name": "data", "labels": selector},
+                    "metadata": {"name": "data", **volumes.claim_metadata(storage, selector)},
                     "spec": claim,
                 }
             ],
         },
     }
+
+
+def _as_written(cluster: BrokerCluster, group: str) -> str:
+    """The group's part of the spec, for the time when it is not in the spec any more."""
+    found = next(g for g in cluster.spec.brokerGroups if g.name == group)
+    return found.model_dump_json(exclude_none=True, exclude_defaults=True)
 
 
 def _pre_stop(config_file: str) -> list[str]:

@@ -91,7 +91,7 @@ class Hibernation:
         elif step.kind == "shrink":
             if step.keep == 0:
                 # Before the last process ends: its end is no failure.
-                await self._groups.stop(step.group)
+                await self._groups.end(step.group)
                 self._asleep(step.group)
             if self.running is not None:  # The spec may have changed meanwhile.
                 self.running[step.group] = step.keep

@@ -22,6 +22,10 @@ BROKER_REPLICATION_PORT = 10912
 """Only for the other members of the group."""
 BROKER_HTTP_PORT = 10921
 
+PROXY_PORT = 8081
+"""For gRPC clients."""
+PROXY_HTTP_PORT = 8082
+
 EXTERNAL = "external"
 """Name of the NameServers' listener for clients outside."""
 
@@ -46,6 +50,9 @@ ROLE_SLAVE = "slave"
 
 BROKER = "broker"
 NAME_SERVER = "namesrv"
+PROXY = "proxy"
+TABLE_VERSION = f"{GROUP}/access-table"
+"""Annotation of a proxy's pod. A new value makes the kubelet bring the newest table into the pod at once."""
 
 
 def name_servers(cluster: str) -> str:
@@ -63,6 +70,16 @@ def master_service(cluster: str, group: str) -> str:
 
 def external_service(name: str) -> str:
     return f"{name}-external"
+
+
+def proxies(cluster: str) -> str:
+    """Name of the proxies' Deployment, Service, ConfigMap, PodDisruptionBudget, autoscaler and NetworkPolicy."""
+    return f"{cluster}-{PROXY}"
+
+
+def proxy_table_secret(cluster: str) -> str:
+    """The Secret with the access table for proxies."""
+    return f"{cluster}-proxy-table"
 
 
 def admin_secret(cluster: str) -> str:

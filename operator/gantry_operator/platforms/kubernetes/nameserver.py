@@ -123,7 +123,7 @@ def _stateful_set(
     if cluster.spec.external is not None:
         ports.append({"name": "external", "containerPort": names.NAME_SERVER_EXTERNAL_PORT, "protocol": "TCP"})
     command = ["python", "-m", "gantry_broker.namesrv", "--config", f"{pods.CONFIG_DIR}/$(POD_NAME).json"]
-    container = pods.container(cluster, "namesrv", image, command, "http") | {
+    container = pods.container(cluster, "namesrv", image, command, "http", pods.http_scheme(cluster)) | {
         "ports": ports,
         "resources": pods.resources(cluster.spec.nameServers.resources),
         "volumeMounts": [
@@ -150,7 +150,7 @@ def _stateful_set(
                         "annotations": pods.pod_annotations(cluster, config_hash),
                     },
                     "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                    | pods.placement(cluster.spec.placement, selector)
+                    | pods.placement(cluster.spec.nameServers.placement or cluster.spec.placement, selector)
                     | {
                         "terminationGracePeriodSeconds": 15,
                         "containers": [container],

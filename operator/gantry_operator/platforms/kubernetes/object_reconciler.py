@@ -10,18 +10,27 @@ from dataclasses import dataclass, field
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes import access, drift, external, managed_fields, metrics, names
+from gantry_operator.platforms.kubernetes import access, drift, external, managed_fields, metrics, names, proxy
 from gantry_operator.platforms.kubernetes.client import KINDS, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 log = logging.getLogger(__name__)
 
-REMOVABLE = ("Service", "ConfigMap", "PodDisruptionBudget")
-"""Kinds that a former spec may have left behind. StatefulSets are not included, because groups are never removed."""
+REMOVABLE = {
+    "Service": (names.BROKER, names.NAME_SERVER, names.PROXY),
+    "ConfigMap": (names.BROKER, names.NAME_SERVER, names.PROXY),
+    "PodDisruptionBudget": (names.BROKER, names.NAME_SERVER, names.PROXY),
+    "HorizontalPodAutoscaler": (names.PROXY,),
+    "Deployment": (names.PROXY,),
+    "NetworkPolicy": (names.PROXY,),
+    "Secret": (names.PROXY,),
+}
+"""Kinds that a former spec may have left behind, and of which components. StatefulSets are not included, because groups
+are never removed.
+"""
 
-
-ADDITIONS_REMOVED = ("StatefulSet", "Service", "ConfigMap", "PodDisruptionBudget")
+ADDITIONS_REMOVED = ("StatefulSet", "Deployment", "Service", "ConfigMap", "PodDisruptionBudget")
 """Kinds without fields that others add on purpose. Kubernetes itself adds the volume to a claim, for example."""
 REMOVAL_PAUSE_S = 60.0
 """Seconds between two removals of fields that others added to one object."""
@@ -94,8 +103,8 @@ class ObjectReconciler:
         """One pass over all objects. False: it is not complete yet, so look again. `running`, `hold`: see `render`."""
         addresses: dict[str, str] | None = None
         complete = True
+        self._pin_ports(cluster, wanted)
         if cluster.spec.external is not None:
-            self._pin_ports(cluster, wanted)
             services = {o["metadata"]["name"]: o for o in self.owned("Service")}
             known, missing = external.addresses(cluster, wanted, services)
             addresses = None if missing else known
@@ -111,15 +120,23 @@ class ObjectReconciler:
             replicas=sizes,
             running=running,
             hold=hold,
+            running_proxies=proxy.running_replicas(self.live("Deployment", names.proxies(cluster.name))),
         )
+        waiting = proxy.missing_secrets(cluster, self.live)
+        if waiting:
+            found.progress.append(f"proxies wait for Secret {', '.join(waiting)}")
         for obj in objects:
+            if obj["kind"] == "Deployment" and waiting:
+                complete = False
+                continue
             complete = await self.apply(obj, found) and complete
         if complete:
-            await self._remove_unwanted({(o["kind"], o["metadata"]["name"]) for o in objects})
+            kept = {("Secret", name) for name in proxy.kept_secrets(cluster)}
+            await self._remove_unwanted(kept | {(o["kind"], o["metadata"]["name"]) for o in objects})
         return complete
 
     def _pin_ports(self, cluster: BrokerCluster, wanted: Plan) -> None:
-        for e in external.endpoints(cluster, wanted):
+        for e in (*external.endpoints(cluster, wanted), external.proxy_endpoint(cluster)):
             live = self.live("Service", e.service)
             port = None if live is None else live["spec"]["ports"][0].get("nodePort")
             if port is not None:
@@ -183,9 +200,9 @@ class ObjectReconciler:
         self._caches[obj["kind"]].note(written)
 
     async def _remove_unwanted(self, wanted: set[tuple[str, str]]) -> None:
-        for kind in REMOVABLE:
+        for kind, components in REMOVABLE.items():
             for obj in self.owned(kind):
                 meta = obj["metadata"]
-                ours = meta["labels"].get(names.COMPONENT_LABEL) in (names.BROKER, names.NAME_SERVER)
+                ours = meta["labels"].get(names.COMPONENT_LABEL) in components
                 if ours and (kind, meta["name"]) not in wanted and meta.get("deletionTimestamp") is None:
                     await self._api.delete(KINDS[kind], self._namespace, meta["name"], uid=meta["uid"])

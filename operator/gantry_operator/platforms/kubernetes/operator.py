@@ -38,7 +38,6 @@ from gantry_operator.platforms.kubernetes import allowed, metrics, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
 from gantry_operator.platforms.kubernetes.client import (
-    BROKER_USER,
     KINDS,
     ApiError,
     ApiUnavailable,
@@ -52,16 +51,21 @@ from gantry_operator.platforms.kubernetes.health_server import HealthServer
 from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, InformerCache
 from gantry_operator.platforms.kubernetes.leader_election import Election
 from gantry_operator.platforms.kubernetes.pod_template import NEED_PERMISSION
+from gantry_operator.platforms.kubernetes.topics import release
+from gantry_operator.platforms.kubernetes.topics import stray_status as stray_resource
 from gantry_operator.platforms.kubernetes.users import stray_status
 
 log = logging.getLogger(__name__)
 
 LEASE_NAME = "gantry-operator"
 CACHED = (
-    "BrokerUser", "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod",
-    "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
+    "ConfigMap", "CronJob", "Deployment", "HorizontalPodAutoscaler", "Lease", "NetworkPolicy",
+    "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount",
+    "StatefulSet",
 )  # fmt: skip
 FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
+OF_USERS = ("BrokerUser", "BrokerTopic", "ConsumerGroup")
+"""Kinds that users make beside a cluster, which they name in spec.cluster: they need no label."""
 STRAYS_EVERY_S = 10.0
 LISTED_S = 2.0
 """Seconds for which the failover waits for the other kinds at a start."""
@@ -78,12 +82,10 @@ class Operator:
         self.caches = {
             k: InformerCache(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
             for k in CACHED
-            if k != "BrokerUser"
         }
-        # Their users make them, so they need no label.
-        self.caches["BrokerUser"] = InformerCache(
-            api, KINDS["BrokerUser"], settings.watch_namespaces, "", self._user_changed
-        )
+        for name in OF_USERS:
+            heard = self._listener_of_users(name)
+            self.caches[name] = InformerCache(api, KINDS[name], settings.watch_namespaces, "", heard)
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
             heard = self._listener(name, JOB_LABEL)
             self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
@@ -101,29 +103,37 @@ class Operator:
 
         return heard
 
-    def _user_changed(self, event: str, obj: Object) -> None:
-        cluster = str((obj.get("spec") or {}).get("cluster", ""))
-        controller = self.clusters.get((obj["metadata"].get("namespace", ""), cluster))
-        if controller is not None:
-            controller.heard(event, "BrokerUser", obj)
+    def _listener_of_users(self, kind: str) -> Any:
+        def heard(event: str, obj: Object) -> None:
+            cluster = str((obj.get("spec") or {}).get("cluster", ""))
+            controller = self.clusters.get((obj["metadata"].get("namespace", ""), cluster))
+            if controller is not None:
+                controller.heard(event, kind, obj)
+
+        return heard
 
     async def _name_strays(self) -> None:
-        """Tell users of clusters that do not exist. After a start kopf needs a moment to tell the clusters."""
+        """Tell resources of clusters that do not exist. After a start kopf needs a moment to tell the clusters."""
         while True:
             await asyncio.sleep(STRAYS_EVERY_S)
-            known = set(self.clusters)
-            for obj in self.caches["BrokerUser"].everywhere():
-                meta = obj["metadata"]
-                cluster = str((obj.get("spec") or {}).get("cluster", ""))
-                if (meta.get("namespace", ""), cluster) in known or meta.get("deletionTimestamp") is not None:
-                    continue
-                status = stray_status(obj)
-                if status is None:
-                    continue
-                try:
-                    await self._api.merge(BROKER_USER, meta["namespace"], meta["name"], {"status": status}, "status")
-                except (ApiError, ApiUnavailable) as error:
-                    log.warning("status of BrokerUser %s: %s", meta["name"], error)
+            for kind in OF_USERS:
+                for obj in self.caches[kind].everywhere():
+                    await self._name_stray(kind, obj)
+
+    async def _name_stray(self, kind: str, obj: Object) -> None:
+        meta = obj["metadata"]
+        cluster = str((obj.get("spec") or {}).get("cluster", ""))
+        if (meta.get("namespace", ""), cluster) in self.clusters:
+            return
+        try:
+            if meta.get("deletionTimestamp") is not None:
+                await release(self._api, KINDS[kind], obj)
+                return
+            status = stray_status(obj) if kind == "BrokerUser" else stray_resource(obj)
+            if status is not None:
+                await self._api.merge(KINDS[kind], meta["namespace"], meta["name"], {"status": status}, "status")
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("status of %s %s: %s", kind, meta["name"], error)
 
     def followed(self) -> dict[str, InformerCache]:
         """Without an image for reports the chart grants no rights for them, so their kinds are not watched."""

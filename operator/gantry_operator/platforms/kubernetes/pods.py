@@ -120,7 +120,10 @@ def pod_spec(cluster: BrokerCluster, account: str) -> dict[str, Any]:
     return out
 
 
-def container(cluster: BrokerCluster, name: str, image: str, command: list[str], http_port: str) -> dict[str, Any]:
+def container(
+    cluster: BrokerCluster, name: str, image: str, command: list[str], http_port: str, scheme: str
+) -> dict[str, Any]:
+    """`scheme`: of its HTTP interface."""
     return {
         "name": name,
         "image": image,
@@ -128,7 +131,7 @@ def container(cluster: BrokerCluster, name: str, image: str, command: list[str],
         "command": command,
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "securityContext": container_security(),
-        **probes(http_port, http_scheme(cluster).upper()),
+        **probes(http_port, scheme.upper()),
     }
 
 

@@ -25,6 +25,8 @@ NO_LONGER = {
     "Degraded": "Recovered",
     "Secured": "NotSecured",
     "CertificatesValid": "CertificatesNotValid",
+    "Draining": "DrainEnded",
+    "Unbalanced": "Balanced",
 }
 GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid")
 """The event reason when a condition becomes false."""

@@ -44,6 +44,7 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     new_switchover_request,
     parse_switchover,
 )
+from gantry_operator.platforms.kubernetes.target_topics import TargetTopics
 from gantry_operator.platforms.kubernetes.target_users import TargetUsers, UserError
 
 log = logging.getLogger(__name__)
@@ -325,6 +326,11 @@ class KubeTarget:
     def users(self) -> TargetUsers:
         """The users of the cluster."""
         return TargetUsers(self.api, self.namespace, self.name)
+
+    @property
+    def topics(self) -> TargetTopics:
+        """The topics and consumer groups of the cluster, as resources."""
+        return TargetTopics(self.api, self.namespace, self.name)
 
     async def super_user(self) -> Credentials | None:
         """The keys of the cluster's super user; None: they are not made yet, or may not be read from here."""

@@ -9,15 +9,33 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gantry_operator.access import AccessState, Observed, UserResult, WantedUser, secret_name, wanted_admin, wanted_user
-from gantry_operator.access.wanted import ADMIN_NAME
+from gantry_operator.access import (
+    AccessState,
+    Observed,
+    UserResult,
+    WantedUser,
+    secret_name,
+    wanted_admin,
+    wanted_proxy,
+    wanted_user,
+)
+from gantry_operator.access.wanted import ADMIN_NAME, PROXY_NAME
 from gantry_operator.api import API_VERSION, BrokerCluster, ManifestError, parse_user
 from gantry_operator.api import user as api_user
 from gantry_operator.api.user import BrokerUserStatus, UserCondition
 from gantry_operator.cluster.access_control import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.platforms.kubernetes import drift, names
-from gantry_operator.platforms.kubernetes.client import BROKER_USER, SECRET, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes import drift, names, proxy
+from gantry_operator.platforms.kubernetes.client import (
+    BROKER_USER,
+    POD,
+    SECRET,
+    ApiError,
+    ApiUnavailable,
+    KubeApi,
+    Object,
+)
+from gantry_operator.platforms.kubernetes.digest import digest
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.status_writer import merge_patch
@@ -67,6 +85,10 @@ class KubernetesAccessStore:
         """Resource version of the state's Secret as loaded or written last; None: there was none."""
         self._invalid: dict[str, str] = {}
         """BrokerUsers that cannot be read, with the reason."""
+        self._table: bytes | None = None
+        """The table that the proxies' Secret holds, and the Secret's version with it."""
+        self._table_version = ""
+        self._table_mark = ""
         self._shown: dict[str, dict[str, Any]] = {}
         """The status of each BrokerUser as written last."""
 
@@ -82,7 +104,9 @@ class KubernetesAccessStore:
     def observe(self) -> Observed | None:
         if self.cluster is None or not (self._caches["BrokerUser"].listed and self._caches["Secret"].listed):
             return None
-        wanted = [wanted_admin(self._name, self._asked_at_secret())]
+        wanted = [wanted_admin(self._name, self._asked_at_secret(ADMIN_NAME))]
+        if proxy.wanted(self.cluster):
+            wanted.append(wanted_proxy(self._name, self._asked_at_secret(PROXY_NAME)))
         self._invalid = {}
         for obj in self.users():
             try:
@@ -94,8 +118,8 @@ class KubernetesAccessStore:
         security = self.cluster.spec.security
         return Observed(self._name, security.mode(), security, wanted, secrets)
 
-    def _asked_at_secret(self) -> str:
-        live = self._caches["Secret"].get(self._namespace, secret_name(self._name, ADMIN_NAME))
+    def _asked_at_secret(self, user: str) -> str:
+        live = self._caches["Secret"].get(self._namespace, secret_name(self._name, user))
         annotations = None if live is None else live["metadata"].get("annotations")
         return str((annotations or {}).get(api_user.ROTATE, ""))
 
@@ -157,11 +181,14 @@ class KubernetesAccessStore:
     async def write_secret(self, name: str, content: Mapping[str, str]) -> None:
         if self.cluster is None:
             return
-        meta = names.metadata(self.cluster, name, COMPONENT)
+        own = {secret_name(self._name, ADMIN_NAME): COMPONENT}
+        if proxy.wanted(self.cluster):
+            own[secret_name(self._name, PROXY_NAME)] = names.PROXY
+        meta = names.metadata(self.cluster, name, own.get(name, COMPONENT))
         user = next((u for u in self.users() if secret_name(self._name, u["metadata"]["name"]) == name), None)
         if user is not None:
             meta["ownerReferences"] = [_owner(user)]
-        elif name != secret_name(self._name, ADMIN_NAME):
+        elif name not in own:
             return  # The user is gone.
         live = await self._called(self._api.get(SECRET, self._namespace, name))
         if live is not None and not drift.owned_by(live, meta["ownerReferences"][0]["uid"]):
@@ -172,8 +199,52 @@ class KubernetesAccessStore:
         obj = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": encoded(content)}
         self._note(await self._called(self._api.apply(obj)))
 
+    async def write_table(self, table: bytes) -> None:
+        """Write the proxies' Secret, then a mark at their pods: the kubelet looks at a changed pod at once, and brings
+        the newest content of its Secrets along. Otherwise it looks about once a minute.
+        """
+        if self.cluster is None or not proxy.wanted(self.cluster):
+            return
+        name = names.proxy_table_secret(self._name)
+        live = self._caches["Secret"].get(self._namespace, name)
+        version = "" if live is None else live["metadata"]["resourceVersion"]
+        if self._table is not table or self._table_version != version:
+            if live is not None and not drift.owned_by(live, self._uid):
+                raise StoreUnavailable(
+                    f"Secret {name} exists and is of another object: if that is a former one, it is deleted soon; "
+                    "otherwise delete it"
+                )
+            wanted = proxy.table_secret(self.cluster, table)
+            if len(table) > proxy.MAX_TABLE:
+                raise StoreUnavailable(
+                    f"the access table has {len(table)} bytes, and a Secret holds {proxy.MAX_TABLE}: proxies keep the "
+                    "former one; write fewer rules, or rules with prefixes"
+                )
+            if live is None or drift.outdated(wanted, live):
+                live = await self._called(self._api.apply(wanted))
+                self._note(live)
+            self._table, self._table_version = table, live["metadata"]["resourceVersion"]
+            self._table_mark = digest(table.decode())
+        for pod in self._caches["Pod"].of(self._namespace, names.CLUSTER_LABEL, self._name):
+            await self._mark(pod)
+
+    async def _mark(self, pod: Object) -> None:
+        meta = pod["metadata"]
+        if (
+            meta["labels"].get(names.COMPONENT_LABEL) != names.PROXY
+            or meta.get("deletionTimestamp") is not None
+            or (meta.get("annotations") or {}).get(names.TABLE_VERSION) == self._table_mark
+        ):
+            return
+        patch = {"metadata": {"annotations": {names.TABLE_VERSION: self._table_mark}}}
+        try:
+            self._caches["Pod"].note(await self._api.merge(POD, self._namespace, meta["name"], patch))
+        except (ApiError, ApiUnavailable) as error:
+            if not (isinstance(error, ApiError) and error.status == 404):
+                raise StoreUnavailable(f"pod {meta['name']} does not get the access table yet: {error}") from error
+
     def _owner_uid(self, user: str) -> str:
-        if user == ADMIN_NAME:
+        if user in (ADMIN_NAME, PROXY_NAME):
             return self._uid
         found = self._caches["BrokerUser"].get(self._namespace, user)
         return "" if found is None else str(found["metadata"]["uid"])

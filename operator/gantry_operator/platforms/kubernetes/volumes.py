@@ -11,9 +11,13 @@ from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
+from gantry_operator.api.spec import Storage
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import KINDS, POD, VOLUME_CLAIM, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+
+MANAGER = f"{names.FIELD_MANAGER}-volumes"
+"""Owner of the labels and annotations of claims from the spec."""
 
 
 def owner(cluster: BrokerCluster) -> dict[str, Any]:
@@ -65,6 +69,54 @@ def of_another_class(claim: Object, wanted: str | None, missing: Iterable[str]) 
     return asked in missing if wanted is None else asked != wanted
 
 
+def claim_metadata(storage: Storage, selector: Mapping[str, str]) -> dict[str, Any]:
+    """Labels and annotations of a volume claim."""
+    out: dict[str, Any] = {"labels": {**storage.labels, **selector}}
+    if storage.annotations:
+        out["annotations"] = dict(storage.annotations)
+    return out
+
+
+async def _keep_metadata(api: KubeApi, claims: InformerCache, claim: Object, storage: Storage) -> str:
+    """Give a claim the labels and annotations of the spec, and take back former ones. Returns why it failed.
+
+    A server-side apply by a manager of its own: it owns nothing else of the claim.
+    """
+    wanted = {"labels": dict(storage.labels), "annotations": dict(storage.annotations)}
+    former = _applied(claim)
+    if wanted == former:
+        return ""
+    meta = {"name": claim["metadata"]["name"], "namespace": claim["metadata"]["namespace"], **wanted}
+    try:
+        written = await api.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta}, MANAGER)
+        # The StatefulSet controller wrote those of the template, too, so giving them up does not remove them.
+        left = {
+            part: dict.fromkeys((keys.keys() - wanted[part].keys()) & (written["metadata"].get(part) or {}).keys())
+            for part, keys in former.items()
+        }
+        if any(left.values()):
+            written = await api.merge(VOLUME_CLAIM, meta["namespace"], meta["name"], {"metadata": left})
+        claims.note(written)
+    except ApiError as error:
+        if error.status not in (400, 403, 422):
+            raise
+        return f"storage.labels and storage.annotations of volume {meta['name']}: {error}"
+    return ""
+
+
+def _applied(claim: Object) -> dict[str, dict[str, str]]:
+    """The labels and annotations that `_keep_metadata` has written, with their present values."""
+    meta = claim["metadata"]
+    out: dict[str, dict[str, str]] = {"labels": {}, "annotations": {}}
+    for entry in meta.get("managedFields") or []:
+        if entry.get("manager") == MANAGER and entry.get("operation") == "Apply":
+            owned = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
+            for part, found in out.items():
+                keys = [key[2:] for key in owned.get(f"f:{part}") or {} if key.startswith("f:")]
+                found.update({key: (meta.get(part) or {}).get(key, "") for key in keys})
+    return out
+
+
 async def keep(
     api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
 ) -> list[str]:
@@ -73,7 +125,7 @@ async def keep(
     Raises ApiError and ApiUnavailable for errors that do not concern the spec.
     """
     problems: list[str] = []
-    names_of_claims = {names.claim(name) for _, _, name in running}
+    groups_of_claims = {names.claim(name): group for group, _, name in running}
     for kind in ("PersistentVolumeClaim", "Lease"):
         for obj in list(caches[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)):
             if obj["metadata"]["labels"].get(names.COMPONENT_LABEL) != names.BROKER:
@@ -84,19 +136,21 @@ async def keep(
                 patch: dict[str, Any] = {"metadata": {"ownerReferences": wanted}}
                 name = obj["metadata"]["name"]
                 caches[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
-    for name in sorted(names_of_claims):
+    for name, group in sorted(groups_of_claims.items()):
+        storage = cluster.spec.storage_of(group)
         claim = caches["PersistentVolumeClaim"].get(cluster.namespace, name)
         if claim is None or claim["metadata"].get("deletionTimestamp") is not None:
             continue
+        problems += filter(None, [await _keep_metadata(api, caches["PersistentVolumeClaim"], claim, storage)])
         if not bound(claim):
             continue
-        wrong = cluster.spec.storage.className
+        wrong = storage.className
         if wrong is not None and of_another_class(claim, wrong, ()):
             problems.append(
                 f"spec.storage.className is {wrong}, but volume {name} has class "
                 f"{claim['spec'].get('storageClassName')}: write that one"
             )
-        size = growth(claim, cluster.spec.storage.size)
+        size = growth(claim, storage.size)
         if size is None:
             continue
         patch = {"spec": {"resources": {"requests": {"storage": size}}}}
@@ -122,11 +176,11 @@ async def make_again(
     `missing_classes`: storage classes of claims that do not exist. Raises ApiError and ApiUnavailable.
     """
     done = []
-    for _, _, name in running:
+    for group, _, name in running:
         claim = caches["PersistentVolumeClaim"].get(cluster.namespace, names.claim(name))
         if claim is None or bound(claim) or claim["metadata"].get("deletionTimestamp") is not None:
             continue
-        if not _made_wrong(claim, cluster, missing_classes):
+        if not _made_wrong(claim, cluster.spec.storage_of(group), missing_classes):
             continue
         pod = caches["Pod"].get(cluster.namespace, name)
         if pod is not None and (pod.get("spec") or {}).get("nodeName"):
@@ -139,8 +193,7 @@ async def make_again(
     return done
 
 
-def _made_wrong(claim: Object, cluster: BrokerCluster, missing_classes: Iterable[str]) -> bool:
+def _made_wrong(claim: Object, storage: Storage, missing_classes: Iterable[str]) -> bool:
     """A claim without a volume asks for something that the spec no longer says."""
     asked = parse_quantity(claim["spec"]["resources"]["requests"]["storage"])
-    storage = cluster.spec.storage
     return of_another_class(claim, storage.className, missing_classes) or asked != parse_quantity(storage.size)

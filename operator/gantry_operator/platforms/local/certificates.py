@@ -25,12 +25,20 @@ from gantry_operator.platforms.local.ports import HOST
 from gantry_operator.registry.file import write_durably
 
 NAME_SERVERS = "namesrv"
+PROXIES = "proxy"
 NOT_HERE = "spec.security.tls.issuer is Secret, which Kubernetes alone has: write issuer: Operator without secretName"
+NOT_HERE_EITHER = "spec.proxy.tls.secretName names a Secret, which Kubernetes alone has: leave it out"
 
 
 def uses_tls(cluster: BrokerCluster) -> bool:
     tls = cluster.spec.security.tls
     return tls.mode != "Disabled" or tls.between_members(kubernetes=False)
+
+
+def proxy_has_tls(cluster: BrokerCluster) -> bool:
+    """Whether the proxies take TLS from gRPC clients."""
+    proxy = cluster.spec.proxy
+    return proxy is not None and proxy.replicas > 0 and proxy.tls_mode(cluster.spec.security.tls.mode) != "Disabled"
 
 
 def scheme(cluster: BrokerCluster) -> str:
@@ -82,9 +90,14 @@ def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]
     """The certificates to issue: all ports are on one address of this machine."""
     name = cluster.name
     hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", HOST)))
-    found = {
-        NAME_SERVERS: certificates.Names(f"{name}-namesrv", hosts, Identity(cluster.broker_cluster_name, "", 0).uris)
-    }
+    found = {}
+    if plan.proxies:
+        found[PROXIES] = certificates.Names(f"{name}-proxy", hosts, ())
+    if not uses_tls(cluster):
+        return found
+    found[NAME_SERVERS] = certificates.Names(
+        f"{name}-namesrv", hosts, Identity(cluster.broker_cluster_name, "", 0).uris
+    )
     for group in plan.groups:
         uris = dict.fromkeys(
             Identity(cluster.broker_cluster_name, cluster.broker_name(group.name), m.number).uris[-1]
@@ -113,7 +126,7 @@ class LocalCertificates:
 
     def keep(self, cluster: BrokerCluster, plan: Plan) -> list[certificates.Note]:
         """Write what is missing or due. Returns what changed. Raises OSError."""
-        if not uses_tls(cluster):
+        if not (uses_tls(cluster) or proxy_has_tls(cluster)):
             return []
         wanted = holders(cluster, plan)
         make_private(self._folder.tls)
@@ -159,7 +172,7 @@ class LocalCertificates:
 
 def rows(folder: ClusterFolder, cluster: BrokerCluster, plan: Plan) -> list[CertificateRow]:
     """The certificates for the status."""
-    if not uses_tls(cluster):
+    if not (uses_tls(cluster) or proxy_has_tls(cluster)):
         return []
     authority, _ = _read(read_json(folder.tls / "authority.json"))
     found = [_row("ca", None if authority is None else authority.current)]

@@ -110,6 +110,26 @@ class ClusterFolder:
         return self.access / "state.json"
 
     @property
+    def access_table(self) -> Path:
+        """The table for the proxies."""
+        return self.access / "table.json"
+
+    @property
+    def proxy_key(self) -> Path:
+        """The secret key of the proxies' user, alone."""
+        return self.access / "proxy-key"
+
+    @property
+    def resources(self) -> Path:
+        """Topics and consumer groups of the manifest and of commands."""
+        return self.root / "resources.json"
+
+    @property
+    def resources_status(self) -> Path:
+        """Their status, as the supervisor wrote it last."""
+        return self.root / "resources-status.json"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 

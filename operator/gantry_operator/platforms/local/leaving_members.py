@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gantry_operator.plan import GroupPlan, MemberPlan, Plan
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
-from gantry_operator.platforms.local.process_plan import NAME_SERVER, ProcessPlan
+from gantry_operator.platforms.local.process_plan import NAME_SERVER, PROXY, ProcessPlan
 
 
 def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
@@ -28,14 +28,16 @@ def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
     return found
 
 
-def surplus_name_servers(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
-    """NameServers that are no longer in the plan."""
-    planned = {s.name for s in plan.name_servers}
+def surplus_processes(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
+    """NameServers and proxies that are no longer in the plan."""
+    planned = {s.name for s in plan.name_servers} | {p.name for p in plan.proxies}
     found = []
     for path in sorted(folder.configs.glob("*.json")):
         known = read_json(path)
         if path.stem not in planned and isinstance(known, dict) and "group" not in known:
-            found.append(ProcessPlan(path.stem, NAME_SERVER, path.read_text()))
+            # Proxies call NameServers; a NameServer calls none.
+            module = PROXY if "name_servers" in known else NAME_SERVER
+            found.append(ProcessPlan(path.stem, module, path.read_text()))
     return found
 
 

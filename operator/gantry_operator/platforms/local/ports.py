@@ -21,6 +21,8 @@ HOST = "127.0.0.1"
 NAME_SERVER_PORT = 9876
 BROKER_PORT = 10911
 """The port of the first group. Each further group begins GROUP_STEP higher, followed by its members' ports."""
+PROXY_PORT = 8081
+PROXY_STEP = 10
 GROUP_STEP = 20
 HTTP_ABOVE = 8_000
 """Distance of a member's HTTP port above its remoting port."""
@@ -45,6 +47,11 @@ def registration(server: str) -> str:
     return f"{server}/registration"
 
 
+def http(name: str) -> str:
+    """The use of a process's port for HTTP."""
+    return f"{name}/http"
+
+
 def on_loopback() -> bool:
     """Whether only programs of this machine reach a local cluster."""
     return ipaddress.ip_address(HOST).is_loopback
@@ -57,7 +64,7 @@ class NoPort(LookupError):
 @dataclass(slots=True)
 class Ports:
     """Ports by use: "demo-namesrv-0", "demo-namesrv-0/registration", "group/a", "demo-a-0", "demo-a-0/replication",
-    "demo-a-0/http".
+    "demo-a-0/http", "demo-proxy-0", "demo-proxy-0/http".
     """
 
     path: Path
@@ -120,7 +127,11 @@ def _wanted(plan: Plan) -> Iterator[tuple[str, int]]:
         for member in group.members:
             yield member.name, base + 1 + member.number
             yield replication(member.name), base + 1 + member.number + INTERNAL_ABOVE
-            yield f"{member.name}/http", base + 1 + member.number + HTTP_ABOVE
+            yield http(member.name), base + 1 + member.number + HTTP_ABOVE
+    for proxy in plan.proxies:
+        base = PROXY_PORT + PROXY_STEP * proxy.index
+        yield proxy.name, base
+        yield http(proxy.name), base + HTTP_ABOVE
 
 
 def _owners(plan: Plan, use: str) -> frozenset[str]:

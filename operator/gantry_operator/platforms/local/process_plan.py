@@ -6,19 +6,41 @@ import hashlib
 import sys
 from dataclasses import dataclass
 
+from gantry_operator.access import PROXY as PROXY_USER
 from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config, restarts, text_of
-from gantry_operator.platforms.local.certificates import NAME_SERVERS, tls_folders
+from gantry_operator.plan import (
+    BrokerAddresses,
+    Plan,
+    ProxyFiles,
+    broker_config,
+    name_server_config,
+    proxy_config,
+    proxy_restarts,
+    restarts,
+    text_of,
+)
+from gantry_operator.platforms.local.certificates import (
+    NAME_SERVERS,
+    PROXIES,
+    holder_folder,
+    proxy_has_tls,
+    tls_folders,
+)
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.ports import HOST, Ports, on_loopback, registration, replication
+from gantry_operator.platforms.local.ports import HOST, Ports, http, on_loopback, registration, replication
 
 NAME_SERVER = "gantry_broker.namesrv"
 BROKER = "gantry_broker.broker"
+PROXY = "gantry_broker.proxy"
+MODULES = (BROKER, NAME_SERVER, PROXY)
+"""Of every process of a cluster."""
+PROXY_DRAIN_S = 5.0
+"""Seconds that a stopping proxy leaves for requests in work."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process. `group` and `number` are None for a NameServer."""
+    """One process. `group` and `number` are None for a NameServer and a proxy."""
 
     name: str
     module: str
@@ -54,7 +76,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
     for member in plan.members:
         addresses = BrokerAddresses(
             port=ports[member.name],
-            http_port=ports[f"{member.name}/http"],
+            http_port=ports[http(member.name)],
             replication_port=ports[replication(member.name)],
             replication_address=ports.address(replication(member.name)),
             member_address=ports.address(member.name),
@@ -81,4 +103,21 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
                 decisive,
             )
         )
+    proxy = cluster.spec.proxy
+    for planned in plan.proxies:
+        assert proxy is not None
+        place = holder_folder(folder, PROXIES)
+        files = ProxyFiles(
+            table=folder.access_table,
+            secret_key=folder.proxy_key,
+            certificate=place if proxy_has_tls(cluster) else None,
+            brokers=None if cluster.spec.security.tls.mode == "Disabled" else place,
+        )
+        config_of_proxy = proxy_config(
+            cluster, proxy, files, name=planned.name, listen_host=HOST, port=ports[planned.name],
+            http_port=ports[http(planned.name)], name_servers=servers, drain_s=PROXY_DRAIN_S, loopback=on_loopback(),
+            access_key=PROXY_USER,
+        )  # fmt: skip
+        whole = config_of_proxy.model_dump_json(indent=1)
+        found.append(ProcessPlan(planned.name, PROXY, whole, decisive=proxy_restarts(config_of_proxy)))
     return found

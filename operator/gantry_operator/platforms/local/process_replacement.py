@@ -52,15 +52,19 @@ class ProcessReplacement:
             await self._bring_up()  # A later change of the spec contains the member again.
 
     async def finish_change(self) -> bool:
-        """NameServers change after the brokers know the new ones: outdated ones restart, surplus ones stop."""
-        wanted = {server.name for server in self._plan().name_servers}
+        """NameServers and proxies change after the brokers: outdated ones restart, surplus ones stop."""
+
+        def planned() -> set[str]:
+            return {s.name for s in self._plan().name_servers} | {p.name for p in self._plan().proxies}
+
+        wanted = planned()
         members = {m.name for m in self._plan().members} | set(self._leaving())
         for name, child in list(self._children().table.items()):
             if name in members:
                 continue
             if name not in wanted:
                 await self._children().remove(name)
-                if name in {server.name for server in self._plan().name_servers}:
+                if name in planned():
                     await self._bring_up()
             elif child.outdated:
                 await self._children().replace(name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import LeadershipRecord, MemberId
 from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
-from gantry_operator.api.status import Addresses
+from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow, ProxyRow, ProxyStatus
+from gantry_operator.api.status import Addresses, DrainRow
 from gantry_operator.cluster.live import Facts, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.member_http import httpx, make_client
@@ -28,9 +28,11 @@ from gantry_operator.platforms.local.certificates import rows as rows_of_certifi
 from gantry_operator.platforms.local.control import ControlError, ask, supervisor_of
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
+from gantry_operator.platforms.local.leaving_groups import running_cluster
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
-from gantry_operator.platforms.local.ports import NoPort, Ports, on_loopback
+from gantry_operator.platforms.local.ports import NoPort, Ports, http, on_loopback
 from gantry_operator.platforms.local.process import load_record
+from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.supervisor import load_saved
 from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
@@ -62,7 +64,8 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     """Ask all processes at once, with at most a second for each of four steps. Raises OSError,
     pydantic.ValidationError, NoPort.
     """
-    cluster = load_saved(folder)
+    saved = load_saved(folder)
+    cluster = running_cluster(folder, saved)
     planned = plan(cluster)
     planned = with_leaving(planned, leaving_members(folder, planned).values())
     ports = Ports.load(folder.ports)
@@ -97,8 +100,10 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         if cluster.spec.mode == "Raft":
             said = list(zip(planned.members, asked, strict=True))
             leaderships = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
+        proxies = await _proxies(client, folder, planned, ports)
         members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
         by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
+        staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
         why_not = await asyncio.gather(
             *(
                 _why_not(
@@ -110,6 +115,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
                     doing["groups"].get(g.name, {}).get("waits"),
                 )
                 for i, g in enumerate(planned.groups)
+                if g.name in staying
             )
         )
     rows = [
@@ -128,12 +134,14 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     seen = ObservedState(
         members=members,
         name_servers=rows,
-        available={g.name: why for g, why in zip(planned.groups, why_not, strict=True)},
+        available=dict(zip((g.name for g in planned.groups if g.name in staying), why_not, strict=True)),
         problems=problems,
         progress=progress,
         hibernated=cluster.spec.hibernate and not running,
+        drains=_drains(doing, saved, planned),
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
+        proxy=proxies,
         certificates=rows_of_certificates(folder, cluster, planned),
         authentication=authentication(cluster),
         loopback=on_loopback(),
@@ -143,7 +151,27 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         row.pid = _pid(folder, row.name)
         row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
     _remember(folder, status)
-    return LocalStatus(cluster, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
+    return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
+
+
+async def _proxies(client: httpx.AsyncClient, folder: ClusterFolder, planned: Plan, ports: Ports) -> ProxyStatus | None:
+    if not planned.proxies:
+        return None
+    names = [p.name for p in planned.proxies]
+    why = await asyncio.gather(*(why_no_proxy(client, f"127.0.0.1:{ports.taken.get(http(n), 0)}") for n in names))
+    rows = [
+        ProxyRow(
+            name=name,
+            ready=not reason,
+            address=f"127.0.0.1:{ports.taken.get(name, 0)}",
+            pid=_pid(folder, name),
+            reason=reason,
+        )
+        for name, reason in zip(names, why, strict=True)
+    ]
+    return ProxyStatus(
+        replicas=len(rows), readyReplicas=sum(r.ready for r in rows), address=rows[0].address, members=rows
+    )
 
 
 async def _doing(folder: ClusterFolder) -> dict[str, Any]:
@@ -152,6 +180,16 @@ async def _doing(folder: ClusterFolder) -> dict[str, Any]:
         return await ask(folder, "info", ANSWER_S)
     except ControlError:
         return {"groups": {}, "rolling": ""}
+
+
+def _drains(doing: Mapping[str, Any], saved: BrokerCluster, running: Plan) -> dict[str, DrainRow]:
+    """The drains as the supervisor sees them."""
+    staying = {g.name for g in saved.spec.brokerGroups}
+    found = {g.name: DrainRow(phase="Waiting", message="") for g in running.groups if g.name not in staying}
+    for name, row in (doing.get("drains") or {}).items():
+        with suppress(ValidationError):
+            found[name] = DrainRow.model_validate(row)
+    return found
 
 
 async def _ask(client: httpx.AsyncClient, url: str) -> tuple[dict[str, Any] | None, str]:
@@ -262,7 +300,7 @@ def http_urls(folder: ClusterFolder) -> list[str]:
     """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
     NoPort."""
     ports = Ports.load(folder.ports)
-    cluster = load_saved(folder)
+    cluster = running_cluster(folder, load_saved(folder))
     planned: Plan = plan(cluster)
     return [f"{m.group}={scheme(cluster)}://127.0.0.1:{ports[f'{m.name}/http']}" for m in planned.members]
 
@@ -280,7 +318,7 @@ async def live_source(folder: ClusterFolder) -> AsyncIterator[Source]:
 
 def live_facts(folder: ClusterFolder) -> Facts:
     """What the folder says of the cluster. Raises OSError, pydantic.ValidationError."""
-    cluster = load_saved(folder)
+    cluster = running_cluster(folder, load_saved(folder))
     planned = plan(cluster)
     planned = with_leaving(planned, leaving_members(folder, planned).values())
     ports = Ports.load(folder.ports)

@@ -27,6 +27,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import MODE_IS_FIXED
 from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import LOOK_S, AccessControl
+from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
 from gantry_operator.cluster.member_http import make_client
@@ -35,26 +36,38 @@ from gantry_operator.cluster.probe import check_group, not_writable
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
+from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.certificates import (
     NOT_HERE,
+    NOT_HERE_EITHER,
     LocalCertificates,
     authorities_file,
     client_options,
+    proxy_has_tls,
     scheme,
     uses_tls,
 )
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
+from gantry_operator.platforms.local.leaving_groups import (
+    begin_removal,
+    remove_remains,
+    removed_processes,
+    removing_groups,
+    running_cluster,
+)
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes, with_leaving
 from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock
-from gantry_operator.platforms.local.ports import Ports, replication
+from gantry_operator.platforms.local.ports import Ports, http, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
+from gantry_operator.platforms.local.proxies import why_no_proxy
+from gantry_operator.platforms.local.topics import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
@@ -74,7 +87,11 @@ class Supervisor:
         self, folder: ClusterFolder, cluster: BrokerCluster, show: Callable[[str], None] | None = None
     ) -> None:
         self.folder = folder
+        self.wanted = cluster
+        """The cluster as the manifest has it."""
+        cluster = running_cluster(folder, cluster)
         self.cluster = cluster
+        """The same with the groups that leave."""
         self.plan: Plan = plan(cluster)
         self.leaving: dict[str, MemberPlan] = leaving_members(folder, self.plan)
         """Members that left the plan and still belong to the cluster."""
@@ -92,6 +109,15 @@ class Supervisor:
         self._users = LocalAccessStore(folder, cluster, self.events.add)
         self._access = AccessControl(self._users, self._groups.watches, self._client)
         self._remoting = RemotingClient(sign=self._access.sign)
+        self._topic_store = LocalTopicStore(folder, self.events.add)
+        self.topics = TopicControl(
+            self._topic_store,
+            self._topic_cluster,
+            self.controllers,
+            self._client,
+            lambda: self._remoting,
+            self._reached,
+        )
         self._calls_with: TlsOptions | None = None
         """TLS of `_remoting`."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,6 +126,7 @@ class Supervisor:
             lambda: not self.cluster.spec.hibernate,
         )  # fmt: skip
         self._rolling = RollingChange(replacement, self.controllers, self.event, hold=self._hold)
+        self._changes = GroupChanges(self, self.controllers, self._client, self._wanted_groups, self.event)
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
         self._ready_after_s = 0.0
@@ -115,8 +142,10 @@ class Supervisor:
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
+        self._spawn(self._changes.run())
         self._spawn(self._renew_certificates())
         self._spawn(self._access.run())
+        self._spawn(self.topics.run())
         self._spawn(self._follow_users())
         try:
             await self._stop.wait()
@@ -150,8 +179,9 @@ class Supervisor:
 
         `lock`: the lock for choosing ports. A thread waits for it, because another program may hold it for long.
         """
-        surplus = surplus_name_servers(self.folder, self.plan)
-        names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
+        surplus = surplus_processes(self.folder, self.plan)
+        names = [s.name for s in self.plan.name_servers] + [p.name for p in self.plan.proxies]
+        names += [p.name for p in surplus]
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
         for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, lock):
@@ -166,9 +196,9 @@ class Supervisor:
             self._spawn(self._fall_asleep())
             return
         self.children.plan(self._process_plans())
-        for server in surplus:
-            if not self.children.adopt(server):
-                self.folder.config(server.name).unlink(missing_ok=True)
+        for process in surplus:
+            if not self.children.adopt(process):
+                self.folder.config(process.name).unlink(missing_ok=True)
         self._groups.update(self.cluster)
 
     def _hold(self) -> str:
@@ -185,7 +215,7 @@ class Supervisor:
             leader = None if leadership is None or leadership.master is None else leadership.master.member
             followers = [m.name for m in group.members if m.number != leader]
             await asyncio.gather(*map(self.children.rest, followers))
-            await self._groups.stop(group.name)
+            await self._groups.end(group.name)
             await asyncio.gather(*(self.children.rest(m.name) for m in group.members if m.number == leader))
             if not self.cluster.spec.hibernate:
                 break
@@ -239,7 +269,18 @@ class Supervisor:
         while True:
             if self._users.changed():
                 self._access.wake()
+            if self._topic_store.changed():
+                self.topics.wake()
             await asyncio.sleep(LOOK_S)
+
+    def _topic_cluster(self) -> Cluster | None:
+        """For the decisions about topics and groups."""
+        return Cluster(self.cluster.name, [g.name for g in self.plan.groups], paused=self.cluster.paused)
+
+    def _reached(self, group: str) -> str | None:
+        """Where clients of this machine reach the master of a group; None: it has no port yet."""
+        use = f"group/{group}"
+        return self.ports.address(use) if use in self.ports.taken else None
 
     async def _report_ready(self) -> None:
         """Report once when a client can send and read, and the reason while it cannot."""
@@ -262,7 +303,10 @@ class Supervisor:
             running = [name for name in self.children.table if self.children.running(name)]
             return f"{', '.join(running)} still stop" if running else ""
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
+        wanted = {g.name for g in self.wanted.spec.brokerGroups}
         for group in self.plan.groups:
+            if group.name not in wanted:
+                continue  # It takes no messages any more.
             controller = self.controllers.get(group.name)
             if controller is None:
                 return f"group {group.name} starts"
@@ -279,6 +323,10 @@ class Supervisor:
                 )
             if problem is not None:
                 return f"group {group.name}: {problem}"
+        for proxy in self.plan.proxies:
+            why = await why_no_proxy(self._client, self.ports.address(http(proxy.name)))
+            if why:
+                return f"{proxy.name}: {why}"
         return ""
 
     def describe_ready(self) -> str:
@@ -296,6 +344,12 @@ class Supervisor:
             in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+        for proxy in self.plan.proxies:
+            form = "TLS or clear text" if proxy_has_tls(self.cluster) else "clear text"
+            if proxy_has_tls(self.cluster) and self.cluster.spec.proxy is not None:
+                mode = self.cluster.spec.proxy.tls_mode(self.cluster.spec.security.tls.mode)
+                form = "TLS" if mode == "Required" else form
+            lines.append(f"  gRPC           {self.ports.address(proxy.name)}  {form}")
         if uses_tls(self.cluster):
             lines.append(f"  TLS authority  {authorities_file(self.folder)}")
         if authentication(self.cluster) != "Disabled":
@@ -379,6 +433,39 @@ class Supervisor:
 
         return [(n, w) for n, w in self.controllers[group].watches.items() if n != master and may(w)]
 
+    # ---- groups that come and go
+
+    def _wanted_groups(self) -> WantedGroups:
+        removing = removing_groups(self.folder)
+        wanted = {g.name for g in self.wanted.spec.brokerGroups} - set(removing)
+        groups = [g.name for g in self.cluster.spec.brokerGroups]
+        spec = self.wanted.spec
+        return WantedGroups(
+            staying=tuple(g for g in groups if g in wanted),
+            leaving=tuple(g for g in groups if g not in wanted and g not in removing),
+            removing=removing,
+            extend=spec.topicDefaults.extendToNewGroups,
+            policy=spec.drain,
+        )
+
+    async def begin_removal(self, group: str) -> None:
+        begin_removal(self.folder, group)
+        self._take(self.wanted)
+
+    async def continue_removal(self, group: str) -> bool:
+        await self._groups.end(group)
+        name = self.cluster.name
+        processes = removed_processes(self.folder, name, group)
+        for process in processes:
+            self.children.adopt(process)
+        await asyncio.gather(*(self.children.remove(process.name) for process in processes))
+        keep = self.wanted.spec.reclaim == "Retain"
+        await asyncio.to_thread(remove_remains, self.folder, name, group, keep_data=keep)
+        self._take(self.wanted)
+        if any(g.name == group for g in self.wanted.spec.brokerGroups):
+            await self._bring_up_again()
+        return True
+
     def event(self, event: Event) -> None:
         about = f"group {event.group}" if event.group else self.cluster.name
         self.events.add(event.kind, event.reason, event.message, about)
@@ -409,6 +496,8 @@ class Supervisor:
             return await self._apply(arguments["manifest"])
         if op == "users":
             return self._user_states()
+        if op == "topics":
+            return self._topic_state()
         raise control.ControlError(f"no such request: {op}")
 
     def _info(self) -> dict[str, Any]:
@@ -423,7 +512,8 @@ class Supervisor:
             "ready": self.ready,
             "notReady": self.not_ready,
             "groups": groups,
-            "rolling": self._rolling.reason,
+            "rolling": "; ".join(filter(None, [self._rolling.reason, *self._changes.progress.values()])),
+            "drains": {name: row.model_dump(mode="json") for name, row in self._changes.drains.items()},
             "describe": self.describe_ready() if self.ready else "",
         }
 
@@ -436,6 +526,12 @@ class Supervisor:
             "problem": self._access.problem,
             "users": {name: user_status(*shown) for name, shown in self._users.shown.items()},
         }
+
+    def _topic_state(self) -> dict[str, Any]:
+        """`current`: the resources were compared with the brokers after the last change of their file."""
+        if self._topic_store.changed():
+            self.topics.wake()
+        return {"current": not self.topics.busy, "problem": self.topics.problem}
 
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
         try:
@@ -450,10 +546,14 @@ class Supervisor:
         return {"done": done}
 
     def _take(self, cluster: BrokerCluster) -> None:
-        self.cluster, self.plan = cluster, plan(cluster)
+        self.wanted = cluster
+        self.cluster = running_cluster(self.folder, cluster)
+        self.plan = plan(self.cluster)
         self.leaving = leaving_members(self.folder, self.plan)
         self._users.cluster = cluster
         self._access.wake()
+        self.topics.wake()
+        self._changes.wake()
 
     async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -464,12 +564,12 @@ class Supervisor:
             return self._go_on_with(wanted, lock)
 
     def _go_on_with(self, wanted: BrokerCluster, lock: PortAllocationLock) -> dict[str, Any]:
-        refuse_change(self.cluster, wanted)
+        refuse_change(self.wanted, wanted)
         try:
             save_manifest(self.folder, wanted)
         except OSError as error:
             raise control.ControlError(f"the spec cannot be written to disk, so it is not used: {error}") from None
-        old = self.cluster
+        old = self.wanted
         self._take(wanted)
         try:
             self.bring_up(lock)
@@ -492,11 +592,6 @@ def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
     if new.name != old.name:
         raise control.ControlError(
             f"metadata.name is {new.name!r}, but this folder holds {old.name!r}: use another --dir"
-        )
-    gone = {g.name for g in old.spec.brokerGroups} - {g.name for g in new.spec.brokerGroups}
-    if gone:
-        raise control.ControlError(
-            f"spec.brokerGroups lacks {', '.join(sorted(gone))}: the group holds messages, which would be lost; keep it"
         )
     if new.spec.mode != old.spec.mode:
         raise control.ControlError(f"spec.mode is {new.spec.mode}, was {old.spec.mode}: {MODE_IS_FIXED}")
@@ -527,6 +622,9 @@ def refuse_elsewhere(cluster: BrokerCluster) -> None:
     """Refuse a spec that only Kubernetes can run. Raises ControlError."""
     if cluster.spec.security.tls.issuer == "Secret":
         raise control.ControlError(NOT_HERE)
+    proxy = cluster.spec.proxy
+    if proxy is not None and proxy.tls is not None and proxy.tls.secretName is not None:
+        raise control.ControlError(NOT_HERE_EITHER)
 
 
 def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:

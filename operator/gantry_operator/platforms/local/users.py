@@ -17,8 +17,17 @@ from typing import Any
 from gantry_broker.client.credentials import Credentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gantry_operator.access import ADMIN, AccessState, Observed, UserResult, secret_name, wanted_admin, wanted_user
-from gantry_operator.access.wanted import ADMIN_NAME, SECRET_KEY
+from gantry_operator.access import (
+    ADMIN,
+    AccessState,
+    Observed,
+    UserResult,
+    secret_name,
+    wanted_admin,
+    wanted_proxy,
+    wanted_user,
+)
+from gantry_operator.access.wanted import ADMIN_NAME, PROXY_NAME, SECRET_KEY
 from gantry_operator.api import Authentication, BrokerCluster, BrokerUser
 from gantry_operator.cluster.access_control import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
@@ -108,6 +117,8 @@ class LocalAccessStore:
         self._folder = folder
         self._event = event
         self._seen: object = None
+        self._table: bytes | None = None
+        """As written last."""
 
     def changed(self) -> bool:
         """Whether a file has changed since the last call."""
@@ -121,7 +132,12 @@ class LocalAccessStore:
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"{self._folder.users} cannot be read: {error}") from error
         wanted = [wanted_admin(self.cluster.name, users.rotateAdmin), *map(wanted_user, users.users.values())]
+        if self._has_proxies():
+            wanted.append(wanted_proxy(self.cluster.name))
         secrets = {w.secret: read_secret(key_file(self._folder, w.secret)) for w in wanted}
+        own = secret_name(self.cluster.name, PROXY_NAME)
+        if secrets.get(own) and not self._folder.proxy_key.exists():
+            secrets[own] = {}  # Then it is written again, with this file.
         security = self.cluster.spec.security
         found = {name: content for name, content in secrets.items() if content}
         return Observed(self.cluster.name, authentication(self.cluster), security, wanted, found)
@@ -141,7 +157,18 @@ class LocalAccessStore:
         self._write(self._folder.access_state, state.model_dump_json(indent=1))
 
     async def write_secret(self, name: str, content: Mapping[str, str]) -> None:
+        if name == secret_name(self.cluster.name, PROXY_NAME):
+            self._write(self._folder.proxy_key, content[SECRET_KEY])
         self._write(key_file(self._folder, name), json.dumps(dict(content), indent=1))
+
+    async def write_table(self, table: bytes) -> None:
+        if not self._has_proxies() or (table is self._table and self._folder.access_table.exists()):
+            return
+        self._write(self._folder.access_table, table.decode())
+        self._table = table
+
+    def _has_proxies(self) -> bool:
+        return self.cluster.spec.proxy is not None and self.cluster.spec.proxy.replicas > 0
 
     def _write(self, path: Path, text: str) -> None:
         try:
@@ -159,7 +186,7 @@ class LocalAccessStore:
         self.shown = shown
 
     def note(self, kind: str, reason: str, message: str, user: str) -> None:
-        self._event(kind, reason, message, f"user {user or ADMIN}")
+        self._event(kind, reason, message, f"user {user.strip() or ADMIN}")
 
 
 def _mark(path: Path) -> tuple[str, int, int]:

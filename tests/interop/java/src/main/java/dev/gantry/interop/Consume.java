@@ -1,6 +1,7 @@
 package dev.gantry.interop;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -140,6 +141,9 @@ final class Consume {
         if (args.has("suspend-ms")) {
             consumer.setSuspendCurrentQueueTimeMillis(args.number("suspend-ms", 1000));
         }
+        if (args.has("pop")) {
+            byBroker(consumer);
+        }
         if (args.has("strategy")) {
             consumer.setAllocateMessageQueueStrategy(strategy(args.get("strategy")));
         }
@@ -183,6 +187,17 @@ final class Consume {
         } finally {
             consumer.shutdown();
         }
+    }
+
+    /** The broker assigns queues, and says whether to pull or to pop; clients of 4.x cannot. Retries come after 1 s. */
+    private void byBroker(DefaultMQPushConsumer consumer) throws ReflectiveOperationException {
+        DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+        DefaultMQPushConsumer.class.getMethod("setPopInvisibleTime", long.class)
+            .invoke(consumer, args.big("invisible-ms", 60_000));
+        Object inner = consumer.getDefaultMQPushConsumerImpl();
+        var delays = inner.getClass().getDeclaredField("popDelayLevel");
+        delays.setAccessible(true);
+        Arrays.fill((int[]) delays.get(inner), 1);
     }
 
     private static org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy strategy(String name)

@@ -1,0 +1,110 @@
+"""Which queues a member reads, and whether by pulls or by POP: the broker assigns them (5.x, clientRebalance=false)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.handlers.requests import json_body, json_object, ok
+from gantry_broker.broker.metadata.tables import offset_key
+from gantry_broker.broker.metadata.topics import group_fault, topic_fault
+from gantry_broker.protocol.allocation import Strategy, averagely, averagely_by_circle
+from gantry_broker.protocol.bodies import POP, PULL, AssignmentRequest, BodyError, RequestMode
+from gantry_broker.protocol.codes import RETRY_PREFIX, ResponseCode
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import queue_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.protocol.frame import Frame
+    from gantry_broker.remoting.connection import Connection
+
+STRATEGIES: Final[dict[str, Strategy]] = {"AVG": averagely, "AVG_BY_CIRCLE": averagely_by_circle}
+"""The strategies that 5.5.0's broker knows."""
+MAX_MODES: Final = 20_000
+"""Pairs of topic and group with a mode of their own."""
+
+
+def assigned_for_pop(
+    allocate: Strategy, me: str, queues: Sequence[MessageQueue], members: Sequence[str], share: int
+) -> list[MessageQueue]:
+    """Returns what a member pops from: queue -1 stands for all queues of a broker. As `allocate4Pop` of 5.5.0.
+
+    `share`: each member pops also from the queues of that many members after it.
+    """
+    if share <= 0 or share >= len(members) - 1:
+        brokers = dict.fromkeys((queue.topic, queue.broker) for queue in queues)
+        return [MessageQueue(topic, broker, -1) for topic, broker in brokers]
+    if me not in members:
+        return []
+    index = members.index(me)
+    if len(members) > len(queues):
+        return [queues[index % len(queues)]] if queues else []
+    found: dict[MessageQueue, None] = {}
+    for number in range(share + 1):
+        found.update(dict.fromkeys(allocate(members[(index + number) % len(members)], queues, members)))
+    return list(found)
+
+
+async def query_assignment(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    """Without a route, without members, or for an unknown strategy the answer has no list: the client keeps its own."""
+    asked = AssignmentRequest.from_json(json_body(frame, "queryAssignment"))
+    fault = topic_fault(asked.topic, longest=255)
+    if fault is not None:
+        raise BodyError(f"the field queryAssignment.topic: {fault}")
+    tables = broker.meta.working
+    mode, share = tables.modes.get(offset_key(asked.topic, asked.group), (PULL, 0))
+    queues = await broker.routes.queues(asked.topic)
+    if asked.model == "BROADCASTING":
+        return _answer(frame, queues or None, mode)
+    members = broker.clients.consumers.get(asked.group)
+    allocate = STRATEGIES.get(asked.strategy)
+    if not queues or members is None or allocate is None or not asked.client_id:
+        return _answer(frame, None, mode)
+    ids = sorted(members.client_ids())
+    if mode == POP:
+        return _answer(frame, assigned_for_pop(allocate, asked.client_id, queues, ids, share), mode)
+    return _answer(frame, allocate(asked.client_id, queues, ids), mode)
+
+
+def _answer(frame: Frame, queues: Sequence[MessageQueue] | None, mode: str) -> Frame:
+    if queues is None:
+        return ok(frame, body=b"{}")
+    items = [{"messageQueue": queue_to_json(queue), "mode": mode} for queue in queues]
+    return ok(frame, body=orjson.dumps({"messageQueueAssignments": items}))
+
+
+async def set_request_mode(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    wanted = RequestMode.from_json(json_body(frame, "setMessageRequestMode"))
+    if wanted.topic.startswith(RETRY_PREFIX):
+        raise RequestRejected(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+    tables = broker.meta.working
+    if wanted.topic not in tables.topics:
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{wanted.topic[:255]}] not exist")
+    fault = group_fault(wanted.group)
+    if fault is not None:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field consumerGroup: {fault}")
+    if broker.creation.group_config(wanted.group) is None:
+        raise RequestRejected(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+    key = offset_key(wanted.topic, wanted.group)
+    if key not in tables.modes and len(tables.modes) >= MAX_MODES:
+        raise RequestRejected(
+            ResponseCode.SYSTEM_ERROR, f"{MAX_MODES} pairs of topic and group have a mode, which is the limit"
+        )
+    await broker.changes.append_and_wait({"modes": {key: [wanted.mode, wanted.share]}})
+    return ok(frame)
+
+
+async def all_request_modes(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    table: dict[str, dict[str, RequestMode]] = {}
+    for key, (mode, share) in broker.meta.working.modes.items():
+        topic, _, group = key.partition("@")
+        table.setdefault(topic, {})[group] = RequestMode(topic, group, mode, share)
+    body = await json_object(
+        broker.slices, table, lambda groups: {group: mode.to_json() for group, mode in groups.items()}
+    )
+    return ok(frame, body=b'{"messageRequestModeMap":' + body + b"}")

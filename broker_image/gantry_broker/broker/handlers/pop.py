@@ -1,0 +1,324 @@
+"""POP: a member asks for messages, acknowledges each one, and keeps no queue to itself (5.x).
+
+The checks come in the order of 5.5.0, with its codes. What is in flight is the matter of `gantry_broker.pop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.forward import FORWARDED_HERE
+from gantry_broker.broker.handlers.requests import json_body, ok
+from gantry_broker.broker.metadata.topics import group_fault, topic_fault
+from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic
+from gantry_broker.pop.requests import (
+    MAX_INVISIBLE_MS,
+    MAX_MESSAGES,
+    MAX_POLL_MS,
+    Ack,
+    AckResult,
+    ChangeInvisible,
+    Pop,
+    Popped,
+    PopStatus,
+)
+from gantry_broker.protocol.bodies import BatchAck, BatchAcks
+from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, Perm, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import (
+    AckHeader,
+    BadField,
+    ChangeInvisibleAnswerHeader,
+    ChangeInvisibleHeader,
+    Long,
+    NotificationHeader,
+    PeekHeader,
+    PollingInfoHeader,
+    PopAnswerHeader,
+    PopHeader,
+)
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.remoting.connection import Connection
+
+LATE_MS: Final = 500
+"""A pop that arrives this long after its wait was over is not carried out: its client has given it up."""
+LOOK_S: Final = 0.1
+"""Seconds between two looks for messages of a NOTIFICATION that waits."""
+MAX_NOTIFICATIONS: Final = 1_000
+"""Waiting NOTIFICATION requests."""
+_STATUS: Final = {
+    PopStatus.FOUND: (ResponseCode.SUCCESS, "FOUND"),
+    PopStatus.POLLING_FULL: (ResponseCode.POLLING_FULL, "NO_MESSAGE_IN_QUEUE"),
+    PopStatus.POLLING_TIMEOUT: (ResponseCode.POLLING_TIMEOUT, "NO_MESSAGE_IN_QUEUE"),
+    PopStatus.NO_MESSAGE: (ResponseCode.POLLING_TIMEOUT, "NO_MESSAGE_IN_QUEUE"),
+}
+
+
+async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    header = PopHeader.parse(frame)
+    now = broker.clock.unix_ms()
+    born = int(header.bornTime) or now
+    if born + header.pollTime - now < -LATE_MS:
+        remark = f"the broker[{broker.role.address}] pop message is timeout too much"
+        nothing = PopAnswerHeader(Long(0), Long(0), 0, Long(0)).ext()
+        return Frame.response_to(frame, ResponseCode.POLLING_TIMEOUT, remark, nothing)
+    _readable(broker, "pop message")
+    if header.maxMsgNums > MAX_MESSAGES:
+        raise RequestRejected(
+            ResponseCode.INVALID_PARAMETER,
+            f"the broker[{broker.role.address}] pop message's num is greater than {MAX_MESSAGES}",
+        )
+    _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
+    if header.maxMsgNums < 0:
+        raise BadField("maxMsgNums", str(header.maxMsgNums), f"a whole number from 1 to {MAX_MESSAGES}")
+    if not 1 <= header.invisibleTime <= MAX_INVISIBLE_MS and header.maxMsgNums > 0:
+        expected = f"milliseconds from 1 to {MAX_INVISIBLE_MS}"
+        raise BadField("invisibleTime", str(header.invisibleTime), expected, ResponseCode.INVALID_PARAMETER)
+    if header.exp and header.expType not in (None, "", EXPRESSION_TAG, EXPRESSION_SQL92):
+        raise RequestRejected(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
+    # Of the client's time only what is left; its clock may be ahead.
+    wait_ms = min(max(int(header.pollTime), 0), max(born + int(header.pollTime) - now, 0), MAX_POLL_MS)
+    request = Pop(
+        group=header.consumerGroup,
+        topic=header.topic,
+        queue_id=max(header.queueId, -1),
+        max_messages=header.maxMsgNums,
+        invisible_ms=int(header.invisibleTime),
+        poll_ms=0 if FORWARDED_HERE in conn.attrs else wait_ms,
+        init_mode=0 if header.initMode == 0 else 1,
+        expression=header.exp or "*",
+        expression_type=header.expType if header.exp and header.expType else EXPRESSION_TAG,
+        order=header.order,
+        attempt_id=header.attemptId or None,
+        closed=lambda: conn.closed,
+    )
+    if header.maxMsgNums == 0:
+        popped = Popped(status=PopStatus.NO_MESSAGE, pop_ms=now, invisible_ms=int(header.invisibleTime))
+    else:
+        popped = await broker.pop.pop(request)
+    code, remark = _STATUS[popped.status]
+    answer = PopAnswerHeader(
+        Long(popped.pop_ms),
+        Long(popped.invisible_ms),
+        popped.revive_queue,
+        Long(popped.rest),
+        popped.start_offset_info,
+        popped.message_offset_info,
+        popped.order_count_info,
+    )
+    return Frame.response_to(frame, code, remark, answer.ext(), popped.data)
+
+
+def peek(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    header = PeekHeader.parse(frame)
+    _readable(broker, "peeking message")
+    _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
+    if header.maxMsgNums > MAX_MESSAGES:
+        raise BadField("maxMsgNums", str(header.maxMsgNums), f"a whole number from 1 to {MAX_MESSAGES}")
+    request = Pop(
+        group=header.consumerGroup,
+        topic=header.topic,
+        queue_id=max(header.queueId, -1),
+        max_messages=header.maxMsgNums,
+    )
+    peeked = broker.pop.peek(request) if header.maxMsgNums > 0 else Popped(status=PopStatus.NO_MESSAGE)
+    if peeked.count:
+        broker.counts.gets(header.topic, header.consumerGroup, peeked.count, len(peeked.data), {})
+    answer = PopAnswerHeader(Long(0), Long(0), 0, Long(peeked.rest)).ext()
+    if peeked.status is PopStatus.FOUND:
+        return ok(frame, answer, peeked.data, "FOUND")
+    return Frame.response_to(frame, ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", answer)
+
+
+async def notification(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    """Whether a pop would find messages: at once, or when some come within the time of the poll."""
+    header = NotificationHeader.parse(frame)
+    _readable(broker, "peeking message")
+    _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
+    now = broker.clock.unix_ms()
+    born = int(header.bornTime) or now
+    wait_s = min(max(int(header.pollTime), 0), max(born + int(header.pollTime) - now, 0), MAX_POLL_MS) / 1000
+    ends = asyncio.get_running_loop().time() + (0 if FORWARDED_HERE in conn.attrs else wait_s)
+    queue_id, full = max(header.queueId, -1), False
+    found = broker.pop.has_messages(header.consumerGroup, header.topic, queue_id)
+    if not found and asyncio.get_running_loop().time() < ends:
+        full = len(_notified) >= MAX_NOTIFICATIONS
+    if not found and not full:
+        me = object()
+        _notified.add(me)
+        try:
+            while not found and not conn.closed and broker.role.leading:
+                left = ends - asyncio.get_running_loop().time()
+                if left <= 0:
+                    break
+                await asyncio.sleep(min(left, LOOK_S))
+                found = broker.pop.has_messages(header.consumerGroup, header.topic, queue_id)
+        finally:
+            _notified.discard(me)
+    return ok(frame, {"hasMsg": "true" if found else "false", "pollingFull": "true" if full else "false"})
+
+
+_notified: set[object] = set()
+
+
+def polling_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    header = PollingInfoHeader.parse(frame)
+    _readable(broker, "peeking message")
+    _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
+    return ok(frame, {"pollingNum": str(broker.pop.waiting(header.consumerGroup, header.topic))})
+
+
+async def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    header = AckHeader.parse(frame)
+    handle, low, high = _delivery(broker, conn, header)
+    if not low <= header.offset <= high:
+        raise RequestRejected(
+            ResponseCode.NO_MESSAGE,
+            f"offset is illegal, key:{header.topic}@{header.queueId}, commit:{header.offset}, store:{low}~{high}",
+        )
+    _check_agreement(header, handle)
+    [result] = await broker.pop.ack([Ack(group=header.consumerGroup, topic=header.topic, handle=handle)])
+    if result is AckResult.OK:
+        return ok(frame)
+    if result is AckResult.NOT_STORED:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the acknowledgement was {result.value}")
+    raise RequestRejected(ResponseCode.NO_MESSAGE, f"the acknowledgement has no effect: {result.value}")
+
+
+async def batch_ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    """As 5.5.0, SUCCESS also when some of the deliveries have expired: their messages come again."""
+    if not frame.body:
+        raise RequestRejected(ResponseCode.NO_MESSAGE, "the request has no body")
+    body = BatchAcks.from_json(json_body(frame, "batchAck"))
+    if not body.acks:
+        raise RequestRejected(ResponseCode.NO_MESSAGE, "the field batchAck.acks is empty")
+    wanted = [one for entry in body.acks for one in _acks_of(broker, entry)]
+    results = await broker.pop.ack(wanted) if wanted else []
+    if AckResult.NOT_STORED in results:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"an acknowledgement was {AckResult.NOT_STORED.value}")
+    return ok(frame)
+
+
+def _acks_of(broker: BrokerContext, entry: BatchAck) -> list[Ack]:
+    """Returns those acknowledgements of an entry whose messages are there."""
+    topic = real_topic(entry.topic, entry.group, entry.kind)
+    config = broker.meta.working.topics.get(topic)
+    if config is None or not 0 <= entry.queue_id < config.read_queues:
+        return []
+    if min(entry.start_offset, entry.pop_ms, entry.invisible_ms, entry.revive_queue) < 0:
+        raise BadField("acks", str(entry.start_offset), "so, pt, it and rq of 0 or more")
+    low, high = broker.store.min_offset(topic, entry.queue_id), broker.store.max_offset(topic, entry.queue_id)
+    return [
+        Ack(
+            group=entry.group,
+            topic=entry.topic,
+            handle=Handle(
+                entry.start_offset, entry.pop_ms, entry.invisible_ms, entry.revive_queue, entry.kind,
+                broker.config.group, entry.queue_id, offset,
+            ),
+        )
+        for offset in entry.offsets
+        if low <= offset < high
+    ]  # fmt: skip
+
+
+async def change_invisible(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    header = ChangeInvisibleHeader.parse(frame)
+    handle, low, high = _delivery(broker, conn, header)
+    if not low <= header.offset < high:
+        raise RequestRejected(ResponseCode.NO_MESSAGE, f"the queue has messages {low} to {high - 1}")
+    _check_agreement(header, handle)
+    if not 0 <= header.invisibleTime <= MAX_INVISIBLE_MS:
+        expected = f"milliseconds from 0 to {MAX_INVISIBLE_MS}"
+        raise BadField("invisibleTime", str(header.invisibleTime), expected, ResponseCode.INVALID_PARAMETER)
+    try:
+        changed = await broker.pop.change_invisible(
+            ChangeInvisible(
+                group=header.consumerGroup,
+                topic=header.topic,
+                handle=handle,
+                invisible_ms=int(header.invisibleTime),
+                suspend=header.suspend,
+            )
+        )
+    except BadHandle as error:
+        raise RequestRejected(ResponseCode.NO_MESSAGE, str(error)) from None
+    answer = ChangeInvisibleAnswerHeader(Long(changed.pop_ms), Long(changed.invisible_ms), changed.revive_queue)
+    return ok(frame, answer.ext())
+
+
+# ---- checks
+
+
+def _readable(broker: BrokerContext, what: str) -> None:
+    if not broker.settings.brokerPermission & Perm.READ:
+        raise RequestRejected(ResponseCode.NO_PERMISSION, f"the broker[{broker.role.address}] {what} is forbidden")
+
+
+def _check_target(broker: BrokerContext, conn: Connection, topic: str, group: str, queue_id: int) -> None:
+    """Raises RequestRejected; creates an unknown group where settings allow that."""
+    fault = topic_fault(topic, longest=255)
+    if fault is not None:
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"the field topic: {fault}")
+    config = broker.meta.working.topics.get(topic)
+    if config is None:
+        raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!{FAQ}")
+    if not config.perm & Perm.READ:
+        raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
+    if queue_id >= config.read_queues:
+        raise RequestRejected(ResponseCode.INVALID_PARAMETER, _illegal_queue(conn, topic, queue_id, config.read_queues))
+    fault = group_fault(group)
+    if fault is not None:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field consumerGroup: {fault}")
+    known = broker.creation.group_config(group)
+    if known is None:
+        raise RequestRejected(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist{FAQ}"
+        )
+    if not known.consume_enable:
+        raise RequestRejected(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
+
+
+def _illegal_queue(conn: Connection, topic: str, queue_id: int, queues: int) -> str:
+    return (
+        f"queueId[{queue_id}] is illegal, topic:[{topic[:255]}] topicConfig.readQueueNums:[{queues}] "
+        f"consumer:[{conn.peer[0]}:{conn.peer[1]}]"
+    )
+
+
+def _delivery(
+    broker: BrokerContext, conn: Connection, header: AckHeader | ChangeInvisibleHeader
+) -> tuple[Handle, int, int]:
+    """Returns a delivery's handle, and the first queue offset, and the one after the last, of its queue.
+
+    Raises RequestRejected.
+    """
+    topics = broker.meta.working.topics
+    if header.topic not in topics:
+        raise RequestRejected(
+            ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist, apply first please!{FAQ}"
+        )
+    try:
+        handle = parse_handle(header.extraInfo, int(header.offset))
+    except BadHandle as error:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    topic = real_topic(header.topic, header.consumerGroup, handle.kind)
+    config = topics.get(topic)
+    queues = 0 if config is None else config.read_queues
+    if not 0 <= header.queueId < queues:
+        raise RequestRejected(ResponseCode.MESSAGE_ILLEGAL, _illegal_queue(conn, topic, header.queueId, queues))
+    return handle, broker.store.min_offset(topic, header.queueId), broker.store.max_offset(topic, header.queueId)
+
+
+def _check_agreement(header: AckHeader | ChangeInvisibleHeader, handle: Handle) -> None:
+    """The handle names the queue and the offset of the request. Raises RequestRejected."""
+    if (handle.queue_id, handle.offset) != (header.queueId, header.offset):
+        raise RequestRejected(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the field extraInfo is for offset {handle.offset} of queue {handle.queue_id}, "
+            f"the request is for offset {header.offset} of queue {header.queueId}",
+        )

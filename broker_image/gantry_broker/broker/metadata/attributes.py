@@ -1,0 +1,95 @@
+"""Attributes of topics (5.x): which exist, and what a change of them may say. Rules and codes are those of 5.5.0.
+
+Gantry refuses values whose meaning it does not have, instead of keeping them without effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.headers import BadField
+
+MESSAGE_TYPE: Final = "message.type"
+MIXED: Final = "MIXED"
+MAX_LONG: Final = (1 << 63) - 1
+
+
+class Attribute(NamedTuple):
+    """`expected`: what to write; `changeable`: also after the topic was created."""
+
+    valid: Callable[[str], bool]
+    expected: str
+    changeable: bool
+
+
+def _one_of(*names: str) -> Callable[[str], bool]:
+    return lambda value: value in names
+
+
+def _number(low: int, high: int) -> Callable[[str], bool]:
+    def valid(value: str) -> bool:
+        digits = value.removeprefix("-")
+        return digits.isascii() and digits.isdigit() and len(digits) < 20 and low <= int(value) <= high
+
+    return valid
+
+
+TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED)
+ATTRIBUTES: Final = {
+    MESSAGE_TYPE: Attribute(_one_of(*TYPES), f"one of {', '.join(TYPES)} (PRIORITY and LITE are not supported)", True),
+    "queue.type": Attribute(_one_of("SimpleCQ"), "SimpleCQ (BatchCQ is not supported)", False),
+    "cleanup.policy": Attribute(_one_of("DELETE"), "DELETE (COMPACTION is not supported)", False),
+    "reserve.time": Attribute(_number(-1, MAX_LONG), "a whole number of -1 or more", True),
+    "lite.topic.expiration": Attribute(_number(-1, 43_200), "a whole number from -1 to 43200", True),
+}
+
+
+def parsed(text: str) -> dict[str, str]:
+    """Returns the parts of "+name=value,-name". Raises BadField."""
+    parts = text.split(",")
+    while parts and not parts[-1]:
+        parts.pop()  # Java drops the empty ones at the end.
+    found: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        value = value.partition("=")[0]
+        if not (value if equals else not key.startswith("+")) or key in found:
+            raise _bad(text)
+        found[key] = value
+    return found
+
+
+def changed(change: Mapping[str, str], known: Mapping[str, str] | None, mixed: bool) -> dict[str, str]:
+    """Returns a topic's attributes after a change: "+name" to value, and "-name" to remove one. Raises BadField.
+
+    `known`: the attributes so far; None: the topic is new. `mixed`: the setting `enableMixedMessageType`.
+    """
+    result = dict(known or {})
+    names = [key[1:] for key in change]
+    for key, value in change.items():
+        name = key[1:]
+        if key[:1] not in ("+", "-") or names.count(name) > 1:
+            raise _bad(key)
+        attribute = ATTRIBUTES.get(name)
+        if attribute is None:
+            raise BadField("attributes", key, f"+ or - and one of {', '.join(ATTRIBUTES)}")
+        if known is not None and not attribute.changeable:
+            raise BadField("attributes", key, f"no change: {name} is set when the topic is created")
+        if key[0] == "-":
+            if known is None or name not in known:
+                raise BadField("attributes", key, "- and an attribute that the topic has")
+            del result[name]
+        elif name == MESSAGE_TYPE and value == MIXED and not mixed:
+            expected = "another type, or the setting enableMixedMessageType"
+            raise BadField("attributes", f"{key}={value}", expected, ResponseCode.INVALID_PARAMETER)
+        elif not attribute.valid(value):
+            raise BadField("attributes", f"{key}={value}", attribute.expected)
+        else:
+            result[name] = value
+    return result
+
+
+def _bad(text: str) -> BadField:
+    return BadField("attributes", text, "+name=value or -name, joined by commas, each name once")

@@ -1,0 +1,420 @@
+"""The simple consumer: receives messages on request, and acknowledges each one (POP, RocketMQ 5.x).
+
+No queue belongs to a member, so members come and go without a rebalance, and a slow one holds up nobody. A message that
+is not acknowledged within its invisible time is delivered again, to any member. A failover of the broker changes
+neither what is acknowledged nor until when a message is invisible.
+
+A poll waits at each broker group and for each topic. The first one that finds messages ends `receive`; what the others
+find later is kept for the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Self
+
+from gantry_broker.client.credentials import Credentials
+from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
+from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
+from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
+from gantry_broker.client.subscription import subscription, wanted
+from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
+from gantry_broker.protocol.codes import RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import (
+    AckHeader,
+    BadField,
+    ChangeInvisibleAnswerHeader,
+    ChangeInvisibleHeader,
+    Long,
+    PopAnswerHeader,
+    PopHeader,
+)
+from gantry_broker.protocol.message import Record, RecordError, decode_records
+from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGES: Final = 32
+MAX_INVISIBLE_S: Final = 43_200.0
+MAX_WAIT_S: Final = 60.0
+ANSWER_S: Final = 5.0
+"""Seconds for the answer to a request, beside the time for which it waits at the broker."""
+TRY_S: Final = 15.0
+"""Seconds for which an acknowledgement or a change is tried again while a broker group has no master."""
+LEAST_LEFT: Final = 0.2
+"""A message that was kept needs this part of its invisible time when it is given out."""
+_EMPTY: Final = frozenset(
+    {ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND, ResponseCode.NO_MESSAGE}
+)
+_AGAIN: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR})
+"""Codes of answers after which the same request may succeed: the group changes its master."""
+_FAILURES: Final = (RemotingError, BrokerError, ClientError, BodyError, BadField, RecordError)
+
+Place = tuple[str, str]
+"""(topic, broker group)."""
+
+
+class PoppedMessage(ReceivedMessage):
+    """A message that waits for its acknowledgement."""
+
+    __slots__ = ("handle", "visible_at")
+
+    def __init__(self, record: Record, broker: str, topic: str, handle: str, visible_at: float) -> None:
+        """`visible_at`: about when others may get the message, by the event loop's clock."""
+        super().__init__(record, broker, topic)
+        self.handle = handle
+        self.visible_at = visible_at
+
+    @property
+    def delivery_attempt(self) -> int:
+        """1 for the first delivery."""
+        return self.reconsume_times + 1
+
+
+class SimpleConsumer:
+    """Receives and acknowledges as a member of a group.
+
+    async with SimpleConsumer("127.0.0.1:9876", "billing") as consumer:
+        await consumer.subscribe("Orders")
+        for message in await consumer.receive():
+            ...
+            await consumer.ack(message)
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        group: str,
+        *,
+        from_where: FromWhere = FromWhere.FIRST,
+        invisible_s: float = 30.0,
+        ordered: bool = False,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`from_where`: FIRST or LAST, for queues that the group has never read. `invisible_s`: for `receive` calls
+        that name no other time. `ordered`: the messages of a queue come one batch after the other, the next after the
+        acknowledgement of the one before. `tls`, `credentials`: see `Session`.
+        """
+        check_group(group)
+        if from_where is FromWhere.TIMESTAMP:
+            raise ValueError("from_where is TIMESTAMP; write FIRST or LAST, and reset the group's offsets by time")
+        self.session = session_of(name_servers, credentials, tls)
+        self.group = group
+        self._from_where = from_where
+        self._invisible_s = _seconds("invisible_s", invisible_s, MAX_INVISIBLE_S)
+        self._ordered = ordered
+        self._subscriptions: dict[str, SubscriptionData] = {}
+        self._polls: dict[Place, asyncio.Task[None]] = {}
+        self._attempts: dict[Place, str] = {}
+        """The mark of an orderly pop whose answer did not come: with it the broker gives the same messages."""
+        self._kept: deque[PoppedMessage] = deque()
+        self._arrived = asyncio.Event()
+        self._failures: dict[Place, Exception] = {}
+        self._turns = itertools.count()
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        await self.session.start()
+        self._open = True
+        self.session.consumers[self.group] = self.consumer_data
+        await self._register()
+
+    async def close(self) -> None:
+        """Gives back what no `receive` took, and leaves the group."""
+        if not self._open:
+            return
+        self._open = False
+        polls = list(self._polls.values())
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        kept, self._kept = list(self._kept), deque()
+        await asyncio.gather(*(self._give_back(message) for message in kept))
+        await self.session.unregister(consumer=self.group)
+        self.session.consumers.pop(self.group, None)
+        await self.session.close()
+
+    async def subscribe(self, topic: str, expression: str = "*", *, sql: bool = False) -> None:
+        """Receives a topic's messages with one of these tags ("A || B"), or that match an SQL92 condition.
+
+        Raises InvalidMessage for a malformed expression.
+        """
+        check_topic(topic)
+        self._subscriptions[topic] = subscription(topic, expression, sql=sql)
+        if self._open:
+            await self._register()
+
+    async def unsubscribe(self, topic: str) -> None:
+        self._subscriptions.pop(topic, None)
+        if self._open:
+            await self._register()
+
+    def consumer_data(self) -> ConsumerData:
+        """Returns this consumer's part of a heartbeat."""
+        data = list(self._subscriptions.values())
+        return ConsumerData(self.group, "CONSUME_ACTIVELY", "CLUSTERING", self._from_where.value, data)
+
+    async def _register(self) -> None:
+        for topic in list(self._subscriptions):
+            try:
+                await self.session.route(topic)
+            except _FAILURES as error:
+                log.info("%s: route of %s: %s", self.group, topic, error)
+        await self.session.send_heartbeats()
+
+    # Receiving
+
+    async def receive(
+        self, max_messages: int = 16, *, invisible_s: float | None = None, wait_s: float = 15.0
+    ) -> list[PoppedMessage]:
+        """Waits up to `wait_s` seconds for a first message, and returns up to `max_messages` (at most 32).
+
+        They are invisible to others for `invisible_s`. Raises BrokerError when a broker refuses (permission, group,
+        condition), ValueError for a number out of range, NoRoute when no topic that is subscribed to exists.
+        """
+        if not 1 <= max_messages <= MAX_MESSAGES:
+            raise ValueError(f"max_messages is {max_messages}; 1 to {MAX_MESSAGES} are allowed")
+        invisible = self._invisible_s if invisible_s is None else _seconds("invisible_s", invisible_s, MAX_INVISIBLE_S)
+        wait = 0.0 if wait_s == 0 else _seconds("wait_s", wait_s, MAX_WAIT_S)
+        if not self._open:
+            raise ClientError("the consumer is not started")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        pause = BACKOFF_FIRST
+        while True:
+            found = self._take(max_messages, invisible)
+            if found:
+                return found
+            places = await self._places()
+            self._arrived.clear()
+            left = max(deadline - loop.time(), 0.0)
+            self._failures.clear()
+            for place in places:
+                if place not in self._polls:
+                    poll = loop.create_task(self._poll(place, max_messages, invisible, left))
+                    self._polls[place] = poll
+                    poll.add_done_callback(lambda _, place=place: self._polled(place))  # type: ignore[misc]
+            try:
+                async with asyncio.timeout(left + ANSWER_S):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return self._take(max_messages, invisible)
+            if self._kept:
+                continue
+            left = deadline - loop.time()
+            if self._failures.keys() >= set(places):
+                failure = next(iter(self._failures.values()))
+                if left <= 0 or (isinstance(failure, BrokerError) and failure.code not in _AGAIN):
+                    raise failure
+                await asyncio.sleep(min(pause, left))
+                pause = next_backoff(pause)
+            elif left <= 0:
+                return []
+
+    def _take(self, most: int, invisible_s: float) -> list[PoppedMessage]:
+        """Takes kept messages that are invisible long enough; the broker delivers the others again."""
+        now = asyncio.get_running_loop().time()
+        found: list[PoppedMessage] = []
+        while self._kept and len(found) < most:
+            message = self._kept.popleft()
+            if message.visible_at - now >= LEAST_LEFT * invisible_s:
+                found.append(message)
+        return found
+
+    async def _places(self) -> list[Place]:
+        """Returns the topics and broker groups to ask, another one first each time. Raises NoRoute."""
+        places = []
+        for topic in self._subscriptions:
+            route = await self.session.route(topic)
+            if route is None:
+                route = await self.session.route(topic, fresh=True, max_age=1.0)
+            for data in route.queues if route is not None else ():
+                if data.perm & Perm.READ and data.read_queues:
+                    places.append((topic, data.broker))
+        if not places:
+            raise NoRoute(f"no broker has a topic of {sorted(self._subscriptions)}")
+        first = next(self._turns) % len(places)
+        return places[first:] + places[:first]
+
+    def _polled(self, place: Place) -> None:
+        self._polls.pop(place, None)
+        self._arrived.set()
+
+    async def _poll(self, place: Place, most: int, invisible_s: float, wait_s: float) -> None:
+        topic, broker = place
+        try:
+            messages = await self._pop(topic, broker, most, invisible_s, wait_s)
+        except _FAILURES as error:
+            self._failures[place] = error
+            if not isinstance(error, BrokerError) or error.code in _AGAIN:
+                log.info("%s: pop of %s at %s: %s", self.group, topic, broker, error)
+                await self.session.route_after_failure(topic)
+        else:
+            self._kept += messages
+
+    async def _pop(self, topic: str, broker: str, most: int, invisible_s: float, wait_s: float) -> list[PoppedMessage]:
+        loop = asyncio.get_running_loop()
+        data = self._subscriptions[topic]
+        attempt = self._attempts.setdefault((topic, broker), uuid.uuid4().hex) if self._ordered else None
+        header = PopHeader(
+            self.group,
+            topic,
+            -1,
+            most,
+            Long(int(invisible_s * 1000)),
+            Long(int(wait_s * 1000)),
+            Long(0),
+            0 if self._from_where is FromWhere.FIRST else 1,
+            data.expression_type,
+            data.expression,
+            self._ordered,
+            attempt,
+        )
+        address = await self.session.master(broker, topic)
+        frame = Frame(RequestCode.POP_MESSAGE, ext=header.ext())
+        answer = await self.session.call(address, frame, wait_s + ANSWER_S)
+        self._attempts.pop((topic, broker), None)
+        if answer.code in _EMPTY:
+            return []
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(f"pop of {topic}", answer.code, answer.remark)
+        found = PopAnswerHeader.parse(answer)
+        counts = _order_counts(found.orderCountInfo)
+        starts = _starts(found.startOffsetInfo)
+        messages, visible_at = [], loop.time() + invisible_s
+        for record in decode_records(answer.body):
+            handle = record.props.get(Prop.POP_CK) or _handle(record, broker, found, starts)
+            record.reconsume_times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
+            message = PoppedMessage(record, broker, topic, handle, visible_at)
+            if data.expression_type != "TAG" or wanted(message, data):
+                messages.append(message)
+            else:
+                await self.ack(message)  # Its tag has the hash of another one.
+        return messages
+
+    # What is done with a message
+
+    async def ack(self, message: PoppedMessage) -> None:
+        """Finishes a message. A second time changes nothing.
+
+        Raises BrokerError with NO_MESSAGE when its invisible time was over and the message is delivered again,
+        RemotingError and NoRoute when the broker group is not reached for 15 s.
+        """
+        header = AckHeader(self.group, message.topic, _queue_of(message), message.handle, Long(_offset_of(message)))
+        await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
+
+    async def change_invisible_duration(self, message: PoppedMessage, seconds: float, *, suspend: bool = False) -> None:
+        """Makes a message visible to others in `seconds` from now, 0: at once; only its new handle is valid then.
+
+        `suspend`: this delivery does not count as an attempt. Raises as `ack`, and ValueError.
+        """
+        duration = 0.0 if seconds == 0 else _seconds("seconds", seconds, MAX_INVISIBLE_S)
+        header = ChangeInvisibleHeader(
+            self.group,
+            message.topic,
+            _queue_of(message),
+            message.handle,
+            Long(_offset_of(message)),
+            Long(int(duration * 1000)),
+            suspend,
+        )
+        frame = Frame(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext=header.ext())
+        visible_at = asyncio.get_running_loop().time() + duration
+        answer = await self._insist(message, frame, "change of invisible time")
+        changed = ChangeInvisibleAnswerHeader.parse(answer)
+        words = message.handle.split(" ")
+        words[0] = str(_offset_of(message))
+        words[1:4] = [str(changed.popTime), str(changed.invisibleTime), str(changed.reviveQid)]
+        message.handle, message.visible_at = " ".join(words), visible_at
+
+    async def _insist(self, message: PoppedMessage, frame: Frame, what: str) -> Frame:
+        """Asks until the broker group has a master that answers. Raises BrokerError, RemotingError and NoRoute."""
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + TRY_S, BACKOFF_FIRST
+        while True:
+            try:
+                address = await self.session.master(message.broker, message.topic)
+                request = Frame(frame.code, ext=dict(frame.ext))
+                return await self.session.call_checked(address, request, f"{what} of {message.id}")
+            except (RemotingError, BrokerError, NoRoute) as error:
+                if isinstance(error, BrokerError) and error.code not in _AGAIN:
+                    raise
+                if loop.time() + pause > deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = next_backoff(pause)
+            await self.session.route_after_failure(message.topic)
+
+    async def _give_back(self, message: PoppedMessage) -> None:
+        """Makes a message that nobody got visible again."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self.change_invisible_duration(message, 0, suspend=True)
+        except (TimeoutError, *_FAILURES) as error:
+            log.info("%s: %r stays invisible for its time: %s", self.group, message, error)
+
+
+def _seconds(name: str, value: float, most: float) -> float:
+    if not 0.001 <= value <= most:
+        raise ValueError(f"{name} is {value}; seconds from 0.001 to {most:g} are allowed")
+    return float(value)
+
+
+def _queue_of(message: PoppedMessage) -> int:
+    """The queue by the handle: one of the retry topic may have another number."""
+    return int(message.handle.split(" ")[6])
+
+
+def _offset_of(message: PoppedMessage) -> int:
+    words = message.handle.split(" ")
+    return int(words[7]) if len(words) > 7 else message.queue_offset
+
+
+def _kind(topic: str) -> str:
+    """The type of a record's topic in handles: 0, or 1 and 2 for the two forms of retry topics."""
+    if not topic.startswith(RETRY_PREFIX):
+        return "0"
+    return "2" if "+" in topic else "1"
+
+
+def _handle(record: Record, broker: str, found: PopAnswerHeader, starts: dict[tuple[str, str], str]) -> str:
+    kind, queue = _kind(record.topic), str(record.queue_id)
+    start = starts.get((kind, queue), str(record.queue_offset))
+    return (
+        f"{start} {found.popTime} {found.invisibleTime} {found.reviveQid} {kind} {broker} {queue} {record.queue_offset}"
+    )
+
+
+def _starts(text: str | None) -> dict[tuple[str, str], str]:
+    found = {}
+    for part in (text or "").split(";"):
+        words = part.split(" ")
+        if len(words) == 3:
+            found[words[0], words[1]] = words[2]
+    return found
+
+
+def _order_counts(text: str | None) -> dict[str, int]:
+    """Earlier deliveries of the messages of an orderly pop, by `qoQUEUE%OFFSET`."""
+    found = {}
+    for part in (text or "").split(";"):
+        words = part.split(" ")
+        if len(words) == 3 and words[2].isdecimal():
+            found[words[1]] = int(words[2])
+    return found

@@ -1,0 +1,172 @@
+"""What a broker group still holds for its consumers: the proof that it may be removed, and what is missing of it.
+
+A consumer group counts as long as it has offsets here or a connected consumer; one that is deleted, or that no longer
+subscribes, does not. The proof is of one state of the log: if the log ends elsewhere after the look than before, the
+report is not settled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.broker.delay import due_time
+from gantry_broker.broker.metadata.tables import DRAIN
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
+from gantry_broker.http.models import DrainReport, Unread
+from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group
+from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from gantry_broker.protocol.message import decode_records
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.context import BrokerContext
+
+SHOWN: Final = 100
+BROADCAST: Final = "BROADCASTING"
+
+
+class TimerTimes:
+    """Remembers the delivery times of the last messages of the timer topic's queues."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def of(self, broker: BrokerContext, bucket: int, end: int) -> int:
+        """Return the delivery time of the message before `end`, Unix ms; 0: it cannot be read."""
+        known = self._known.get(bucket)
+        if known is None or known[0] != end:
+            got = broker.store.get(TIMER_TOPIC, bucket, end - 1, 1, 1 << 20)
+            times = [due_time(record) for record in decode_records(got.data)]
+            known = self._known[bucket] = (end, times[0] if times else 0)
+        return known[1]
+
+
+class DrainReports:
+    """Makes the reports of one broker."""
+
+    def __init__(self, broker: BrokerContext) -> None:
+        self._broker = broker
+        self._times = StoreTimes()
+        self._timer_times = TimerTimes()
+
+    async def report(self) -> DrainReport:
+        """Works in slices: there may be very many topics and groups."""
+        broker, store = self._broker, self._broker.store
+        meta = broker.meta
+        broker.changes.flush_offsets()
+        begin = store.end
+        epoch, leading = broker.replication.epoch, broker.role.may_append
+        readers = self._readers()
+        unread: list[Unread] = []
+        newest = dead_letters = 0
+        queues = store.topics_queues()
+        async for topic, ids in broker.slices.sliced(list(queues.items())):
+            if topic not in meta.working.topics or is_system_topic(topic) or self._own(topic):
+                continue
+            ends = {q: (store.min_offset(topic, q), store.max_offset(topic, q)) for q in ids}
+            ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
+            for queue, (_, high) in ends.items():
+                newest = max(newest, self._times.of(broker, topic, queue, high - 1) or 0)
+            rows = [self._unread(topic, group, ends) for group in readers.get(topic, ())]
+            if topic.startswith(DLQ_PREFIX):
+                best = min((row.messages for row in rows), default=sum(high - low for low, high in ends.values()))
+                dead_letters += best
+                continue
+            if not rows and ends:
+                rows = [self._unread(topic, "", ends)]
+            unread += [row for row in rows if row.messages]
+        delayed = sum(
+            store.max_offset(SCHEDULE_TOPIC, level) - max(meta.working.delay.get(level + 1, 0), first)
+            for level in queues.get(SCHEDULE_TOPIC, ())
+            for first in [store.min_offset(SCHEDULE_TOPIC, level)]
+        )
+        timers = until = 0
+        async for bucket in broker.slices.sliced(queues.get(TIMER_TOPIC, [])):
+            waiting = self._timers_of(bucket)
+            if waiting:
+                timers += waiting
+                until = max(until, self._timer_times.of(broker, bucket, store.max_offset(TIMER_TOPIC, bucket)))
+        self._times.turn()
+        unread.sort(key=lambda row: (-row.messages, row.topic, row.consumer_group))
+        half, all_read = broker.transactions.undecided, broker.transactions.all_read
+        settled = (
+            begin == store.end == store.confirmed
+            and all_read
+            and not meta.has_dirty
+            and broker.role.may_append
+            and epoch == broker.replication.epoch
+        )
+        return DrainReport(
+            epoch=epoch,
+            leading=leading and broker.role.may_append,
+            drain=meta.confirmed.marks.get(DRAIN, ""),
+            settled=settled,
+            end=begin,
+            now_ms=broker.clock.unix_ms(),
+            sends=broker.counts.put_count - broker.stats.total("TOPIC_PUT_NUMS", PROBE_TOPIC),
+            newest_ms=newest,
+            retention_ms=broker.settings.fileReservedTime * 3_600_000,
+            unread=unread[:SHOWN],
+            unread_topics=len({row.topic for row in unread}),
+            unread_consumer_groups=len({row.consumer_group for row in unread} - {""}),
+            unread_messages=sum(row.messages for row in unread),
+            oldest_ms=min((row.oldest_ms for row in unread if row.oldest_ms is not None), default=None),
+            delayed=delayed,
+            timers=timers,
+            timers_until_ms=until,
+            half=half,
+            in_flight=0,
+            dead_letters=dead_letters,
+        )
+
+    def _own(self, topic: str) -> bool:
+        """Whether it is a topic of the broker itself: those named like the cluster and the group, and for replies."""
+        config = self._broker.config
+        return topic in (config.cluster, config.group) or topic.endswith(f"_{REPLY_TOPIC_SUFFIX}")
+
+    def _readers(self) -> dict[str, list[str]]:
+        """Return the consumer groups of each topic."""
+        tables, consumers = self._broker.meta.working, self._broker.clients.consumers
+        found: dict[str, dict[str, None]] = {}
+        for key in tables.offsets:
+            topic, _, group = key.rpartition("@")
+            members = consumers.get(group)
+            left = members is not None and members.clients and topic not in members.subscriptions
+            retry = topic == RETRY_PREFIX + group
+            if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
+                found.setdefault(topic, {})[group] = None
+        for members in consumers.values():
+            for topic in members.subscriptions if not is_system_group(members.name) else ():
+                found.setdefault(topic, {})[members.name] = None
+        for group in tables.groups:
+            found.setdefault(RETRY_PREFIX + group, {})[group] = None
+        return {topic: list(groups) for topic, groups in found.items()}
+
+    def _unread(self, topic: str, group: str, ends: dict[int, tuple[int, int]]) -> Unread:
+        """Count what a consumer group has not acknowledged. A queue without an offset counts from its beginning."""
+        broker = self._broker
+        offsets = broker.meta.working.offsets.get(f"{topic}@{group}", {}) if group else {}
+        members = broker.clients.consumers.get(group)
+        broadcast = members is not None and bool(members.clients) and members.message_model == BROADCAST
+        count = 0
+        oldest: int | None = None
+        for queue, (low, high) in ends.items():
+            at = low if broadcast else min(max(offsets.get(queue, low), low), high)
+            if at < high:
+                count += high - at
+                stored = self._times.of(broker, topic, queue, at)
+                if stored is not None:
+                    oldest = stored if oldest is None else min(oldest, stored)
+        return Unread(
+            topic=topic,
+            consumer_group=group,
+            messages=count,
+            oldest_ms=oldest,
+            connected=members is not None and bool(members.clients),
+            broadcast=broadcast,
+        )
+
+    def _timers_of(self, bucket: int) -> int:
+        tables, store = self._broker.meta.working, self._broker.store
+        progress = max(tables.timer.get(bucket, 0), store.min_offset(TIMER_TOPIC, bucket))
+        done = sum(1 for offset in tables.timer_done.get(bucket, ()) if offset >= progress)
+        return max(store.max_offset(TIMER_TOPIC, bucket) - progress - done, 0)

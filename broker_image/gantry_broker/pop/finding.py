@@ -1,0 +1,420 @@
+"""Looks for messages to pop in the queues of a topic and of its retry topics, and takes them.
+
+One step without a pause: what it reads and what it changes belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.pop.handle import (
+    NORMAL,
+    ORDERLY_QUEUE,
+    message_offset_info,
+    order_count_info,
+    retry_topic_v1,
+    retry_topic_v2,
+    start_offset_info,
+    topic_type,
+)
+from gantry_broker.pop.requests import Pop, Popped, PopStatus
+from gantry_broker.pop.state import MAX_OFFSET, MAX_QUEUES, Key, Queue
+from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
+from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record, format_properties
+from gantry_broker.timeslice import SLICE_S
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pull.sql92 import Filter
+    from gantry_broker.pop.log import PopLog
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.store.types import Got
+
+RETRY_FIRST_EACH: Final = 5
+"""One pop in so many looks at the retry topics first, the others last."""
+MAX_TURNS: Final = 100_000
+"""Pairs of group and topic whose turns are counted."""
+RECENT_BYTES: Final = 1 << 30
+"""A new group begins at the first message of a queue that lost none and begins within this much of the log's end."""
+REST_OF: Final = 64
+"""Queues of one topic up to which an answer counts the messages of all of them that are left."""
+
+Place = tuple[str, int]
+"""(topic, queue)."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A pop with its filter."""
+
+    request: Pop
+    codes: frozenset[int] | None = None
+    """Tag codes of the messages; None: any."""
+    condition: Filter | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What one pop takes."""
+
+    now_ms: int
+    count: int = 0
+    size: int = 0
+    data: list[bytes] = field(default_factory=list)
+    parts: list[tuple[int, int, Sequence[int]]] = field(default_factory=list)
+    """(type of topic, queue, offsets) of the messages."""
+    orders: list[str] = field(default_factory=list)
+    more: bool = False
+    """A filter has refused messages, and there are more behind them."""
+    full: bool = False
+    """POP's memory is used up."""
+    rest: int = 0
+
+
+class Finder:
+    """Takes messages for pops, and reads them for peeks."""
+
+    def __init__(self, store: MessageStore, meta: Metadata, log: PopLog, broker: str, memory_bytes: int) -> None:
+        """`broker`: the name in handles; `memory_bytes`: POP's memory, after which nothing is popped."""
+        self._store = store
+        self._settings = store.config.settings
+        self._meta = meta
+        self._log = log
+        self._broker = broker
+        self._memory_bytes = memory_bytes
+        self._turns: dict[tuple[str, str], int] = {}
+
+    # ---- where to look
+
+    def turn(self, request: Pop) -> Iterator[Place]:
+        """Returns the queues in which the next pop of a group looks: each begins at another one."""
+        key = request.group, request.topic
+        turn = self._turns.get(key, 0)
+        if turn == 0 and len(self._turns) >= MAX_TURNS:
+            self._turns.clear()
+        self._turns[key] = turn + 1
+        return self.places(request, turn)
+
+    def places(self, request: Pop, turn: int = 0) -> Iterator[Place]:
+        """Yields the queues in which a pop looks, in its order."""
+        topic = request.topic
+        retries_first = turn % RETRY_FIRST_EACH == RETRY_FIRST_EACH - 1
+        if retries_first:
+            yield from self._retries(request)
+        config = self._meta.working.topics.get(topic)
+        queues = 0 if config is None else config.read_queues
+        if request.queue_id >= 0:
+            if request.queue_id < queues:
+                yield topic, request.queue_id
+        else:
+            for number in range(queues):
+                yield topic, (number + turn) % queues
+        if not retries_first:
+            yield from self._retries(request)
+
+    def _retries(self, request: Pop) -> Iterator[Place]:
+        topic = request.topic
+        if request.order or topic.startswith(RETRY_PREFIX):
+            return
+        topics = self._meta.working.topics
+        for name in (retry_topic_v2(request.group, topic), retry_topic_v1(request.group, topic)):
+            config = topics.get(name)
+            if config is not None:
+                for queue_id in range(config.read_queues):
+                    yield name, queue_id
+
+    def queue(self, group: str, topic: str, queue_id: int, init_mode: int) -> Queue | None:
+        """Returns a queue, which begins where the group is; None: there are too many."""
+        key: Key = (group, topic, queue_id)
+        queue = self._log.state.queues.get(key)
+        if queue is None:
+            if len(self._log.state.queues) >= MAX_QUEUES:
+                return None
+            queue = self._log.changes.add(key, self.begin(group, topic, queue_id, init_mode))
+        return queue
+
+    def begin(self, group: str, topic: str, queue_id: int, init_mode: int) -> int:
+        """Returns where a group's first pop of a queue begins, as 5.5.0 does."""
+        committed = self._meta.working.offset(topic, group, queue_id)
+        if committed >= 0:
+            return committed
+        low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        if init_mode == 0 or topic.startswith(RETRY_PREFIX):
+            return low
+        if low <= 0:
+            first = self._store.get(topic, queue_id, 0, 1, 1, None)
+            if not first.data or self._store.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES:
+                return 0
+        return max(high - 1, 0)
+
+    def has_messages(self, request: Pop) -> bool:
+        """Whether there are messages behind the last pops, filters and orderly blocks aside."""
+        queues = self._log.state.queues
+        for topic, queue_id in self.places(request):
+            queue = queues.get((request.group, topic, queue_id))
+            at = self.begin(request.group, topic, queue_id, request.init_mode) if queue is None else queue.next
+            if self._store.max_offset(topic, queue_id) > at:
+                return True
+        return False
+
+    # ---- taking
+
+    def take(self, wanted: Wanted, now_ms: int, places: Iterable[Place]) -> Found:
+        """Takes messages of the places, in their order, up to the pop's number. Raises OSError."""
+        found = Found(now_ms)
+        request = wanted.request
+        if self._log.state.bytes > self._memory_bytes:
+            found.full = True
+            return found
+        ends = perf_counter() + SLICE_S
+        max_bytes = self._settings.maxTransferBytesOnMessageInMemory
+        for topic, queue_id in places:
+            room = request.max_messages - found.count
+            if room <= 0 or (found.count and found.size >= max_bytes):
+                break
+            if found.more and perf_counter() > ends:
+                break
+            queue = self.queue(request.group, topic, queue_id, request.init_mode)
+            if queue is None:
+                found.full = True
+                continue
+            self._forget_removed(queue)
+            if request.order:
+                self._take_ordered(wanted, queue, room, found)
+            else:
+                self._take(wanted, queue, room, found, ends)
+        if found.count:
+            found.rest = self._rest(request)
+        return found
+
+    def _forget_removed(self, queue: Queue) -> None:
+        """Continues behind messages that the log no longer has."""
+        _, topic, queue_id = queue.key
+        low = self._store.min_offset(topic, queue_id)
+        if queue.next < low:
+            self._log.changes.advance(queue, low)
+
+    def _rest(self, request: Pop) -> int:
+        config = self._meta.working.topics.get(request.topic)
+        if config is None or config.read_queues > REST_OF:
+            return 0
+        queues, most = self._log.state.queues, self._store.max_offset
+        rest = 0
+        for queue_id in range(config.read_queues):
+            queue = queues.get((request.group, request.topic, queue_id))
+            if queue is not None:
+                rest += max(most(request.topic, queue_id) - queue.next, 0)
+        return rest
+
+    def _take(self, wanted: Wanted, queue: Queue, room: int, found: Found, ends: float) -> None:
+        changes, request = self._log.changes, wanted.request
+        _, topic, queue_id = queue.key
+        if queue.order is not None:
+            if queue.order.visible_ms() > found.now_ms:
+                return
+            self._take_former_order(queue, request.invisible_ms, room, found)
+            return
+        got = self._read(wanted, topic, queue_id, queue.next, room, found, ends)
+        if got is None:
+            return
+        offsets, data, at = got
+        if not offsets:
+            changes.advance(queue, at)
+            found.more = found.more or at < self._store.max_offset(topic, queue_id)
+            return
+        changes.pop(queue, offsets, found.now_ms, request.invisible_ms, at)
+        self._give(found, request, topic, queue_id, offsets, data)
+
+    def _take_former_order(self, queue: Queue, invisible_ms: int, room: int, found: Found) -> None:
+        """Gives messages of an orderly pop whose time is over to a pop that is not orderly."""
+        _, topic, queue_id = queue.key
+        changes, order = self._log.changes, queue.order
+        assert order is not None
+        offsets: list[int] = []
+        pieces: list[bytes] = []
+        for offset in list(order.offsets)[:room]:
+            data = self._one(topic, queue_id, offset)
+            if data is None:
+                return
+            if data:
+                offsets.append(offset)
+                pieces.append(data)
+            else:
+                changes.finish(queue, offset)
+        if offsets:
+            changes.pop(queue, offsets, found.now_ms, invisible_ms, queue.next)
+            found.data.append(b"".join(pieces))
+            found.parts.append((topic_type(topic), queue_id, offsets))
+            found.count += len(offsets)
+
+    def _take_ordered(self, wanted: Wanted, queue: Queue, room: int, found: Found) -> None:
+        changes, request, order = self._log.changes, wanted.request, queue.order
+        if queue.count:
+            return  # Popped without order before: the queue is blocked until they are finished.
+        _, topic, queue_id = queue.key
+        same = order is not None and request.attempt_id is not None and order.attempt == request.attempt_id
+        if order is not None and not same and order.given and order.visible_ms() > found.now_ms:
+            return
+        offsets: list[int] = []
+        counts: list[int] = []
+        behind: list[tuple[int, int]] = []
+        pieces: list[bytes] = []
+        gone: list[int] = []
+        for offset, count in () if order is None else order.again(same):
+            if len(offsets) >= room:
+                behind.append((offset, count))
+                continue
+            data = self._one(topic, queue_id, offset)
+            if data is None:
+                return
+            if not data:
+                gone.append(offset)
+                continue
+            offsets.append(offset)
+            counts.append(count)
+            pieces.append(data)
+        at = queue.next
+        if len(offsets) < room:
+            got = self._read(wanted, topic, queue_id, at, room - len(offsets), found, perf_counter() + SLICE_S)
+            if got is not None:
+                fresh, data, at = got
+                offsets += fresh
+                counts += [0] * len(fresh)
+                pieces.append(data)
+                found.more = found.more or (not fresh and at < self._store.max_offset(topic, queue_id))
+        if not offsets:
+            for offset in gone:
+                changes.finish(queue, offset)
+            changes.advance(queue, at)
+            return
+        given = len(offsets)
+        changes.order_pop(
+            queue,
+            offsets + [offset for offset, _ in behind],
+            counts + [count for _, count in behind],
+            max(given, order.given - len(gone)) if same and order is not None else given,
+            order.since_ms if same and order is not None else found.now_ms,
+            found.now_ms,
+            request.invisible_ms,
+            request.attempt_id,
+            at,
+        )
+        counted = [(offset, count) for offset, count in zip(offsets, counts, strict=True) if count]
+        kind = topic_type(topic)
+        found.orders.append(order_count_info(kind, queue_id, counted, given))
+        found.data.append(b"".join(pieces))
+        found.parts.append((kind, queue_id, offsets))
+        found.count += given
+        found.size += sum(map(len, pieces))
+
+    def _one(self, topic: str, queue_id: int, offset: int) -> bytes | None:
+        """Returns one record, b"" when it is gone; None: it cannot be read now."""
+        got = self._store.get(topic, queue_id, offset, 1, 1)
+        if got.damaged >= 0:
+            return None
+        if got.data and int.from_bytes(got.data[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big") == offset:
+            return got.data
+        return b""
+
+    def _read(
+        self, wanted: Wanted, topic: str, queue_id: int, at: int, room: int, found: Found, ends: float
+    ) -> tuple[list[int] | range, bytes, int] | None:
+        """Returns (offsets, records, where to go on) of messages behind `at`; None: there are none now."""
+        high = self._store.max_offset(topic, queue_id)
+        if at >= high or high > MAX_OFFSET:
+            return None
+        max_bytes = max(self._settings.maxTransferBytesOnMessageInMemory - found.size, 1)
+        got: Got | None = None
+        if wanted.condition is not None:
+            condition = wanted.condition
+            got = self._store.get(
+                topic, queue_id, at, room, max_bytes, None, lambda record: condition(record.props),
+                lambda: perf_counter() > ends,
+            )  # fmt: skip
+        else:
+            if wanted.codes is None:
+                got = self._store.found(topic, queue_id, at, room, max_bytes, self._store.together())
+            if got is None:
+                got = self._store.get(topic, queue_id, at, room, max_bytes, wanted.codes)
+        if not got.count:
+            return None if got.damaged >= 0 or got.next_offset <= at else ([], b"", got.next_offset)
+        data = got.data
+        if got.next_offset - at == got.count:
+            return range(at, got.next_offset), data, got.next_offset
+        offsets: list[int] = []
+        place = 0
+        while place < len(data):
+            number = place + QUEUE_OFFSET_AT
+            offsets.append(int.from_bytes(data[number : number + 8], "big"))
+            place += int.from_bytes(data[place : place + 4], "big")
+        return offsets, data, got.next_offset
+
+    def _give(self, found: Found, request: Pop, topic: str, queue_id: int, offsets: Sequence[int], data: bytes) -> None:
+        kind = topic_type(topic)
+        if kind != NORMAL and topic != request.topic:
+            head = f"{offsets[0]} {found.now_ms} {request.invisible_ms} 0 {kind} {self._broker} {queue_id} "
+            data = as_of_topic(data, request.topic, head)
+        found.data.append(data)
+        found.parts.append((kind, queue_id, offsets))
+        found.count += len(offsets)
+        found.size += len(data)
+
+    # ---- peeking
+
+    def peek(self, wanted: Wanted, now_ms: int) -> Found:
+        """Reads the messages that the next pop would find, and changes nothing. Raises OSError."""
+        found = Found(now_ms)
+        request = wanted.request
+        ends = perf_counter() + SLICE_S
+        for topic, queue_id in self.places(request):
+            room = request.max_messages - found.count
+            if room <= 0:
+                break
+            queue = self._log.state.queues.get((request.group, topic, queue_id))
+            at = self.begin(request.group, topic, queue_id, request.init_mode) if queue is None else queue.next
+            at = max(at, self._store.min_offset(topic, queue_id))
+            got = self._read(wanted, topic, queue_id, at, room, found, ends)
+            if got is not None and len(got[0]):
+                self._give(found, request, topic, queue_id, *got[:2])
+        return found
+
+
+def as_of_topic(data: bytes, topic: str, handle: str) -> bytes:
+    """Returns records of a retry topic as records of the topic that was asked for, each with its handle.
+
+    `handle`: the handle without the message's offset.
+    """
+    out: list[bytes] = []
+    place = 0
+    while place < len(data):
+        size = int.from_bytes(data[place : place + 4], "big")
+        record = decode_record(data, place, check_crc=False)
+        record.topic = topic
+        props = record.props
+        props[Prop.POP_CK] = f"{handle}{record.queue_offset}"
+        try:
+            record.properties = format_properties(props)
+            out.append(record.encode())
+        except RecordError:  # No room for the handle: the client makes it from the answer's header.
+            out.append(data[place : place + size])
+        place += size
+    return b"".join(out)
+
+
+def answer(found: Found, request: Pop) -> Popped:
+    """Returns the answer with what was taken."""
+    return Popped(
+        status=PopStatus.FOUND,
+        data=b"".join(found.data),
+        count=found.count,
+        pop_ms=found.now_ms,
+        invisible_ms=request.invisible_ms,
+        revive_queue=ORDERLY_QUEUE if request.order else 0,
+        rest=found.rest,
+        start_offset_info=start_offset_info([(kind, queue, offsets[0]) for kind, queue, offsets in found.parts]),
+        message_offset_info=message_offset_info(found.parts),
+        order_count_info=";".join(found.orders) if request.order else None,
+    )

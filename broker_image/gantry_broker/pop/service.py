@@ -1,0 +1,496 @@
+"""The leader's POP service: pops, acknowledgements, renewals, waiting pops, expiry.
+
+An answer leaves when the change behind it is replicated. What a client does not get, because it has gone or because
+the replication failed, becomes visible again when its time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from gantry_broker.broker.errors import NotWritable, RequestRejected
+from gantry_broker.broker.pull.sql92 import FilterSyntaxError
+from gantry_broker.pop.expiry import Expiry
+from gantry_broker.pop.finding import Finder, Found, Place, Wanted, answer
+from gantry_broker.pop.handle import ORDERLY_QUEUE, BadHandle, Handle, real_topic
+from gantry_broker.pop.log import PopLog
+from gantry_broker.pop.requests import (
+    MAX_MESSAGES,
+    MAX_POLL_MS,
+    Ack,
+    AckResult,
+    ChangeInvisible,
+    InFlight,
+    Pop,
+    Popped,
+    PopStatus,
+)
+from gantry_broker.pop.state import Queue
+from gantry_broker.pop.waiting import Pair, Waiter, WaitingPops
+from gantry_broker.protocol.codes import ResponseCode, SendStatus
+from gantry_broker.timeslice import SLICE_S
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.confirmed import ConfirmedRecords
+    from gantry_broker.broker.events import Events
+    from gantry_broker.broker.health import MemberHealth
+    from gantry_broker.broker.log_writer import LogWriter
+    from gantry_broker.broker.metadata.changes import MetadataChanges
+    from gantry_broker.broker.metadata.creation import OnDemandCreation
+    from gantry_broker.broker.metadata.tables import Change, Metadata
+    from gantry_broker.broker.pull.filters import Filters
+    from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import MessageCounts, Stats
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.timeslice import TimeSlices
+
+log = logging.getLogger(__name__)
+
+READY_S: Final = 2.0
+"""Seconds that a request waits until a new leader has read the state. Clients wait for 3 s."""
+MEMORY_SHARE: Final = 8
+"""POP's state may take this part of the memory."""
+MAX_EARLY: Final = 10_000
+"""Changes of offsets that are kept while a new leader reads the state."""
+
+
+class PopService:
+    """Only a leader serves; every answer waits until the change is replicated."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        store_host: bytes,
+        broker: str,
+        memory_bytes: int,
+        *,
+        meta: Metadata,
+        writer: LogWriter,
+        changes: MetadataChanges,
+        creation: OnDemandCreation,
+        role: RoleState,
+        health: MemberHealth,
+        filters: Filters,
+        confirmed: ConfirmedRecords,
+        counts: MessageCounts,
+        stats: Stats,
+        events: Events,
+        slices: TimeSlices,
+        clock: Clock,
+    ) -> None:
+        """`broker`: the name in handles; `memory_bytes`: of the process."""
+        self._store = store
+        self._settings = store.config.settings
+        self._broker = broker
+        self._meta = meta
+        self._role = role
+        self._filters = filters
+        self._counts = counts
+        self._slices = slices
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._epoch = -1
+        self._log = PopLog(store, store_host, meta=meta, writer=writer, role=role, health=health, clock=clock)
+        self._finder = Finder(store, meta, self._log, broker, memory_bytes // MEMORY_SHARE)
+        self._waiting = WaitingPops()
+        self._expiry = Expiry(
+            store, self._log, meta=meta, creation=creation, role=role, stats=stats, clock=clock, unlocked=self.wake
+        )
+        self._early: list[tuple[Any, ...]] = []
+        self._log.on_ready = self._ready
+        self._log.on_written = self._expiry.arm
+        meta.on_commit = self._committed
+        changes.on_append = self._changing
+        confirmed.wake_pops = self.wake
+        confirmed.pops = self._waiting
+        events.role_changed.subscribe(self._role_changed)
+
+    # ---- requests
+
+    async def pop(self, request: Pop) -> Popped:
+        """Pops messages, or waits for some. The caller has checked topic, group, permission and ranges.
+
+        Raises RequestRejected (SUBSCRIPTION_PARSE_FAILED, SYSTEM_BUSY), NotWritable, NotStored, OSError.
+        """
+        wanted = self._wanted(request)
+        deadline = self._loop.time() + min(request.poll_ms, MAX_POLL_MS) / 1000
+        await self._until_ready()
+        while True:
+            self._may()
+            found = self._take(wanted)
+            if found.count:
+                await self._log.stored()
+                return self._answer(found, request)
+            if not found.more:
+                break
+            await self._slices.grant()
+        if found.full:
+            return self._none(found.now_ms, request, PopStatus.NO_MESSAGE)
+        if self._loop.time() >= deadline:
+            return self._none(found.now_ms, request, PopStatus.POLLING_TIMEOUT)
+        # Between the look above and this place nothing else runs: no message comes unseen.
+        waiter = Waiter(wanted, self._loop.create_future())
+        if not self._waiting.add(waiter):
+            return self._none(found.now_ms, request, PopStatus.POLLING_FULL)
+        waiter.timer = self._loop.call_at(deadline, waiter.end, None)
+        try:
+            taken = await waiter.future
+        finally:
+            waiter.timer.cancel()
+            self._waiting.remove(waiter)
+        if taken is None:
+            return self._none(self._clock.unix_ms(), request, PopStatus.POLLING_TIMEOUT)
+        return self._answer(taken, request)
+
+    def peek(self, request: Pop) -> Popped:
+        """Returns the messages that a pop would find, and changes nothing. Raises RequestRejected and OSError."""
+        wanted = self._wanted(request)
+        self._may()
+        if not self._log.ready.is_set():
+            raise self._busy()
+        found = self._finder.peek(wanted, self._clock.unix_ms())
+        if not found.count:
+            return self._none(found.now_ms, request, PopStatus.NO_MESSAGE)
+        return answer(found, request)
+
+    async def ack(self, acks: Sequence[Ack]) -> list[AckResult]:
+        """Finishes messages. Raises RequestRejected (SYSTEM_BUSY) and NotWritable."""
+        await self._until_ready()
+        self._may()
+        now = self._clock.unix_ms()
+        results = [self._ack(ack, now) for ack in acks]
+        if AckResult.OK not in results:
+            return results
+        done: asyncio.Future[SendStatus | None] = self._loop.create_future()
+        self._log.submit(lambda status: None if done.done() else done.set_result(status))
+        if await done is not SendStatus.SEND_OK:
+            return [AckResult.NOT_STORED if result is AckResult.OK else result for result in results]
+        return results
+
+    async def change_invisible(self, change: ChangeInvisible) -> Handle:
+        """Gives a message in flight a new invisible time. Raises BadHandle, RequestRejected, NotWritable, NotStored."""
+        await self._until_ready()
+        self._may()
+        handle = change.handle
+        queue = self._queue(change.group, change.topic, handle)
+        now = self._clock.unix_ms()
+        if queue is None:
+            raise BadHandle("the message is not in flight")
+        if handle.orderly:
+            order = queue.order
+            if order is None or not order.is_delivered(handle.offset, handle.pop_ms):
+                raise BadHandle("the message is not in flight, or was delivered again")
+            visible = now + change.invisible_ms
+            self._log.changes.order_renew(queue, handle.offset, visible, change.suspend)
+            await self._log.stored()
+            return Handle(
+                handle.offset, handle.pop_ms, visible - handle.pop_ms, ORDERLY_QUEUE, handle.kind, self._broker,
+                handle.queue_id, handle.offset,
+            )  # fmt: skip
+        if not queue.is_delivered(handle.offset, handle.pop_ms):
+            raise BadHandle("the message is not in flight, or was delivered again")
+        self._log.changes.renew(queue, handle.offset, now, change.invisible_ms, change.suspend)
+        await self._log.stored()
+        return Handle(
+            handle.offset, now, change.invisible_ms, handle.revive_queue, handle.kind, self._broker, handle.queue_id,
+            handle.offset,
+        )  # fmt: skip
+
+    # ---- what is there
+
+    def in_flight(self, group: str, topic: str) -> list[InFlight]:
+        """Returns what is in flight by queue, of queues that POP knows; retry topics are topics of their own."""
+        config = self._meta.working.topics.get(topic)
+        queues = self._log.state.queues
+        known = [queues.get((group, topic, number)) for number in range(config.read_queues if config else 0)]
+        return [InFlight(queue.key[2], queue.in_flight, queue.next) for queue in known if queue is not None]
+
+    @property
+    def messages_in_flight(self) -> int:
+        """Messages of all groups."""
+        return len(self._log.state)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the state, approximately."""
+        return self._log.state.bytes
+
+    @property
+    def ready(self) -> bool:
+        """Whether this member has the state of POP consumption: it leads, and has read it."""
+        return self._log.ready.is_set()
+
+    def waiting(self, group: str, topic: str) -> int:
+        """Returns how many pops wait."""
+        return self._waiting.of(group, topic)
+
+    def has_messages(self, group: str, topic: str, queue_id: int = -1) -> bool:
+        """Whether there are messages behind the last pops, filters and orderly blocks aside."""
+        return self._finder.has_messages(Pop(group=group, topic=topic, queue_id=queue_id))
+
+    def write_whole(self) -> bool:
+        """Writes the whole state at times; returns True while more of it waits. A task calls it every second."""
+        return self._log.write_whole()
+
+    def close(self) -> None:
+        self._expiry.stop()
+        self._log.stop()
+        self._settle()
+
+    # ---- parts of requests
+
+    def _wanted(self, request: Pop) -> Wanted:
+        """Returns a pop with its filter. Raises RequestRejected."""
+        request.max_messages = min(max(request.max_messages, 1), MAX_MESSAGES)
+        begun = perf_counter()
+        try:
+            subscription = self._filters.subscription(request.topic, request.expression or "*", request.expression_type)
+            if subscription.is_tag:
+                every = subscription.data.expression in ("", "*")
+                return Wanted(request, None if every else subscription.codes or None)
+            if not self._settings.enablePropertyFilter:
+                raise RequestRejected(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"The broker does not support consumer to filter message by {subscription.data.expression_type}",
+                )
+            return Wanted(request, None, self._filters.compiled(subscription.data.expression))
+        except FilterSyntaxError as error:
+            raise RequestRejected(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from None
+        finally:
+            if request.expression_type not in ("", "TAG"):
+                self._slices.charge(perf_counter() - begun)
+
+    async def _until_ready(self) -> None:
+        """Waits until a new leader has read the state. Raises RequestRejected and NotWritable."""
+        if self._log.ready.is_set():
+            return
+        if not self._role.leading:
+            raise NotWritable(self._role.refusal())
+        try:
+            await asyncio.wait_for(self._log.ready.wait(), READY_S)
+        except TimeoutError:
+            raise self._busy() from None
+
+    @staticmethod
+    def _busy() -> RequestRejected:
+        return RequestRejected(
+            ResponseCode.SYSTEM_BUSY,
+            "this master has just taken over and reads what is in flight; ask again",
+        )
+
+    def _may(self) -> None:
+        """Raises NotWritable and RequestRejected when nothing may change now."""
+        if not self._role.may_append:
+            raise NotWritable(self._role.refusal())
+        if not self._log.ready.is_set():
+            raise self._busy()
+        if self._log.refused:
+            raise NotWritable(self._log.refused)
+
+    def _take(self, wanted: Wanted, places: Sequence[Place] | None = None) -> Found:
+        begun = perf_counter()
+        looked = self._finder.turn(wanted.request) if places is None else places
+        found = self._finder.take(wanted, self._clock.unix_ms(), looked)
+        if self._log.changes:
+            self._log.submit()
+        if wanted.condition is not None:
+            self._slices.charge(perf_counter() - begun)
+        return found
+
+    def _answer(self, found: Found, request: Pop) -> Popped:
+        self._counts.gets(request.topic, request.group, found.count, found.size, {})
+        return answer(found, request)
+
+    @staticmethod
+    def _none(now_ms: int, request: Pop, status: PopStatus) -> Popped:
+        return Popped(
+            status=status,
+            pop_ms=now_ms,
+            invisible_ms=request.invisible_ms,
+            revive_queue=ORDERLY_QUEUE if request.order else 0,
+        )
+
+    def _queue(self, group: str, topic: str, handle: Handle) -> Queue | None:
+        """Returns the queue that a handle names. Raises BadHandle when it is of another broker."""
+        if handle.broker != self._broker:
+            raise BadHandle(f"the handle is of broker {handle.broker[:80]!r}, this is {self._broker!r}")
+        return self._log.state.queues.get((group, real_topic(topic, group, handle.kind), handle.queue_id))
+
+    def _ack(self, ack: Ack, now_ms: int) -> AckResult:
+        handle = ack.handle
+        try:
+            queue = self._queue(ack.group, ack.topic, handle)
+        except BadHandle:
+            return AckResult.INVALID
+        if queue is None:
+            return AckResult.INVALID
+        if handle.offset >= queue.next:
+            return AckResult.NO_MESSAGE
+        if handle.orderly:
+            order = queue.order
+            matches = order is not None and order.is_delivered(handle.offset, handle.pop_ms)
+        else:
+            matches = queue.is_delivered(handle.offset, handle.pop_ms)
+        if not matches:
+            over = handle.visible_ms <= max(now_ms, self._log.state.expired_ms)
+            return AckResult.INVALID if over else AckResult.OK
+        self._log.changes.finish(queue, handle.offset)
+        if handle.orderly:
+            order = queue.order
+            if order is None or not order.given or order.visible_ms() <= now_ms:
+                self.wake([queue.key[1:]])
+        return AckResult.OK
+
+    # ---- waiting pops
+
+    def wake(self, places: Sequence[Place]) -> None:
+        """Tries the waiting pops that may get messages of these queues."""
+        if not self._waiting or not self._log.ready.is_set():
+            return
+        todo: deque[tuple[Pair, Place]] = deque()
+        for place in places:
+            for pair in self._waiting.pairs(place[0]):
+                todo.append((pair, place))
+        if todo:
+            self._try(todo)
+
+    def _try(self, todo: deque[tuple[Pair, Place]]) -> None:
+        """Tries pops for one slice, and the rest in later passes."""
+        ends = perf_counter() + SLICE_S
+        while todo:
+            pair, place = todo.popleft()
+            if self._try_pair(pair, place, ends):
+                todo.appendleft((pair, place))
+            if todo and perf_counter() > ends:
+                self._slices.charge(SLICE_S)
+                self._slices.run(lambda: self._try(todo))
+                return
+
+    def _try_pair(self, pair: Pair, place: Place, ends: float) -> bool:
+        """Tries the pops of one group for one queue; returns True when its time was over before all had their turn."""
+        group, asked = pair
+        topic, queue_id = place
+        most = self._store.max_offset(topic, queue_id)
+        queues = self._log.state.queues
+        for waiter in self._waiting.waiters(pair):
+            request = waiter.wanted.request
+            if request.closed():
+                waiter.end(None)
+                self._waiting.remove(waiter)
+                continue
+            if (topic == asked and request.queue_id not in (-1, queue_id)) or (topic != asked and request.order):
+                continue
+            if self._log.refused or not self._role.may_append or not self._log.ready.is_set():
+                return False
+            found = self._take(waiter.wanted, [place])
+            if found.count:
+                self._waiting.remove(waiter)
+                self._give(waiter, found)
+            queue = queues.get((group, topic, queue_id))
+            if queue is None or found.full:
+                return False
+            order = queue.order
+            if queue.next >= most and order is None:
+                return False
+            if order is not None and order.given and order.visible_ms() > found.now_ms:
+                return False  # The others wait until it is not blocked any more.
+            if perf_counter() > ends:
+                return True
+        return False
+
+    def _give(self, waiter: Waiter, found: Found) -> None:
+        """Answers a waiting pop when its change is replicated."""
+
+        def told(status: SendStatus | None) -> None:
+            waiter.end(found if status is SendStatus.SEND_OK else None)
+
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        self._log.submit(told)
+
+    def _settle(self) -> None:
+        for waiter in self._waiting.take_all():
+            waiter.end(None)
+
+    # ---- what others change
+
+    def _role_changed(self, leads: bool) -> None:
+        epoch = self._role.epoch if self._role.leading else -1
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        self._expiry.stop()
+        self._early.clear()
+        if self._role.leading:
+            self._log.lead()
+        else:
+            self._log.stop()
+        self._settle()
+
+    def _ready(self) -> None:
+        early, self._early = self._early, []
+        for kind, *args in early:
+            (self._committed if kind == "commit" else self._changing)(*args)
+        self._expiry.arm()
+
+    def _committed(self, key: str, queue_id: int, offset: int) -> None:
+        """Follows an offset that a client has committed: a pulling member, or `mqadmin`."""
+        if self._log.committing or not self._role.leading:
+            return
+        if not self._log.ready.is_set():
+            if len(self._early) < MAX_EARLY:
+                self._early.append(("commit", key, queue_id, offset))
+            return
+        topic, _, group = key.rpartition("@")
+        queue = self._log.state.queues.get((group, topic, queue_id))
+        if queue is None:
+            return
+        if offset > queue.next:
+            self._log.changes.advance(queue, offset)
+        elif offset < queue.lowest():
+            self._reset(queue, offset)
+        else:
+            queue.told = -1
+            self._log.commit([queue])  # Messages below it are in flight.
+            return
+        queue.told = offset
+        self._log.submit()
+
+    def _reset(self, queue: Queue, offset: int) -> None:
+        self._log.changes.reset(queue, offset)
+        self._loop.call_soon(self.wake, [queue.key[1:]])
+
+    def _changing(self, change: Change) -> None:
+        """Follows a change of the tables that is about to be appended: its own record comes before it in the log."""
+        offsets, dropped = change.get("offsets"), change.get("dropOffsets")
+        topics, groups = change.get("dropTopics"), change.get("dropGroups")
+        if not (offsets or dropped or topics or groups):
+            return
+        if not self._log.ready.is_set():
+            if self._role.leading and len(self._early) < MAX_EARLY:
+                self._early.append(("change", change))
+            return
+        changes, queues = self._log.changes, self._log.state.queues
+        for key, values in (offsets or {}).items():
+            topic, _, group = key.rpartition("@")
+            for number, offset in values.items():
+                queue = queues.get((group, topic, int(number)))
+                if queue is not None and (offset != queue.next or queue.in_flight):
+                    self._reset(queue, offset)
+        if topics or groups or dropped:
+            names, members, keys = set(topics or ()), set(groups or ()), set(dropped or ())
+            for queue in list(queues.values()):
+                group, topic, _ = queue.key
+                if topic in names or group in members or f"{topic}@{group}" in keys:
+                    changes.drop(queue)
+        if changes:
+            self._log.flush()
+            self._expiry.arm()

@@ -1,0 +1,674 @@
+"""What is in flight: a state machine over the records of the POP topic. Pure: time is an argument.
+
+A queue of one group has a `next` offset, from which messages are popped, and the batches that were popped before and
+are not finished. A batch is one pop: its first offset, a bit for each message that is not finished, when it was popped
+and for how long. Its messages become visible together, unless a renewal moved one of them (`moved`).
+
+Batches are in columns of numbers, some 1,000 in a chunk: 24 bytes a batch, found by bisection. When they become visible
+is in a wheel of buckets of `BUCKET_MS`, 8 bytes a batch. So a change costs the same however much is in flight.
+
+All changes are absolute, and a change for a message that is not in flight does nothing: a stretch of the log, applied
+again from a base (`records.py`), gives the same state.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from typing import Final, NamedTuple
+
+Key = tuple[str, str, int]
+"""(group, topic, queue)."""
+
+BUCKET_MS: Final = 50
+"""Messages become visible at most this much late."""
+CHUNK: Final = 1_024
+"""Batches of a full chunk."""
+MAX_QUEUES: Final = 1 << 20
+MAX_OFFSET: Final = (1 << 41) - 1
+"""The highest queue offset that fits into an entry of the wheel."""
+BATCH_BYTES: Final = 33
+CHUNK_BYTES: Final = 700
+MOVED_BYTES: Final = 330
+DIFF_BYTES: Final = 120
+QUEUE_BYTES: Final = 1_000
+ENTRY_BYTES: Final = 9
+_BATCH, _MOVED, _ORDER = 0, 1, 2
+
+
+class Expired(NamedTuple):
+    """A message whose invisible time is over."""
+
+    queue: Queue
+    offset: int
+    suspended: bool
+    """The delivery does not count as an attempt."""
+    pop_ms: int
+
+
+class Order:
+    """The unfinished messages of an orderly queue; the first `given` of them are with a client."""
+
+    __slots__ = ("attempt", "counts", "given", "invisible_ms", "offsets", "pop_ms", "since_ms", "suspended", "visible")
+
+    def __init__(
+        self,
+        offsets: list[int],
+        counts: list[int],
+        given: int,
+        since_ms: int,
+        pop_ms: int,
+        invisible_ms: int,
+        attempt: str | None,
+    ) -> None:
+        self.offsets = offsets
+        self.counts = counts
+        """Earlier deliveries of each message that ended without an acknowledgement."""
+        self.given = given
+        self.since_ms = since_ms
+        """The first pop of the same attempt: a client may have popped more than once before it got an answer."""
+        self.pop_ms = pop_ms
+        self.invisible_ms = invisible_ms
+        self.attempt = attempt
+        self.visible: dict[int, int] = {}
+        """When a message that a renewal moved is visible."""
+        self.suspended: set[int] = set()
+
+    def visible_ms(self) -> int:
+        """Returns when the last message that is with a client becomes visible."""
+        visible, usual = self.visible, self.pop_ms + self.invisible_ms
+        return max([visible.get(offset, usual) for offset in self.offsets[: self.given]], default=0)
+
+    def is_delivered(self, offset: int, pop_ms: int) -> bool:
+        """Returns whether a handle with that pop time is of a message's present delivery."""
+        present = self.since_ms <= pop_ms <= self.pop_ms or pop_ms == self.pop_ms
+        return present and offset in self.offsets[: self.given]
+
+    def again(self, same_attempt: bool) -> list[tuple[int, int]]:
+        """Returns (offset, count) of all messages as the next pop gives them."""
+        out = []
+        for number, (offset, count) in enumerate(zip(self.offsets, self.counts, strict=True)):
+            counts = number < self.given and not same_attempt and offset not in self.suspended
+            out.append((offset, count + counts))
+        return out
+
+
+class Chunk:
+    """Batches in rising order of their first offsets. Finished ones stay until `Queue` removes them together."""
+
+    __slots__ = ("bits", "first", "live", "pops", "starts", "waits")
+
+    def __init__(self) -> None:
+        self.starts = array("q")
+        self.pops = array("q")
+        self.waits = array("I")
+        self.bits = array("I")
+        self.first = 0
+        """Batches before this place are finished."""
+        self.live = 0
+
+    def cut(self, low: int, high: int) -> Chunk:
+        """Returns the unfinished batches in a range of places."""
+        out = Chunk()
+        bits = self.bits[low:high]
+        for name in ("starts", "pops", "waits", "bits"):
+            column = getattr(self, name)
+            setattr(out, name, array(column.typecode, compress(column[low:high], bits)))
+        out.live = len(out.bits)
+        return out
+
+
+class Queue:
+    """One queue of one group."""
+
+    __slots__ = ("chunks", "count", "diffs", "firsts", "index", "key", "moved", "next", "order", "told")
+
+    def __init__(self, key: Key, index: int, next_offset: int) -> None:
+        self.key = key
+        self.index = index
+        self.next = next_offset
+        self.chunks: list[Chunk] = []
+        self.firsts: list[int] = []
+        """The first offset of each chunk."""
+        self.count = 0
+        """Messages in flight, without those of an orderly pop."""
+        self.diffs: dict[int, tuple[int, ...]] = {}
+        """First offset of a batch to the distances of its messages from it, when they are not one after the other."""
+        self.moved: dict[int, tuple[int, int, bool]] = {}
+        """Offset to (pop time, invisible time, suspended) of the last renewal."""
+        self.order: Order | None = None
+        self.told = -1
+        """The consumer offset that was last committed for this queue."""
+
+    @property
+    def in_flight(self) -> int:
+        return self.count + (0 if self.order is None else len(self.order.offsets))
+
+    def lowest(self) -> int:
+        """Returns the lowest offset that is not finished: the group's consumer offset."""
+        if self.chunks:
+            chunk = self.chunks[0]
+            bits, place = chunk.bits, chunk.first
+            while not bits[place]:
+                place += 1
+            chunk.first = place
+            low = self.offset_of(chunk.starts[place], (bits[place] & -bits[place]).bit_length() - 1)
+            return low if self.order is None else min(low, self.order.offsets[0])
+        return self.next if self.order is None else self.order.offsets[0]
+
+    def offset_of(self, start: int, number: int) -> int:
+        """Returns the offset of a batch's message."""
+        diffs = self.diffs.get(start)
+        return start + (number if diffs is None else diffs[number])
+
+    def place(self, offset: int) -> tuple[int, int, int] | None:
+        """Returns (chunk, place in it, number in the batch) of an unfinished message; None: it is not in flight."""
+        at = bisect_right(self.firsts, offset) - 1
+        if at < 0:
+            return None
+        chunk = self.chunks[at]
+        place = bisect_right(chunk.starts, offset) - 1
+        start = chunk.starts[place]
+        number = offset - start
+        diffs = self.diffs.get(start)
+        if diffs is not None:
+            found = bisect_left(diffs, number)
+            if found == len(diffs) or diffs[found] != number:
+                return None
+            number = found
+        if number >= 32 or not chunk.bits[place] >> number & 1:
+            return None
+        return at, place, number
+
+    def is_delivered(self, offset: int, pop_ms: int) -> bool:
+        """Returns whether a handle with that pop time is of a message's present delivery.
+
+        A delivery has its first handle and one for each renewal. All of them count: a renewal's answer may be lost, or
+        known to a proxy alone that has died since.
+        """
+        place = self.place(offset)
+        if place is None:
+            return False
+        moved = self.moved.get(offset)
+        first = self.chunks[place[0]].pops[place[1]]
+        return pop_ms == first or (moved is not None and (first <= pop_ms <= moved[0] or pop_ms == moved[0]))
+
+    def offsets(self, start: int, bits: int) -> Iterator[int]:
+        """Yields the unfinished offsets of a batch."""
+        diffs = self.diffs.get(start)
+        while bits:
+            low = bits & -bits
+            number = low.bit_length() - 1
+            yield start + (number if diffs is None else diffs[number])
+            bits ^= low
+
+    def unfinished(self) -> Iterator[int]:
+        """Yields all unfinished offsets in rising order, without those of an orderly pop."""
+        for chunk in self.chunks:
+            for start, bits in zip(chunk.starts, chunk.bits, strict=True):
+                yield from self.offsets(start, bits)
+
+
+class Bucket:
+    __slots__ = ("entries", "live")
+
+    def __init__(self) -> None:
+        self.entries = array("Q")
+        self.live = 0
+
+
+class Part(NamedTuple):
+    """Some batches of a queue: all that it has from `low` on, below `high`; -1: to its end."""
+
+    low: int
+    high: int
+    starts: list[int]
+    pops: list[int]
+    waits: list[int]
+    bits: list[int]
+    diffs: list[tuple[int, Sequence[int]]]
+    """(first offset, distances) of batches with gaps."""
+    moved: list[tuple[int, int, int, bool]]
+    """(offset, pop time, invisible time, suspended)."""
+
+
+class PopState:
+    """All queues, and when their messages become visible."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Key, Queue] = {}
+        self.expired_ms = 0
+        """Messages that were visible again by this time may have gone to their retry topics, whatever the clock says."""
+        self._by_index: list[Queue | None] = []
+        self._free: list[int] = []
+        self._buckets: dict[int, Bucket] = {}
+        self._heap: list[int] = []
+        self._in_heap: set[int] = set()
+        self._due: array[int] = array("Q")
+        """Entries of buckets whose time has come."""
+        self._entries = 0
+        self._batches = 0
+        self._chunks = 0
+        self._moved = 0
+        self._gaps = 0
+
+    def __len__(self) -> int:
+        """Messages in flight."""
+        return sum(queue.in_flight for queue in self.queues.values())
+
+    @property
+    def batches(self) -> int:
+        """Batches in memory, finished ones that were not removed yet included."""
+        return self._batches
+
+    @property
+    def bytes(self) -> int:
+        """The memory of all of this, approximately; rather too much than too little."""
+        return (
+            self._batches * BATCH_BYTES
+            + self._chunks * CHUNK_BYTES
+            + self._moved * MOVED_BYTES
+            + self._gaps * DIFF_BYTES
+            + self._entries * ENTRY_BYTES
+            + len(self.queues) * QUEUE_BYTES
+            + len(self._in_heap) * 300
+        )
+
+    # ---- changes
+
+    def add(self, key: Key, next_offset: int) -> Queue:
+        """Returns a queue, which begins at that offset when it is new."""
+        queue = self.queues.get(key)
+        if queue is None:
+            index = self._free.pop() if self._free else len(self._by_index)
+            queue = self.queues[key] = Queue(key, index, next_offset)
+            if index == len(self._by_index):
+                self._by_index.append(queue)
+            else:
+                self._by_index[index] = queue
+        return queue
+
+    def pop(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int, next_offset: int) -> None:
+        """Adds a batch of 1 to 32 messages and continues at `next_offset`."""
+        start = offsets[0]
+        count = len(offsets)
+        if queue.chunks and start <= queue.chunks[-1].starts[-1]:
+            if queue.place(start) is not None:
+                return  # The log has it twice: in a part that was written later, too.
+            self._insert(queue, offsets, pop_ms, invisible_ms)
+        else:
+            chunk = queue.chunks[-1] if queue.chunks else None
+            if chunk is None or len(chunk.starts) >= CHUNK:
+                chunk = Chunk()
+                queue.chunks.append(chunk)
+                queue.firsts.append(start)
+                self._chunks += 1
+            chunk.starts.append(start)
+            chunk.pops.append(pop_ms)
+            chunk.waits.append(invisible_ms)
+            chunk.bits.append((1 << count) - 1)
+            chunk.live += 1
+            self._batches += 1
+        if offsets[-1] - start != count - 1:
+            queue.diffs[start] = tuple([offset - start for offset in offsets])
+            self._gaps += 1
+        queue.count += count
+        if next_offset > queue.next:
+            queue.next = next_offset
+        if queue.order is not None:
+            self._forget_order(queue, offsets)
+        self._schedule((pop_ms + invisible_ms), queue.index << 43 | start << 2)
+
+    def _insert(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int) -> None:
+        """Puts a batch before later ones: messages of a former orderly pop."""
+        start = offsets[0]
+        part = Part(start, start + 1, [start], [pop_ms], [invisible_ms], [(1 << len(offsets)) - 1], [], [])
+        self._replace(queue, part)
+
+    def advance(self, queue: Queue, next_offset: int) -> None:
+        """Continues at `next_offset`: a filter refused the messages before it, or they are gone."""
+        if next_offset > queue.next:
+            queue.next = next_offset
+
+    def finish(self, queue: Queue, offset: int) -> bool:
+        """Ends a message's flight; returns False when it was not in flight."""
+        if queue.order is not None and self._forget_order(queue, (offset,)):
+            if queue.order is not None and queue.order.visible:
+                self._schedule(queue.order.visible_ms(), queue.index << 43 | _ORDER)
+            return True
+        found = queue.place(offset)
+        if found is None:
+            return False
+        at, place, number = found
+        chunk = queue.chunks[at]
+        queue.count -= 1
+        if queue.moved:
+            moved = queue.moved.pop(offset, None)
+            if moved is not None:
+                self._moved -= 1
+                self._unschedule(moved[0] + moved[1])
+        bits = chunk.bits[place] ^ (1 << number)
+        chunk.bits[place] = bits
+        if not bits:
+            self._finished(queue, at, place)
+        return True
+
+    def _finished(self, queue: Queue, at: int, place: int) -> None:
+        chunk = queue.chunks[at]
+        chunk.live -= 1
+        if queue.diffs and queue.diffs.pop(chunk.starts[place], None) is not None:
+            self._gaps -= 1
+        self._unschedule(chunk.pops[place] + chunk.waits[place])
+        size = len(chunk.starts)
+        if not chunk.live:
+            self._batches -= size
+            self._chunks -= 1
+            del queue.chunks[at]
+            del queue.firsts[at]
+        elif size - chunk.live > 32 + chunk.live:
+            less = chunk.cut(0, size)
+            self._batches -= size - less.live
+            queue.chunks[at] = less
+            queue.firsts[at] = less.starts[0]
+
+    def _forget_order(self, queue: Queue, offsets: Iterable[int]) -> bool:
+        order = queue.order
+        assert order is not None
+        found = False
+        for offset in offsets:
+            number = bisect_left(order.offsets, offset)
+            if number == len(order.offsets) or order.offsets[number] != offset:
+                continue
+            found = True
+            del order.offsets[number]
+            del order.counts[number]
+            order.visible.pop(offset, None)
+            order.suspended.discard(offset)
+            if number < order.given:
+                order.given -= 1
+        if not order.offsets:
+            queue.order = None
+        return found
+
+    def renew(self, queue: Queue, offset: int, pop_ms: int, invisible_ms: int, suspended: bool) -> bool:
+        """Makes a message in flight visible at a new time; returns False when it is not in flight."""
+        if queue.place(offset) is None:
+            return False
+        moved = queue.moved.get(offset)
+        if moved is None:
+            self._moved += 1
+        else:
+            self._unschedule(moved[0] + moved[1])
+        queue.moved[offset] = (pop_ms, invisible_ms, suspended)
+        self._schedule(pop_ms + invisible_ms, queue.index << 43 | offset << 2 | _MOVED)
+        return True
+
+    def order_pop(
+        self,
+        queue: Queue,
+        offsets: Sequence[int],
+        counts: Sequence[int],
+        given: int,
+        since_ms: int,
+        pop_ms: int,
+        invisible_ms: int,
+        attempt: str | None,
+        next_offset: int,
+    ) -> None:
+        """Replaces the messages of an orderly queue that are not finished; the first `given` are with a client now."""
+        queue.order = None
+        if next_offset > queue.next:
+            queue.next = next_offset
+        if offsets:
+            queue.order = Order(list(offsets), list(counts), given, since_ms, pop_ms, invisible_ms, attempt)
+            self._schedule(pop_ms + invisible_ms, queue.index << 43 | _ORDER)
+
+    def order_renew(self, queue: Queue, offset: int, visible_ms: int, suspended: bool) -> bool:
+        """Makes a message of an orderly pop visible at a new time; returns False when it is not in flight."""
+        order = queue.order
+        if order is None or offset not in order.offsets[: order.given]:
+            return False
+        order.visible[offset] = visible_ms
+        if suspended:
+            order.suspended.add(offset)
+        else:
+            order.suspended.discard(offset)
+        self._schedule(visible_ms, queue.index << 43 | _ORDER)
+        return True
+
+    def reset(self, queue: Queue, next_offset: int) -> None:
+        """Forgets what is in flight and continues at that offset."""
+        self._clear(queue)
+        queue.next = next_offset
+
+    def drop(self, key: Key) -> None:
+        """Forgets a queue."""
+        queue = self.queues.pop(key, None)
+        if queue is not None:
+            self._clear(queue)
+            self._by_index[queue.index] = None
+            self._free.append(queue.index)
+
+    def _clear(self, queue: Queue) -> None:
+        """Entries of the wheel stay until their time: they lead to nothing."""
+        self._chunks -= len(queue.chunks)
+        self._batches -= sum([len(chunk.starts) for chunk in queue.chunks])
+        self._moved -= len(queue.moved)
+        self._gaps -= len(queue.diffs)
+        queue.chunks, queue.firsts, queue.diffs, queue.moved = [], [], {}, {}
+        queue.count = 0
+        queue.order = None
+
+    # ---- time
+
+    def _schedule(self, visible_ms: int, entry: int) -> None:
+        number = visible_ms // BUCKET_MS
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = Bucket()
+            if number not in self._in_heap:
+                self._in_heap.add(number)
+                heapq.heappush(self._heap, number)
+        bucket.entries.append(entry)
+        bucket.live += 1
+        self._entries += 1
+
+    def _unschedule(self, visible_ms: int) -> None:
+        """Notes that one entry of a bucket leads to nothing; the bucket shrinks when most do."""
+        number = visible_ms // BUCKET_MS
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            return
+        bucket.live -= 1
+        size = len(bucket.entries)
+        if bucket.live <= 0 or size > 64 + 2 * bucket.live:
+            bucket_of = self._bucket_of
+            bucket.entries = array("Q", [entry for entry in bucket.entries if 0 <= bucket_of(entry) <= number])
+            self._entries -= size - len(bucket.entries)
+            bucket.live = len(bucket.entries)
+            if not bucket.live:
+                del self._buckets[number]
+
+    def _bucket_of(self, entry: int) -> int:
+        """Returns the bucket in which an entry belongs; -1: it leads to nothing."""
+        index, number, kind = entry >> 43, entry >> 2 & MAX_OFFSET, entry & 3
+        queue = self._by_index[index]
+        if queue is None:
+            return -1
+        if kind == _ORDER:
+            return -1 if queue.order is None else queue.order.visible_ms() // BUCKET_MS
+        if kind == _MOVED:
+            moved = queue.moved.get(number)
+            return -1 if moved is None else (moved[0] + moved[1]) // BUCKET_MS
+        at = bisect_right(queue.firsts, number) - 1
+        if at < 0:
+            return -1
+        chunk = queue.chunks[at]
+        place = bisect_left(chunk.starts, number)
+        if place == len(chunk.starts) or chunk.starts[place] != number or not chunk.bits[place]:
+            return -1
+        return (chunk.pops[place] + chunk.waits[place]) // BUCKET_MS
+
+    def next_due(self) -> int | None:
+        """Returns when `due` has something next, Unix ms; None: nothing is in flight."""
+        if self._due:
+            return 0
+        while self._heap and self._heap[0] not in self._buckets:
+            self._in_heap.discard(heapq.heappop(self._heap))
+        return (self._heap[0] + 1) * BUCKET_MS if self._heap else None
+
+    def due(self, now_ms: int, most: int) -> tuple[list[Expired], list[Queue]]:
+        """Returns messages whose time is over, about `most`, and orderly queues that are not blocked any more.
+
+        The caller finishes each message, or gives it back (`give_back`).
+        """
+        found: dict[tuple[int, int], Expired] = {}
+        unlocked: list[Queue] = []
+        while len(found) < most:
+            if not self._due:
+                while self._heap and (self._heap[0] + 1) * BUCKET_MS <= now_ms:
+                    number = heapq.heappop(self._heap)
+                    self._in_heap.discard(number)
+                    bucket = self._buckets.pop(number, None)
+                    if bucket is not None:
+                        self._due = bucket.entries
+                        break
+                if not self._due:
+                    break
+                self._due.reverse()
+            entry = self._due.pop()
+            self._entries -= 1
+            queue = self._by_index[entry >> 43]
+            if queue is None:
+                continue
+            number, kind = entry >> 2 & MAX_OFFSET, entry & 3
+            if kind == _MOVED:
+                moved = queue.moved.get(number)
+                if moved is not None and moved[0] + moved[1] <= now_ms:
+                    found[queue.index, number] = Expired(queue, number, moved[2], moved[0])
+            elif kind == _ORDER:
+                order = queue.order
+                if order is not None and order.visible_ms() <= now_ms:
+                    unlocked.append(queue)
+            else:
+                batch = self._batch(queue, number)
+                if batch is not None and batch[0] + batch[1] <= now_ms:
+                    for offset in queue.offsets(number, batch[2]):
+                        if offset not in queue.moved:
+                            found[queue.index, offset] = Expired(queue, offset, False, batch[0])
+        return list(found.values()), unlocked
+
+    @staticmethod
+    def _batch(queue: Queue, start: int) -> tuple[int, int, int] | None:
+        """Returns (pop time, invisible time, bits) of the batch that begins there."""
+        at = bisect_right(queue.firsts, start) - 1
+        if at < 0:
+            return None
+        chunk = queue.chunks[at]
+        place = bisect_left(chunk.starts, start)
+        if place == len(chunk.starts) or chunk.starts[place] != start:
+            return None
+        return chunk.pops[place], chunk.waits[place], chunk.bits[place]
+
+    def give_back(self, expired: Expired, at_ms: int) -> None:
+        """Lets `due` return a message again at that time."""
+        queue, offset = expired.queue, expired.offset
+        if offset in queue.moved:
+            entry = queue.index << 43 | offset << 2 | _MOVED
+        else:
+            found = queue.place(offset)
+            if found is None:
+                return
+            entry = queue.index << 43 | queue.chunks[found[0]].starts[found[1]] << 2
+        self._schedule(at_ms, entry)
+
+    # ---- all of it, in parts
+
+    def part(self, queue: Queue, low: int, most: int = CHUNK) -> Part:
+        """Returns the batches from the offset `low` on, at most `most`."""
+        at = max(bisect_right(queue.firsts, low) - 1, 0)
+        starts: list[int] = []
+        pops: list[int] = []
+        waits: list[int] = []
+        bits: list[int] = []
+        high = -1
+        while at < len(queue.chunks) and len(starts) < most:
+            chunk = queue.chunks[at]
+            place = bisect_left(chunk.starts, low)
+            piece = chunk.cut(place, min(place + most - len(starts), len(chunk.starts)))
+            starts += piece.starts
+            pops += piece.pops
+            waits += piece.waits
+            bits += piece.bits
+            if place + most < len(chunk.starts):
+                high = chunk.starts[place + most]
+                break
+            at += 1
+            if at < len(queue.chunks) and len(starts) >= most:
+                high = queue.firsts[at]
+        diffs: list[tuple[int, Sequence[int]]] = []
+        if queue.diffs:
+            diffs = [(start, queue.diffs[start]) for start in starts if start in queue.diffs]
+        moved: list[tuple[int, int, int, bool]] = []
+        if queue.moved:
+            for start, left in zip(starts, bits, strict=True):
+                for offset in queue.offsets(start, left):
+                    if offset in queue.moved:
+                        moved.append((offset, *queue.moved[offset]))
+        return Part(low, high, starts, pops, waits, bits, diffs, moved)
+
+    def take_part(self, queue: Queue, part: Part) -> None:
+        """Replaces the batches of a part's range by those of the part."""
+        for start, distances in part.diffs:
+            if start not in queue.diffs:
+                self._gaps += 1
+            queue.diffs[start] = tuple(distances)
+        self._replace(queue, part)
+        index = queue.index << 43
+        for start, pop_ms, wait, bits in zip(part.starts, part.pops, part.waits, part.bits, strict=True):
+            queue.count += bits.bit_count()
+            self._schedule(pop_ms + wait, index | start << 2)
+        for offset, pop_ms, wait, suspended in part.moved:
+            self.renew(queue, offset, pop_ms, wait, suspended)
+
+    def _replace(self, queue: Queue, part: Part) -> None:
+        """Puts the columns of a part in the place of the batches of its range."""
+        chunks, low, high = queue.chunks, part.low, part.high
+        first = max(bisect_right(queue.firsts, low) - 1, 0)
+        last = len(chunks) if high < 0 else bisect_left(queue.firsts, high)
+        new: list[Chunk] = []
+        tail: Chunk | None = None
+        kept = set(part.starts)
+        for at in range(first, last):
+            chunk = chunks[at]
+            begin = bisect_left(chunk.starts, low)
+            end = len(chunk.starts) if high < 0 else bisect_left(chunk.starts, high)
+            before, out, after = chunk.cut(0, begin), chunk.cut(begin, end), chunk.cut(end, len(chunk.starts))
+            if before.live:
+                new.append(before)
+            if after.live:
+                tail = after
+            for start, bits in zip(out.starts, out.bits, strict=True):
+                queue.count -= bits.bit_count()
+                for offset in queue.offsets(start, bits) if queue.moved else ():
+                    if queue.moved.pop(offset, None) is not None:
+                        self._moved -= 1
+                if start not in kept and queue.diffs.pop(start, None) is not None:
+                    self._gaps -= 1
+        for begin in range(0, len(part.starts), CHUNK):
+            chunk = Chunk()
+            chunk.starts.extend(part.starts[begin : begin + CHUNK])
+            chunk.pops.extend(part.pops[begin : begin + CHUNK])
+            chunk.waits.extend(part.waits[begin : begin + CHUNK])
+            chunk.bits.extend(part.bits[begin : begin + CHUNK])
+            chunk.live = len(chunk.starts)
+            new.append(chunk)
+        if tail is not None:
+            new.append(tail)
+        self._batches += sum([c.live for c in new]) - sum([len(c.starts) for c in chunks[first:last]])
+        self._chunks += len(new) - (last - first)
+        chunks[first:last] = new
+        queue.firsts[first:last] = [chunk.starts[0] for chunk in new]

@@ -1,0 +1,103 @@
+"""Waiting pops: by group and topic, and by each topic whose messages they may get. No sockets, no clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gantry_broker.pop.finding import Found, Wanted
+from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
+
+MAX_WAITING: Final = 100_000
+"""RocketMQ's `maxPopPollingSize`: waiting pops of one broker."""
+MAX_OF_GROUP: Final = 8_192
+"""Waiting pops of one group for one topic."""
+
+Pair = tuple[str, str]
+"""(group, topic)."""
+
+
+class Waiter:
+    """One waiting pop; its future gets what was taken for it, or None when its time is over."""
+
+    __slots__ = ("future", "timer", "wanted")
+
+    def __init__(self, wanted: Wanted, future: asyncio.Future[Found | None]) -> None:
+        self.wanted = wanted
+        self.future = future
+        self.timer: asyncio.TimerHandle | None = None
+
+    def end(self, found: Found | None) -> None:
+        if not self.future.done():
+            self.future.set_result(found)
+
+
+class WaitingPops:
+    """All waiting pops, bounded in total and for each group and topic."""
+
+    def __init__(self, most: int = MAX_WAITING, most_of_group: int = MAX_OF_GROUP) -> None:
+        self._most = most
+        self._most_of_group = most_of_group
+        self._waiting: dict[Pair, dict[Waiter, None]] = {}
+        self._pairs: dict[str, dict[Pair, None]] = {}
+        """Topic to the pairs that get messages from it; retry topics lead to those of their topic."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def of(self, group: str, topic: str) -> int:
+        """Returns how many pops of a group wait for a topic."""
+        return len(self._waiting.get((group, topic), ()))
+
+    def add(self, waiter: Waiter) -> bool:
+        """Takes a waiting pop; returns False when there are too many."""
+        request = waiter.wanted.request
+        pair = request.group, request.topic
+        waiting = self._waiting.get(pair)
+        if self._count >= self._most or (waiting is not None and len(waiting) >= self._most_of_group):
+            return False
+        if waiting is None:
+            waiting = self._waiting[pair] = {}
+            for topic in self._topics(pair):
+                self._pairs.setdefault(topic, {})[pair] = None
+        waiting[waiter] = None
+        self._count += 1
+        return True
+
+    def remove(self, waiter: Waiter) -> None:
+        """Forgets a waiting pop."""
+        request = waiter.wanted.request
+        pair = request.group, request.topic
+        waiting = self._waiting.get(pair)
+        if waiting is None or waiter not in waiting:
+            return
+        del waiting[waiter]
+        self._count -= 1
+        if not waiting:
+            del self._waiting[pair]
+            for topic in self._topics(pair):
+                pairs = self._pairs[topic]
+                del pairs[pair]
+                if not pairs:
+                    del self._pairs[topic]
+
+    @staticmethod
+    def _topics(pair: Pair) -> tuple[str, str, str]:
+        group, topic = pair
+        return topic, retry_topic_v2(group, topic), retry_topic_v1(group, topic)
+
+    def pairs(self, topic: str) -> Iterable[Pair]:
+        """Returns the pairs with pops that may get a topic's messages."""
+        return list(self._pairs.get(topic, ()))
+
+    def waiters(self, pair: Pair) -> Sequence[Waiter]:
+        """Returns a pair's waiting pops, the first that came first."""
+        return list(self._waiting.get(pair, ()))
+
+    def take_all(self) -> list[Waiter]:
+        """Forgets all waiting pops and returns them."""
+        waiters = [waiter for waiting in self._waiting.values() for waiter in waiting]
+        self._waiting, self._pairs, self._count = {}, {}, 0
+        return waiters

@@ -1,0 +1,7 @@
+"""`python -m gantry_broker.proxy`."""
+
+import sys
+
+from gantry_broker.proxy.process import main
+
+sys.exit(main())

@@ -1,0 +1,173 @@
+"""Who a client of the proxy is, and what it may do: the same users and rules as for remoting.
+
+A client signs the field `x-mq-date-time` with its secret key: HMAC-SHA1, in hexadecimal digits of either case, as
+`authorization: MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=x-mq-date-time, Signature=...`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, User
+from gantry_broker.access.quota import Meter
+from gantry_broker.access.table import read_table
+from gantry_broker.protocol.limits import MAX_ACCESS
+from gantry_broker.proxy.answers import Refusal
+from gantry_broker.proxy.contract import Code
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 1.0
+MAX_DECISIONS: Final = 50_000
+MAX_AUTHORIZATION: Final = 1_024
+WRONG: Final = "the access key is unknown or disabled, or the signature is wrong"
+_FORM: Final = re.compile(
+    r"^MQv2-HMAC-SHA1 +Credential=([^,/ ]{1,128})[^,]{0,200}, *SignedHeaders=([^,]{1,200}), *"
+    r"Signature=([0-9A-Fa-f]{40})$"
+)
+_DATE: Final = "x-mq-date-time"
+
+
+class Need(NamedTuple):
+    """One of the actions with the resource is needed."""
+
+    kind: str
+    name: str
+    actions: tuple[str, ...]
+
+
+class Authentication:
+    """The policy in force, and what was decided by it."""
+
+    def __init__(self, mode: str) -> None:
+        """`mode` counts until there is a policy."""
+        self._default = mode
+        self.policy: Policy | None = None
+        self.refused: dict[str, int] = {}
+        """Refused requests by reason."""
+        self._decisions: dict[tuple[str, str, Need], bool] = {}
+        self._meters: dict[str, Meter] = {}
+
+    @property
+    def mode(self) -> str:
+        return self._default if self.policy is None else self.policy.mode
+
+    def set_policy(self, policy: Policy) -> None:
+        self.policy = policy
+        self._decisions.clear()
+        self._meters.clear()
+
+    def user(self, metadata: Mapping[str, str]) -> User | None:
+        """Return who a call is from; None: anybody. Raises Refusal."""
+        mode = self.mode
+        if mode == DISABLED:
+            return None
+        given = metadata.get("authorization")
+        if given is None:
+            if mode == PERMISSIVE:
+                return None
+            raise self._refuse("anonymous", Code.UNAUTHORIZED, "the request is not signed")
+        policy = self.policy
+        if policy is None:
+            raise self._refuse("no-table", Code.TOO_MANY_REQUESTS, "the users of the cluster are not known yet")
+        form = _FORM.match(given) if len(given) <= MAX_AUTHORIZATION else None
+        if form is None or form[2].strip().lower() != _DATE:
+            raise self._refuse(
+                "malformed",
+                Code.UNAUTHORIZED,
+                "authorization is not 'MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=x-mq-date-time, Signature=HEX'",
+            )
+        user = policy.users.get(form[1])
+        keys = user.keys if user is not None and user.enabled else ()
+        text = metadata.get(_DATE, "").encode("latin-1", "replace")
+        signature = form[3].lower()
+        valid = False
+        for key in keys or (b"\0" * 32,):
+            valid |= hmac.compare_digest(hmac.digest(key, text, "sha1").hex(), signature)
+        if not valid or not keys:
+            raise self._refuse("signature", Code.UNAUTHORIZED, WRONG)
+        return user
+
+    def check(self, user: User | None, peer: str, needs: tuple[Need, ...]) -> None:
+        """Raises Refusal when the user lacks one of the rights."""
+        if user is None or user.super:
+            return
+        for need in needs:
+            place = (user.name, peer, need)
+            allowed = self._decisions.get(place)
+            if allowed is None:
+                if len(self._decisions) >= MAX_DECISIONS:
+                    self._decisions.clear()
+                allowed = self._decisions[place] = user.may(need.kind, need.name, need.actions, peer)
+            if not allowed:
+                raise self._refuse(
+                    "permission",
+                    Code.FORBIDDEN,
+                    f"user {user.name} has no permission ({' or '.join(need.actions)}) for {need.kind} {need.name}",
+                )
+
+    def take(self, user: User | None, size: int, messages: int, now: float) -> None:
+        """Count what a user sends. Raises Refusal when its quota is used up."""
+        if user is None or not user.quota:
+            return
+        meter = self._meters.get(user.name)
+        if meter is None:
+            quota = user.quota
+            meter = self._meters[user.name] = Meter(quota.bytes_per_second, quota.messages_per_second, now)
+        if not meter.has_some(now):
+            raise self._refuse("user-quota", Code.TOO_MANY_REQUESTS, f"the quota of user {user.name} is used up")
+        meter.take(size, messages)
+
+    def _refuse(self, reason: str, code: Code, text: str) -> Refusal:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        return Refusal(code, text)
+
+
+class TableFile:
+    """Reads the access table again when its file changes; keeps the former table while the new one cannot be read."""
+
+    def __init__(self, path: Path, authentication: Authentication) -> None:
+        self._path = path
+        self._authentication = authentication
+        self._stamp: tuple[int, int, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def read(self) -> None:
+        """Blocks for a read of the file."""
+        try:
+            found = self._path.stat()
+            stamp = found.st_ino, found.st_size, found.st_mtime_ns
+            if stamp == self._stamp:
+                return
+            if found.st_size > MAX_ACCESS:
+                raise ValueError(f"it has {found.st_size} bytes, the limit is {MAX_ACCESS}")
+            table = read_table(self._path.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            log.error("%s: %s; the former users stay in force", self._path, error)
+            return
+        self._stamp = stamp
+        self._authentication.set_policy(Policy.of(table.model_dump()))
+        log.info("%s: users of version %d are in force", self._path, table.version)
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await asyncio.to_thread(self.read)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task

@@ -1,0 +1,651 @@
+"""One HTTP/2 connection (RFC 9113) as a server has it: bytes in, calls and bytes out. No sockets and no clock.
+
+What a peer may cost is bounded here: the header block and its parts, the streams that are open, frames that make no
+progress (`Strain`), and what waits for a peer that does not read, which the owner of the connection limits by `unsent`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final, Protocol
+
+from gantry_broker.proxy.http2.hpack import Decoder, Field, HpackError, TooLarge
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DEFAULT_WINDOW: Final = 65_535
+MAX_WINDOW: Final = 2**31 - 1
+MAX_FRAME: Final = 16_384
+"""Bytes of the largest frame that this end takes: the default, which it never changes."""
+STREAM_WINDOW: Final = 1 << 20
+CONNECTION_WINDOW: Final = 4 << 20
+MAX_STREAMS: Final = 1_000
+"""Streams that one peer may have open at the same time."""
+MAX_BLOCK: Final = 32 * 1024
+"""Bytes of a header block with its continuations."""
+MAX_PARTS: Final = 16
+"""Frames of one header block."""
+_SMALL: Final = 256
+"""Bytes of a part of a body that counts as progress."""
+_REMEMBERED: Final = 1_000
+"""Streams that this end reset: what a peer had sent before it knew is ignored."""
+
+_DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
+_END_STREAM: Final = 0x1
+_ACK: Final = 0x1
+_END_HEADERS: Final = 0x4
+_PADDED: Final = 0x8
+_WITH_PRIORITY: Final = 0x20
+_HEAD: Final = Struct(">BHBBI")
+_SETTING: Final = Struct(">HI")
+_INT: Final = Struct(">I")
+_PAIR: Final = Struct(">II")
+_PER_CONNECTION: Final = frozenset({"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
+
+
+class Fault(IntEnum):
+    """Error codes of HTTP/2."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+
+
+class ConnectionFault(Exception):
+    """The peer broke a rule that ends the connection."""
+
+    def __init__(self, fault: Fault, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+class _StreamFault(Exception):
+    def __init__(self, stream: int, fault: Fault, text: str) -> None:
+        super().__init__(text)
+        self.stream = stream
+        self.fault = fault
+
+
+class Strain:
+    """A peer's allowance for frames that make no progress. Each request or message gives some back."""
+
+    def __init__(self, most: float, per_second: float, now: float) -> None:
+        self._most = most
+        self._per_second = per_second
+        self._left = most
+        self._at = now
+
+    def earn(self, amount: float) -> None:
+        self._left = min(self._left + amount, self._most)
+
+    def take(self, amount: float, now: float) -> bool:
+        """Whether the peer still had as much."""
+        self._left = min(self._left + (now - self._at) * self._per_second, self._most) - amount
+        self._at = now
+        return self._left >= 0
+
+
+class Stream:
+    """A request and its answer."""
+
+    __slots__ = (
+        "announced",
+        "call",
+        "ended",
+        "id",
+        "opened",
+        "queue",
+        "received",
+        "stalled_at",
+        "trailers",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, number: int, window: int) -> None:
+        self.id = number
+        self.window = window
+        """Bytes that this end may still send."""
+        self.received = 0
+        """Bytes since the last update of the peer's window."""
+        self.announced: int | None = None
+        """Bytes of the body that the header announced and that have not come."""
+        self.ended = False
+        """The peer sends no more."""
+        self.queue: deque[bytes] = deque()
+        """Data that waits for the window."""
+        self.waiting = 0
+        """Its bytes."""
+        self.trailers: bytes | None = None
+        """What ends the stream after the queue."""
+        self.stalled_at: float | None = None
+        """The time since which the peer has left no window for waiting data."""
+        self.opened = False
+        """The owner knows the stream."""
+        self.call: Any = None
+        """The owner's."""
+
+
+class Owner(Protocol):
+    """Gets the streams of a connection."""
+
+    def on_request(self, stream: Stream, fields: list[Field]) -> None:
+        """A new stream; `stream.ended` tells whether it has no body."""
+
+    def on_data(self, stream: Stream, data: bytes) -> None:
+        """A part of the body. The last part may be empty; `stream.ended` tells."""
+
+    def on_reset(self, stream: Stream) -> None:
+        """The stream is over before its answer was complete."""
+
+    def on_drained(self, stream: Stream) -> None:
+        """All data of the stream has gone out."""
+
+
+class ServerConnection:
+    """One connection. `out` collects the bytes to send; the caller takes them after each call."""
+
+    def __init__(self, owner: Owner, now: float, max_streams: int = MAX_STREAMS) -> None:
+        self._owner = owner
+        self._buffer = bytearray()
+        self._preface = True
+        self._settled = False
+        self._decoder = Decoder()
+        self._max_streams = max_streams
+        self.streams: dict[int, Stream] = {}
+        self.out: list[bytes] = []
+        self.unsent = 0
+        """Bytes of data that wait for windows."""
+        self._last = 0
+        """The highest stream that the peer opened."""
+        self._reset: deque[int] = deque(maxlen=_REMEMBERED)
+        self._was_reset: set[int] = set()
+        self._window = DEFAULT_WINDOW
+        self._initial = DEFAULT_WINDOW
+        self._max_frame = MAX_FRAME
+        self._received = 0
+        self._block: bytearray | None = None
+        self._block_of = 0
+        self._block_flags = 0
+        self._parts = 0
+        self._blocked: dict[int, Stream] = {}
+        """Streams with data that waits, in the order of their turns."""
+        self._strain = Strain(2_000, 100, now)
+        self._resets = Strain(1_000, 100, now)
+        self._now = now
+        self.going_away = False
+        """This end takes no more streams."""
+        self.closed = False
+        settings = ((3, max_streams), (4, STREAM_WINDOW), (6, MAX_BLOCK))
+        self._frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in settings))
+        self._frame(_WINDOW, 0, 0, _INT.pack(CONNECTION_WINDOW - DEFAULT_WINDOW))
+
+    # ---- in
+
+    @property
+    def begun(self) -> bool:
+        """Whether the peer's preface and settings have come."""
+        return self._settled
+
+    @property
+    def held(self) -> int:
+        """Bytes of an unfinished frame or header block."""
+        return len(self._buffer) + (len(self._block) if self._block is not None else 0)
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take bytes of the peer. After a fault of the connection, `closed` is true and `out` ends with GOAWAY.
+
+        Raises ConnectionFault after that, for the log.
+        """
+        if self.closed:
+            return
+        self._now = now
+        try:
+            self._receive(data)
+        except ConnectionFault as fault:
+            self._goaway(fault.fault, str(fault))
+            self.closed = True
+            raise
+
+    def _receive(self, data: bytes) -> None:
+        buffer = self._buffer
+        if buffer:
+            buffer += data
+            data = bytes(buffer)
+            buffer.clear()
+        at, end = 0, len(data)
+        if self._preface:
+            if data[: len(PREFACE)] != PREFACE[:end]:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, "the connection does not begin as HTTP/2 does")
+            if end < len(PREFACE):
+                buffer += data
+                return
+            at = len(PREFACE)
+            self._preface = False
+        unpack = _HEAD.unpack_from
+        while end - at >= 9:
+            high, low, kind, flags, stream = unpack(data, at)
+            length = high << 16 | low
+            if length > MAX_FRAME:
+                raise ConnectionFault(Fault.FRAME_SIZE_ERROR, f"a frame has {length} bytes, the limit is {MAX_FRAME}")
+            stop = at + 9 + length
+            if stop > end:
+                break
+            payload = data[at + 9 : stop]
+            at = stop
+            try:
+                self._dispatch(kind, flags, stream & MAX_WINDOW, payload)
+            except _StreamFault as fault:
+                self._strained(10)
+                self.reset(fault.stream, fault.fault)
+        if at < end:
+            buffer += data[at:]
+
+    def _dispatch(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if self._block is not None and kind != _CONTINUATION:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "another frame came within a header block")
+        if not self._settled:
+            if kind != _SETTINGS or flags & _ACK:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            self._settled = True
+        if kind == _DATA:
+            self._on_data(flags, stream, payload)
+        elif kind == _HEADERS:
+            self._on_headers(flags, stream, payload)
+        elif kind == _WINDOW:
+            self._on_window(stream, payload)
+        elif kind == _PING:
+            self._on_ping(flags, stream, payload)
+        elif kind == _RST:
+            self._on_reset(stream, payload)
+        elif kind == _SETTINGS:
+            self._on_settings(flags, stream, payload)
+        elif kind == _CONTINUATION:
+            self._on_continuation(flags, stream, payload)
+        elif kind == _PRIORITY:
+            self._on_priority(stream, payload)
+        elif kind == _PUSH:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "a client sent PUSH_PROMISE")
+        elif kind == _GOAWAY:
+            if stream:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, "GOAWAY belongs to the connection")
+        else:
+            self._strained(1)
+
+    def _strained(self, amount: float) -> None:
+        if not self._strain.take(amount, self._now):
+            raise ConnectionFault(Fault.ENHANCE_YOUR_CALM, "too many frames make no progress")
+
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        size = len(payload)
+        if not number:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "DATA without a stream")
+        data = _unpadded(payload) if flags & _PADDED else payload
+        self._received += size
+        if self._received >= CONNECTION_WINDOW // 2:
+            self._frame(_WINDOW, 0, 0, _INT.pack(self._received))
+            self._received = 0
+        stream = self.streams.get(number)
+        if stream is None or stream.ended:
+            if number > self._last or not number & 1:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, f"DATA on stream {number}, which was never opened")
+            if number in self._was_reset:
+                return
+            raise _StreamFault(number, Fault.STREAM_CLOSED, "DATA after the end")
+        stream.received += size
+        if stream.received > STREAM_WINDOW:
+            raise _StreamFault(number, Fault.FLOW_CONTROL_ERROR, "more DATA than the window allows")
+        if flags & _END_STREAM:
+            stream.ended = True
+        elif stream.received >= STREAM_WINDOW // 2:
+            self._frame(_WINDOW, 0, number, _INT.pack(stream.received))
+            stream.received = 0
+        if len(data) >= _SMALL:
+            self._strain.earn(1)
+        elif not stream.ended:
+            self._strained(0.5 if data else 1)
+        if stream.announced is not None:
+            stream.announced -= len(data)
+            if stream.announced < 0 or (stream.ended and stream.announced):
+                raise _StreamFault(number, Fault.PROTOCOL_ERROR, "DATA is not as long as content-length says")
+        self._owner.on_data(stream, data)
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if not number & 1:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, f"HEADERS on stream {number}")
+        if flags & _PADDED:
+            payload = _unpadded(payload)
+        dependency = None
+        if flags & _WITH_PRIORITY:
+            if len(payload) < 5:
+                raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "HEADERS are too short for their priority")
+            dependency = _INT.unpack_from(payload)[0] & MAX_WINDOW
+            payload = payload[5:]
+        if dependency == number:
+            # The block must be decoded all the same; its stream is refused after that.
+            self._block_flags = flags | 0x100
+        else:
+            self._block_flags = flags
+        if flags & _END_HEADERS:
+            self._on_block(number, self._block_flags, payload)
+        else:
+            self._block = bytearray(payload)
+            self._block_of, self._parts = number, 1
+
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        block = self._block
+        if block is None or number != self._block_of:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "CONTINUATION without its HEADERS")
+        block += payload
+        self._parts += 1
+        if len(block) > MAX_BLOCK or self._parts > MAX_PARTS:
+            raise ConnectionFault(Fault.ENHANCE_YOUR_CALM, f"a header has over {MAX_PARTS} frames or {MAX_BLOCK} bytes")
+        if flags & _END_HEADERS:
+            self._block = None
+            self._on_block(number, self._block_flags, bytes(block))
+
+    def _on_block(self, number: int, flags: int, block: bytes) -> None:
+        try:
+            fields = self._decoder.decode(block)
+        except TooLarge as error:
+            raise ConnectionFault(Fault.ENHANCE_YOUR_CALM, str(error)) from None
+        except HpackError as error:
+            raise ConnectionFault(Fault.COMPRESSION_ERROR, str(error)) from None
+        except IndexError:
+            raise ConnectionFault(Fault.COMPRESSION_ERROR, "a header block is cut off") from None
+        stream = self.streams.get(number)
+        if stream is not None or number <= self._last:
+            self._on_trailers(stream, number, flags, fields)
+            return
+        self._last = number
+        if flags & 0x100:
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "a stream depends on itself")
+        if self.going_away or len(self.streams) >= self._max_streams:
+            raise _StreamFault(number, Fault.REFUSED_STREAM, "too many streams")
+        problem = _request_fault(fields)
+        if problem:
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, problem)
+        stream = self.streams[number] = Stream(number, self._initial)
+        length = next((value for name, value in fields if name == "content-length"), None)
+        if length is not None:
+            stream.announced = int(length) if length.isdigit() and len(length) < 16 else -1
+        stream.ended = bool(flags & _END_STREAM)
+        if stream.announced is not None and (stream.announced < 0 or (stream.ended and stream.announced)):
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "content-length does not fit the body")
+        self._strain.earn(2)
+        stream.opened = True
+        self._owner.on_request(stream, fields)
+
+    def _on_trailers(self, stream: Stream | None, number: int, flags: int, fields: list[Field]) -> None:
+        if stream is None or stream.ended:
+            if number in self._was_reset:
+                return
+            if stream is None:
+                raise ConnectionFault(Fault.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
+            raise _StreamFault(number, Fault.STREAM_CLOSED, "HEADERS after the end")
+        if not flags & _END_STREAM:
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "trailers without an end")
+        if any(name.startswith(":") or name != name.lower() for name, _ in fields):
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "trailers hold what they must not")
+        stream.ended = True
+        if stream.announced:
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "DATA is not as long as content-length says")
+        self._owner.on_data(stream, b"")
+
+    def _on_window(self, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
+        more = _INT.unpack(payload)[0] & MAX_WINDOW
+        self._strained(0.25)
+        if not number:
+            self._window += more
+            if not more:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            if self._window > MAX_WINDOW:
+                raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            for stream in list(self._blocked.values()):
+                if self._window <= 0:
+                    break
+                self._pump(stream)
+            return
+        stream_or_none = self.streams.get(number)
+        if stream_or_none is None:
+            if number > self._last:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, f"WINDOW_UPDATE of stream {number}, which is idle")
+            return
+        if not more:
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+        stream_or_none.window += more
+        if stream_or_none.window > MAX_WINDOW:
+            raise _StreamFault(number, Fault.FLOW_CONTROL_ERROR, "the stream's window is too large")
+        if stream_or_none.waiting:
+            self._pump(stream_or_none)
+
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "PING belongs to the connection")
+        if len(payload) != 8:
+            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "PING has 8 bytes")
+        if not flags & _ACK:
+            self._strained(1)
+            self._frame(_PING, _ACK, 0, payload)
+
+    def _on_reset(self, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
+        if not number or number > self._last or not number & 1:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, f"RST_STREAM of stream {number}, which was never opened")
+        if not self._resets.take(1, self._now):
+            raise ConnectionFault(Fault.ENHANCE_YOUR_CALM, "too many streams were opened and reset")
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._drop(stream)
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "SETTINGS belong to the connection")
+        if flags & _ACK:
+            if payload:
+                raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS is empty")
+            return
+        if len(payload) % 6:
+            raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "SETTINGS have 6 bytes each")
+        self._strained(5 + len(payload) / 6)
+        self._frame(_SETTINGS, _ACK, 0, b"")
+        for name, value in _SETTING.iter_unpack(payload):
+            if name == 2 and value > 1:
+                raise ConnectionFault(Fault.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
+            if name == 4:
+                if value > MAX_WINDOW:
+                    raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE is {value}")
+                change, self._initial = value - self._initial, value
+                for stream in list(self.streams.values()):
+                    stream.window += change
+                    if stream.window > MAX_WINDOW:
+                        raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "a stream's window is too large")
+                    if stream.waiting:
+                        self._pump(stream)
+            elif name == 5:
+                if not MAX_FRAME <= value <= 2**24 - 1:
+                    raise ConnectionFault(Fault.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {value}")
+                self._max_frame = min(value, 64 * 1024)
+
+    def _on_priority(self, number: int, payload: bytes) -> None:
+        if not number:
+            raise ConnectionFault(Fault.PROTOCOL_ERROR, "PRIORITY without a stream")
+        self._strained(1)
+        if len(payload) != 5:
+            raise _StreamFault(number, Fault.FRAME_SIZE_ERROR, "PRIORITY has 5 bytes")
+        if _INT.unpack_from(payload)[0] & MAX_WINDOW == number:
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "a stream depends on itself")
+
+    # ---- out
+
+    def headers(self, stream: Stream, block: bytes) -> None:
+        """Send the first header of an answer."""
+        self._frame(_HEADERS, _END_HEADERS, stream.id, block)
+
+    def data(self, stream: Stream, data: bytes) -> None:
+        """Send a part of the answer, as the peer's windows allow."""
+        if stream.id not in self.streams:
+            return
+        size = len(data)
+        self._strain.earn(2)
+        if not stream.waiting and size <= self._window and size <= stream.window and size <= self._max_frame:
+            self._window -= size
+            stream.window -= size
+            self._frame(_DATA, 0, stream.id, data)
+            return
+        stream.queue.append(data)
+        stream.waiting += size
+        self.unsent += size
+        self._pump(stream)
+
+    def finish(self, stream: Stream, trailers: bytes) -> None:
+        """End the answer with trailers, after its data."""
+        if stream.id not in self.streams:
+            return
+        stream.trailers = trailers
+        if not stream.waiting:
+            self._close(stream)
+
+    def reset(self, number: int, fault: Fault) -> None:
+        """End a stream at once."""
+        self._remember(number)
+        self._frame(_RST, 0, number, _INT.pack(fault))
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._drop(stream)
+
+    def go_away(self) -> None:
+        """Take no more streams, and tell the peer which ones still get their answer."""
+        if not self.going_away and not self.closed:
+            self.going_away = True
+            self._goaway(Fault.NO_ERROR, "the server stops")
+
+    def ping(self) -> None:
+        self._frame(_PING, 0, 0, b"gantry\0\0")
+
+    def oldest_stall(self) -> float | None:
+        """Return the time since which some stream has waited for the peer's window; None: none waits."""
+        return min((s.stalled_at for s in self._blocked.values() if s.stalled_at is not None), default=None)
+
+    def _goaway(self, fault: Fault, text: str) -> None:
+        self._frame(_GOAWAY, 0, 0, _PAIR.pack(self._last, fault) + text.encode()[:200])
+
+    def _pump(self, stream: Stream) -> None:
+        queue = stream.queue
+        moved = 0
+        while queue:
+            most = min(self._window, stream.window, self._max_frame)
+            if most <= 0:
+                break
+            part = queue[0]
+            if len(part) > most:
+                queue[0], part = part[most:], part[:most]
+            else:
+                queue.popleft()
+            size = len(part)
+            moved += size
+            self._window -= size
+            stream.window -= size
+            self._frame(_DATA, 0, stream.id, part)
+        stream.waiting -= moved
+        self.unsent -= moved
+        if queue:
+            self._blocked[stream.id] = stream
+            if moved or stream.stalled_at is None:
+                stream.stalled_at = self._now
+            return
+        stream.stalled_at = None
+        self._blocked.pop(stream.id, None)
+        if stream.trailers is not None:
+            self._close(stream)
+        else:
+            self._owner.on_drained(stream)
+
+    def _close(self, stream: Stream) -> None:
+        """Send the trailers: the answer is complete."""
+        self._frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.id, stream.trailers or b"")
+        self.streams.pop(stream.id, None)
+        if not stream.ended:
+            self._remember(stream.id)
+            self._frame(_RST, 0, stream.id, _INT.pack(Fault.NO_ERROR))
+
+    def _drop(self, stream: Stream) -> None:
+        self.streams.pop(stream.id, None)
+        self._blocked.pop(stream.id, None)
+        self.unsent -= stream.waiting
+        stream.queue.clear()
+        stream.waiting = 0
+        if stream.opened:
+            self._owner.on_reset(stream)
+        self._owner.on_drained(stream)
+
+    def _remember(self, number: int) -> None:
+        if number in self._was_reset:
+            return
+        if len(self._reset) == _REMEMBERED:
+            self._was_reset.discard(self._reset[0])
+        self._reset.append(number)
+        self._was_reset.add(number)
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        length = len(payload)
+        self.out.append(_HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream))
+        if payload:
+            self.out.append(payload)
+
+
+def _unpadded(payload: bytes) -> bytes:
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFault(Fault.PROTOCOL_ERROR, "the padding is longer than the frame")
+    return payload[1 : len(payload) - payload[0]]
+
+
+_NAMES: Final[set[str]] = set()
+"""Names of fields that were found valid: clients send the same few."""
+
+
+def _request_fault(fields: list[Field]) -> str:
+    """Return what is wrong with a request's header, or ""."""
+    seen: set[str] = set()
+    regular = False
+    for name, value in fields:
+        if name[:1] == ":":
+            if regular:
+                return "a pseudo field comes after others"
+            if name in seen or name not in (":method", ":scheme", ":path", ":authority"):
+                return f"the pseudo field {name[:40]} is unknown or there twice"
+            if name == ":path" and not value:
+                return "the path is empty"
+            seen.add(name)
+            continue
+        regular = True
+        if name in _NAMES:
+            continue
+        if name != name.lower() or not name or any(letter <= " " or letter == ":" or letter > "~" for letter in name):
+            return "the name of a field is not valid"
+        if name in _PER_CONNECTION:
+            return f"the field {name} belongs to HTTP/1"
+        if name == "te":
+            if value != "trailers":
+                return "te is not trailers"
+        elif len(_NAMES) < 256 and len(name) < 64:
+            _NAMES.add(name)
+    if not {":method", ":scheme", ":path"} <= seen:
+        return "a pseudo field is missing"
+    return ""
+
+
+__all__ = ["ConnectionFault", "Fault", "Owner", "ServerConnection", "Strain", "Stream"]

@@ -1,0 +1,569 @@
+"""gRPC over HTTP/2 on asyncio: the port for clients, its connections and their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Final, cast
+
+from gantry_broker.proxy.http2 import hpack
+from gantry_broker.proxy.http2.core import ConnectionFault, ServerConnection, Stream
+from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, RpcError
+from gantry_broker.remoting.connection import Shared
+from gantry_broker.remoting.refused import RefusedConnections
+from gantry_broker.remoting.tls_gate import TlsGate
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 2.0
+PREFACE_S: Final = 10.0
+"""Seconds in which a connection must begin as HTTP/2 does."""
+SILENT_S: Final = 60.0
+"""A connection that sent nothing for this long is asked by a PING."""
+GONE_S: Final = 90.0
+"""A connection that sent nothing for this long has ended."""
+STALL_S: Final = 60.0
+"""A stream whose data has waited for the client's window for this long is reset."""
+FRAME_S: Final = 30.0
+"""Seconds in which an unfinished frame or header block must be complete."""
+MAX_QUEUED: Final = 256 * 1024
+"""Bytes of a stream that wait for the client before the next `send` waits."""
+GATHER: Final = 64 * 1024
+MAX_PUSHED: Final = 1 << 20
+"""Bytes that may wait for the client of a conversation; one more message is refused."""
+
+_HEADERS: Final = (
+    hpack.status(200)
+    + hpack.literal("content-type", "application/grpc")
+    + hpack.literal("grpc-accept-encoding", "identity")
+)
+_NOT_GRPC: Final = hpack.status(400) + hpack.literal("content-type", "text/plain")
+_OK: Final = hpack.literal("grpc-status", "0")
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def read_timeout(text: str | None) -> float | None:
+    """Return the seconds of a field `grpc-timeout`; None: there is none, or it cannot be read."""
+    if not text or len(text) > 9 or text[-1] not in _UNITS or not text[:-1].isdigit():
+        return None
+    return int(text[:-1]) * _UNITS[text[-1]]
+
+
+def trailers(status: GrpcStatus, message: str) -> bytes:
+    """Encode the fields that end a call."""
+    if status == GrpcStatus.OK and not message:
+        return _OK
+    quoted = "".join(
+        chr(byte) if 32 <= byte < 127 and byte != 37 else f"%{byte:02X}" for byte in message[:1_000].encode()
+    )
+    return hpack.literal("grpc-status", str(int(status))) + hpack.literal("grpc-message", quoted)
+
+
+class GrpcCall:
+    """One call: `rpc.Line`, and what the connection keeps of it."""
+
+    __slots__ = (
+        "_connection",
+        "_deadline",
+        "_drained",
+        "answered",
+        "buffer",
+        "conversation",
+        "metadata",
+        "method",
+        "peer",
+        "stream",
+        "task",
+    )
+
+    def __init__(
+        self, connection: GrpcConnection, stream: Stream, metadata: Mapping[str, str], method: Method, peer: str
+    ) -> None:
+        self._connection = connection
+        self.stream = stream
+        self.metadata = metadata
+        self.method = method
+        self.peer = peer
+        self.buffer = bytearray()
+        """What has come of a message that is not complete."""
+        self.answered = False
+        """The header of the answer has gone out."""
+        self.task: asyncio.Task[None] | None = None
+        self.conversation: Conversation | None = None
+        self._drained: asyncio.Future[None] | None = None
+        timeout = read_timeout(metadata.get("grpc-timeout"))
+        self._deadline = None if timeout is None else connection.loop.time() + timeout
+
+    def time_left(self) -> float | None:
+        return None if self._deadline is None else self._deadline - self._connection.loop.time()
+
+    @property
+    def over(self) -> bool:
+        return self.stream.id not in self._connection.core.streams
+
+    def push(self, message: bytes) -> bool:
+        if self.over or self.stream.waiting > MAX_PUSHED:
+            return False
+        self._message(message)
+        self._connection.flush_soon()
+        return True
+
+    async def send(self, message: bytes) -> None:
+        if self.over:
+            return
+        self._message(message)
+        self._connection.flush_soon()
+        while self.stream.waiting > MAX_QUEUED and not self.over:
+            self._drained = self._connection.loop.create_future()
+            await self._drained
+
+    def drained(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def finish(self, status: GrpcStatus = GrpcStatus.OK, message: str = "") -> None:
+        if self.over:
+            return
+        core = self._connection.core
+        if self.answered:
+            core.finish(self.stream, trailers(status, message))
+        else:
+            core.finish(self.stream, _HEADERS + trailers(status, message))
+        self._connection.flush_soon()
+
+    def _message(self, message: bytes) -> None:
+        core = self._connection.core
+        if not self.answered:
+            self.answered = True
+            core.headers(self.stream, _HEADERS)
+        core.data(self.stream, b"\0" + len(message).to_bytes(4, "big") + message)
+
+
+class GrpcConnection(asyncio.Protocol):
+    """One connection of a client."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.loop = endpoint.loop
+        self._shared = endpoint.shared
+        self._transport: asyncio.Transport | None = None
+        self.peer = "0.0.0.0"
+        self.since = self.last = self._shared.now
+        self.unfinished_since: float | None = None
+        self.core = ServerConnection(self, self.since)
+        self.running: set[asyncio.Task[None]] = set()
+        self._flushing = False
+        self._paused = False
+        self._entered = False
+        self._body = 0
+        """Bytes of requests that are not complete."""
+        self._held = 0
+        self._pinged = False
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<GrpcConnection {self.peer}>"
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._shared.budget.high_water)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple) and peer:
+            address = ipaddress.ip_address(peer[0].partition("%")[0])
+            self.peer = str(getattr(address, "ipv4_mapped", None) or address)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._entered = self._shared.enter(self.peer)
+        if not self._entered:
+            self.abort()
+            return
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self.closed:
+            return
+        self.last = self._shared.now
+        self._pinged = False
+        core = self.core
+        try:
+            core.receive(data, self.loop.time())
+        except ConnectionFault as fault:
+            self._endpoint.refused.add(fault.fault.name, self.peer, str(fault))
+            self._flush()
+            self.close()
+            return
+        if not core.held:
+            self.unfinished_since = None
+        elif self.unfinished_since is None:
+            self.unfinished_since = self._shared.now
+        held = core.held + self._body
+        if held != self._held and not self.closed:
+            self._held = held
+            self._shared.hold(self, held)
+        if core.out:
+            self._flush()
+
+    def eof_received(self) -> None:
+        """Let the transport close: the client has ended."""
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._shared.wait(self, 0)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._shared.forget(self)
+        for stream in list(self.core.streams.values()):
+            self.core.streams.pop(stream.id, None)
+            self.on_reset(stream)
+            self.on_drained(stream)
+        if self._entered:
+            self._entered = False
+            self._shared.leave(self.peer)
+        self._endpoint.ended(self)
+
+    # ---- streams: `core.Owner`
+
+    def on_request(self, stream: Stream, fields: list[hpack.Field]) -> None:
+        metadata = dict(fields)
+        endpoint = self._endpoint
+        content = metadata.get("content-type", "")
+        if metadata[":method"] != "POST" or not content.startswith("application/grpc"):
+            if stream.ended:
+                self._not_grpc(stream)
+            return
+        path = metadata[":path"]
+        method = endpoint.methods.get(path)
+        if method is None or metadata.get("grpc-encoding", "identity") != "identity":
+            what = f"Method {path[1:]} is unimplemented"
+            if method is not None:
+                what = f"grpc-encoding {metadata['grpc-encoding'][:40]} is not served: send identity"
+            self.core.finish(stream, _HEADERS + trailers(GrpcStatus.UNIMPLEMENTED, what))
+            return
+        if len(self.running) >= endpoint.max_calls:
+            self.core.finish(
+                stream, _HEADERS + trailers(GrpcStatus.RESOURCE_EXHAUSTED, "too many calls of one connection")
+            )
+            return
+        call = stream.call = GrpcCall(self, stream, metadata, method, self.peer)
+        endpoint.calls += 1
+        if method.conversing is not None:
+            try:
+                call.conversation = method.conversing(call)
+            except RpcError as error:
+                call.finish(error.status, str(error))
+        elif stream.ended:
+            call.finish(GrpcStatus.INTERNAL, "the request has no message")
+
+    def on_data(self, stream: Stream, data: bytes) -> None:
+        call: GrpcCall | None = stream.call
+        if call is None:
+            if stream.ended:
+                self._not_grpc(stream)
+            return
+        if call.conversation is not None:
+            self._converse(call, data)
+            return
+        if not stream.ended or call.buffer:
+            call.buffer += data
+            self._body += len(data)
+            if len(call.buffer) > MAX_MESSAGE + 5:
+                self._release(call)
+                call.finish(GrpcStatus.RESOURCE_EXHAUSTED, f"a message has over {MAX_MESSAGE} bytes")
+                return
+            if not stream.ended:
+                return
+            data = bytes(call.buffer)
+            self._release(call)
+        if len(data) < 5 or len(data) - 5 != int.from_bytes(data[1:5], "big"):
+            call.finish(GrpcStatus.INTERNAL, "the request is not one message")
+        elif data[0]:
+            call.finish(GrpcStatus.UNIMPLEMENTED, "compressed messages are not served")
+        else:
+            task = call.task = self.loop.create_task(self._run(call, data[5:]))
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
+
+    def on_reset(self, stream: Stream) -> None:
+        call: GrpcCall | None = stream.call
+        if call is None:
+            return
+        self._release(call)
+        if call.task is not None:
+            call.task.cancel()
+        conversation, call.conversation = call.conversation, None
+        if conversation is not None:
+            conversation.on_end()
+
+    def on_drained(self, stream: Stream) -> None:
+        if stream.call is not None:
+            stream.call.drained()
+
+    def _not_grpc(self, stream: Stream) -> None:
+        """Answer a request that is none of gRPC's, once it is complete."""
+        self.core.headers(stream, _NOT_GRPC)
+        self.core.data(stream, b"this port serves gRPC\n")
+        self.core.finish(stream, hpack.literal("x-end", "1"))
+
+    def _release(self, call: GrpcCall) -> None:
+        self._body -= len(call.buffer)
+        call.buffer.clear()
+
+    def _converse(self, call: GrpcCall, data: bytes) -> None:
+        conversation = call.conversation
+        assert conversation is not None
+        buffer = call.buffer
+        buffer += data
+        self._body += len(data)
+        try:
+            while len(buffer) >= 5:
+                size = int.from_bytes(buffer[1:5], "big")
+                if size > MAX_MESSAGE:
+                    raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, f"a message has over {MAX_MESSAGE} bytes")
+                if len(buffer) - 5 < size:
+                    break
+                if buffer[0]:
+                    raise RpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not served")
+                message = bytes(buffer[5 : 5 + size])
+                del buffer[: 5 + size]
+                self._body -= 5 + size
+                conversation.on_message(message)
+        except RpcError as error:
+            self._release(call)
+            self._end(call, error.status, str(error))
+            return
+        except Exception:
+            log.exception("a message of %r failed", self)
+            self._release(call)
+            self._end(call, GrpcStatus.INTERNAL, "the proxy failed; its log says why")
+            return
+        if call.stream.ended and call.conversation is not None:
+            self._end(call, GrpcStatus.OK, "")
+
+    def _end(self, call: GrpcCall, status: GrpcStatus, text: str) -> None:
+        conversation, call.conversation = call.conversation, None
+        call.finish(status, text)
+        if conversation is not None:
+            conversation.on_end()
+
+    async def _run(self, call: GrpcCall, message: bytes) -> None:
+        method = call.method
+        core = self.core
+        try:
+            if method.unary is not None:
+                answer = await method.unary(call, message)
+                stream = call.stream
+                if stream.id in core.streams:
+                    core.headers(stream, _HEADERS)
+                    core.data(stream, b"\0" + len(answer).to_bytes(4, "big") + answer)
+                    core.finish(stream, _OK)
+                    self.flush_soon()
+            elif method.streaming is not None:
+                await method.streaming(call, message)
+                call.finish()
+        except RpcError as error:
+            call.finish(error.status, str(error))
+        except asyncio.CancelledError:
+            call.finish(GrpcStatus.CANCELLED, "the call was cancelled")
+            raise
+        except Exception:
+            log.exception("call of %r failed", self)
+            call.finish(GrpcStatus.INTERNAL, "the proxy failed; its log says why")
+
+    # ---- out
+
+    def flush_soon(self) -> None:
+        """Send what was written in this pass of the event loop together."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flushing = False
+        self._flush()
+
+    def _flush(self) -> None:
+        out = self.core.out
+        transport = self._transport
+        if not out or transport is None:
+            return
+        data = b"".join(out)
+        out.clear()
+        if self.closed or transport.is_closing():
+            return
+        transport.write(data)
+        if self._paused:
+            self._shared.wait(self, transport.get_write_buffer_size() + self.core.unsent)
+        elif self.core.unsent > self._shared.budget.unsent_bytes_each:
+            self._shared.wait(self, self.core.unsent)
+
+    def close(self) -> None:
+        """End the connection after all written bytes have gone out."""
+        self._flush()
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- the endpoint calls
+
+    def sweep(self, now: float) -> None:
+        core = self.core
+        stall = core.oldest_stall()
+        if not core.begun and now - self.since > PREFACE_S:
+            self._refuse("preface", f"no HTTP/2 within {PREFACE_S:g} s")
+        elif now - self.last > GONE_S:
+            self._refuse("silent", f"nothing came for {GONE_S:g} s")
+        elif self.unfinished_since is not None and now - self.unfinished_since > FRAME_S:
+            self._refuse("unfinished", f"a frame was not complete within {FRAME_S:g} s")
+        elif stall is not None and now - stall > STALL_S:
+            self._refuse("unread", f"data waited for the client for {STALL_S:g} s")
+        elif self._paused and now - self.last > STALL_S:
+            self._refuse("unread", f"the client read nothing for {STALL_S:g} s")
+        elif now - self.last > SILENT_S and not self._pinged:
+            self._pinged = True
+            core.ping()
+            self._flush()
+
+    def _refuse(self, reason: str, text: str) -> None:
+        self._endpoint.refused.add(reason, self.peer, text)
+        self.abort()
+
+    def go_away(self) -> None:
+        """Take no more calls; conversations end at once, other calls get their answers."""
+        self.core.go_away()
+        for stream in list(self.core.streams.values()):
+            call: GrpcCall | None = stream.call
+            if call is not None and call.conversation is not None:
+                self._end(call, GrpcStatus.UNAVAILABLE, "the proxy stops")
+        self._flush()
+        self.close_if_idle()
+
+    def close_if_idle(self) -> None:
+        if not self.core.streams and not self.closed:
+            self.close()
+
+
+class Endpoint:
+    """The port for gRPC clients: listens, counts, and stops in order."""
+
+    def __init__(
+        self,
+        methods: Methods,
+        host: str,
+        port: int,
+        *,
+        shared: Shared,
+        gate: TlsGate | None = None,
+        max_connections: int = 10_000,
+        max_calls: int = 2_000,
+        reuse_port: bool = False,
+        backlog: int = 1_024,
+    ) -> None:
+        """`max_calls`: calls of one connection that are in work, those that the client gave up included."""
+        self.methods = methods
+        self.shared = shared
+        self.max_calls = max_calls
+        self.loop = asyncio.get_running_loop()
+        self.calls = 0
+        """Calls since the start."""
+        self.refused = RefusedConnections("gRPC port")
+        self.connections: set[GrpcConnection] = set()
+        self._host, self._port = host, port
+        self._gate = gate
+        self._most = max_connections
+        self._reuse_port = reuse_port
+        self._backlog = backlog
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._draining = False
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    async def start(self) -> int:
+        """Listen and return the port. Raises OSError when it is taken."""
+        self.shared.now = self.loop.time()
+        self._server = await self.loop.create_server(
+            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=self._backlog
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        return self._port
+
+    async def close(self, drain_s: float) -> None:
+        """Stop in order: no more connections, GOAWAY to all, and `drain_s` seconds for calls in work."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._draining = True
+        for connection in list(self.connections):
+            connection.go_away()
+        until = self.loop.time() + drain_s
+        while self.connections and self.loop.time() < until:
+            await asyncio.sleep(0.02)
+            for connection in list(self.connections):
+                connection.close_if_idle()
+        tasks = [task for connection in self.connections for task in connection.running]
+        for connection in list(self.connections):
+            connection.abort()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._gate is not None:
+            self._gate.close()
+
+    def ended(self, connection: GrpcConnection) -> None:
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self.shared.connections -= 1
+
+    def _accept(self) -> asyncio.Protocol:
+        if self.shared.connections >= self._most or self._draining:
+            self.refused.add("crowded", "", f"{self.shared.connections} connections are open")
+            return _Refused()
+        if self._gate is None:
+            return self._enter()
+        return self._gate.accept(self._enter)
+
+    def _enter(self) -> GrpcConnection:
+        connection = GrpcConnection(self)
+        self.connections.add(connection)
+        self.shared.connections += 1
+        return connection
+
+    def _sweep(self) -> None:
+        now = self.shared.now = self.loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now)
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+
+
+class _Refused(asyncio.Protocol):
+    """Ends a connection over the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

@@ -1,0 +1,557 @@
+"""Receives, acknowledgements, invisible times and dead letters: POP by remoting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Coroutine, Iterable
+from functools import partial
+from typing import Any, Final
+
+from gantry_broker.client.errors import BrokerError, NoRoute
+from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
+from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, SendBackHeader
+from gantry_broker.protocol.message import Record, decode_records
+from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, overall, refusal_of, set_status
+from gantry_broker.proxy.brokers import Brokers
+from gantry_broker.proxy.clients import Client, Clients
+from gantry_broker.proxy.contract import Code, FilterType, v2
+from gantry_broker.proxy.messages import millis, received, set_millis
+from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals
+from gantry_broker.proxy.rpc import Call
+from gantry_broker.remoting.errors import RemotingError
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGES: Final = 32
+MIN_POLL_MS: Final = 5_000
+MAX_POLL_MS: Final = 20_000
+MIN_INVISIBLE_MS: Final = 10_000
+MAX_INVISIBLE_MS: Final = 43_200_000
+CALL_S: Final = 3.0
+"""Seconds for a request to a broker, with the attempts after a failure."""
+GRACE_S: Final = 5.0
+"""Seconds that the answer to a pop may take beyond its wait."""
+BACK_MS: Final = 1_000
+"""The invisible time of messages whose client has gone before it got them."""
+MAX_ORPHANS: Final = 10_000
+"""Pops whose client has gone while they wait at a broker."""
+RENEW_S: Final = 0.5
+MAX_RENEWING: Final = 256
+"""Renewals under way at the same time."""
+FIRST_PAUSE_S: Final = 0.02
+LONGEST_PAUSE_S: Final = 0.3
+_SINCE_5_0_3: Final = (5, 0, 3)
+
+_NOTHING: Final = frozenset(
+    (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
+)
+_AGAIN: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
+
+
+class Popped:
+    """The messages of one pop, with their handles and attempts."""
+
+    __slots__ = ("broker", "items", "visible_ms")
+
+    def __init__(self, broker: str, items: list[tuple[Record, str, int]], visible_ms: int) -> None:
+        self.broker = broker
+        self.items = items
+        self.visible_ms = visible_ms
+
+
+def polling_ms(asked: int | None, request_timeout_ms: int, left_ms: int | None, version: str) -> int:
+    """Return how long a receive waits for messages. Raises Refusal. Pure."""
+    if left_ms is None:
+        return min(max(MAX_POLL_MS if asked is None else asked, MIN_POLL_MS), MAX_POLL_MS)
+    wanted = left_ms - request_timeout_ms // 2 if asked is None else asked
+    wanted = min(max(wanted, MIN_POLL_MS), MAX_POLL_MS)
+    if wanted <= left_ms:
+        return wanted
+    if left_ms >= MIN_POLL_MS:
+        return left_ms
+    code = Code.ILLEGAL_POLLING_TIME if _version(version) >= _SINCE_5_0_3 else Code.BAD_REQUEST
+    raise Refusal(code, "The deadline time remaining is not enough for polling, please check network condition")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    parts = text.strip().lstrip("v").partition("-")[0].split(".")[:3]
+    return tuple(int(part) if part.isdigit() and len(part) < 6 else 0 for part in parts)
+
+
+def tags_of(expression: str) -> frozenset[str] | None:
+    """Return the tags that a filter by tag lets through; None: all. Pure."""
+    if not expression or expression.strip() == "*":
+        return None
+    return frozenset(tag.strip() for tag in expression.split("||") if tag.strip()) or None
+
+
+def read_pop(answer: Frame, broker: str) -> Popped:
+    """Return the messages of the answer to POP_MESSAGE. Raises RecordError and ValueError. Pure."""
+    ext = answer.ext
+    records = decode_records(answer.body)
+    pop_ms, invisible_ms, revive = int(ext["popTime"]), int(ext["invisibleTime"]), int(ext.get("reviveQid", "0"))
+    starts = _by_queue(ext.get("startOffsetInfo"))
+    counts = _order_counts(ext.get("orderCountInfo"))
+    items = []
+    for record in records:
+        kind = topic_type(record.topic)
+        handle = record.props.get(Prop.POP_CK)
+        if handle is None:
+            place = (kind, record.queue_id)
+            start = starts.setdefault(place, record.queue_offset)
+            handle = f"{start} {pop_ms} {invisible_ms} {revive} {kind} {broker} {record.queue_id} {record.queue_offset}"
+        elif handle.count(" ") == 6:
+            handle = f"{handle} {record.queue_offset}"
+        times = record.reconsume_times
+        if counts:
+            key = f"{kind} qo{record.queue_id}%{record.queue_offset}"
+            times = counts.get(key, counts.get(f"{kind} {record.queue_id}", times)) or times
+        items.append((record, f"{handle} {record.phys_offset}", times + 1))
+    return Popped(broker, items, pop_ms + invisible_ms)
+
+
+def _by_queue(text: str | None) -> dict[tuple[int, int], int]:
+    found = {}
+    for part in (text or "").split(";"):
+        words = part.split(" ")
+        if len(words) == 3 and all(word.isdigit() for word in words):
+            found[int(words[0]), int(words[1])] = int(words[2])
+    return found
+
+
+def _order_counts(text: str | None) -> dict[str, int]:
+    found = {}
+    for part in (text or "").split(";"):
+        key, _, count = part.rpartition(" ")
+        if key and count.isdigit():
+            found[key] = int(count)
+    return found
+
+
+def log_offset_of(handle: str) -> int | None:
+    """Return the offset in the log at the end of a handle. Pure."""
+    parts = handle.split(" ")
+    return int(parts[8]) if len(parts) == 9 and parts[8].isdigit() else None
+
+
+class Receiving:
+    """What consumers ask."""
+
+    def __init__(self, brokers: Brokers, clients: Clients) -> None:
+        self._brokers = brokers
+        self._clients = clients
+        self.renewals = Renewals()
+        self.returned = 0
+        """Messages that went back because their client had gone before it got them."""
+        self._orphans: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._renewer: asyncio.Task[None] | None = None
+        self._renewing = asyncio.Semaphore(MAX_RENEWING)
+        self._under_way: dict[Held, asyncio.Task[Any]] = {}
+        """Renewals of which the end is not known."""
+
+    def start(self) -> None:
+        self._renewer = asyncio.get_running_loop().create_task(self._renew_forever())
+
+    async def close(self) -> None:
+        """Stop renewals. Messages whose clients this process serves keep their present invisible time: the clients
+        go on with another proxy.
+        """
+        tasks = [*self._tasks, *self._orphans, *([] if self._renewer is None else [self._renewer])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- receive
+
+    async def receive(self, call: Call, client: Client, group: str, topic: str, request: Any) -> Code:
+        """Answer a ReceiveMessageRequest. Raises Refusal and `FAILURES` before the first part of the answer."""
+        settings = client.settings
+        left = call.time_left()
+        poll_ms = polling_ms(
+            millis(request.long_polling_timeout) if request.HasField("long_polling_timeout") else None,
+            millis(settings.request_timeout),
+            None if left is None else int(left * 1_000),
+            call.metadata.get("x-mq-client-version", ""),
+        )
+        invisible_ms = FIRST_MS
+        if not request.auto_renew:
+            invisible_ms = checked_invisible(millis(request.invisible_duration), MIN_INVISIBLE_MS)
+        route = await self._brokers.route(topic)
+        if route is None:
+            raise no_route(topic)
+        masters = self._brokers.masters(route)
+        if not masters:
+            raise Refusal(Code.FORBIDDEN, "no readable queue")
+        broker, queue_id = request.message_queue.broker.name, request.message_queue.id
+        if broker not in masters:
+            broker, queue_id = random.choice(masters), -1
+        fifo = settings.HasField("subscription") and settings.subscription.fifo
+        by_sql = request.filter_expression.type == FilterType.SQL
+        expression = request.filter_expression.expression or "*"
+        ext = {
+            "consumerGroup": group,
+            "topic": topic,
+            "queueId": str(queue_id),
+            "maxMsgNums": str(min(max(request.batch_size, 1), MAX_MESSAGES)),
+            "invisibleTime": str(invisible_ms),
+            "initMode": "1",
+            "expType": EXPRESSION_SQL92 if by_sql else EXPRESSION_TAG,
+            "exp": expression,
+            "order": "true" if fifo else "false",
+            "bname": broker,
+        }
+        if request.HasField("attempt_id") and request.attempt_id:
+            ext["attemptId"] = request.attempt_id[:255]
+        popped, code, text = await self._pop(broker, topic, group, ext, poll_ms)
+        attempts = settings.backoff_policy.max_attempts
+        tags = None if by_sql else tags_of(expression)
+        if popped is not None and popped.items:
+            popped.items = self._without_unwanted(popped.items, group, topic, tags, attempts)
+            if not popped.items:
+                code, text = Code.MESSAGE_NOT_FOUND, "no match message"
+        await self._answer(call, client, group, topic, request, popped, code, text)
+        return code
+
+    async def _answer(
+        self,
+        call: Call,
+        client: Client,
+        group: str,
+        topic: str,
+        request: Any,
+        popped: Popped | None,
+        code: Code,
+        text: str,
+    ) -> None:
+        part = v2.ReceiveMessageResponse()
+        set_status(part, code, text)
+        await call.send(part.SerializeToString())
+        if popped is not None:
+            named = request.message_queue.topic
+            now_ms = time.time_ns() // 1_000_000
+            items = popped.items
+            for at, (record, handle, attempt) in enumerate(items):
+                if call.over:
+                    self._give_back(group, topic, [handle for _, handle, _ in items[at:]])
+                    return
+                part = v2.ReceiveMessageResponse()
+                received(record, named, handle=handle, attempt=attempt, out=part.message)
+                if request.auto_renew:
+                    self.renewals.add(client.id, group, topic, handle, popped.visible_ms, now_ms)
+                await call.send(part.SerializeToString())
+        part = v2.ReceiveMessageResponse()
+        set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
+        await call.send(part.SerializeToString())
+
+    async def refuse(self, call: Call, part: Any) -> None:
+        """Answer a ReceiveMessageRequest by a refusal."""
+        await call.send(part.SerializeToString())
+        part = v2.ReceiveMessageResponse()
+        set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
+        await call.send(part.SerializeToString())
+
+    async def _pop(
+        self, broker: str, topic: str, group: str, ext: dict[str, str], poll_ms: int
+    ) -> tuple[Popped | None, Code, str]:
+        """Pop, and pop again after a lost connection as long as the client waits. A pop that waits at the broker when
+        the client goes is not given up: what it brings goes back.
+        """
+        ends = time.monotonic() + poll_ms / 1_000
+        pause = FIRST_PAUSE_S
+        while True:
+            left_ms = max(int((ends - time.monotonic()) * 1_000), 0)
+            ext["pollTime"] = str(left_ms)
+            ext["bornTime"] = str(time.time_ns() // 1_000_000)
+            pop = asyncio.ensure_future(self._pop_once(broker, topic, dict(ext), left_ms))
+            try:
+                return await asyncio.shield(pop)
+            except asyncio.CancelledError:
+                self._orphan(pop, group, topic)
+                raise
+            except (RemotingError, NoRoute, BrokerError) as error:
+                again = not isinstance(error, BrokerError) or error.code in _AGAIN
+                if not again or time.monotonic() + pause >= ends:
+                    raise
+                log.info("receive from %s of %s: %s", topic, broker, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+            if self._brokers.session.address(broker) is None:
+                await self._brokers.session.route_after_failure(topic)
+
+    async def _pop_once(
+        self, broker: str, topic: str, ext: dict[str, str], poll_ms: int
+    ) -> tuple[Popped | None, Code, str]:
+        address = await self._brokers.address(broker, topic)
+        frame = Frame(RequestCode.POP_MESSAGE, ext=ext)
+        answer = await self._brokers.session.call(address, frame, poll_ms / 1_000 + GRACE_S)
+        if answer.code == ResponseCode.SUCCESS:
+            try:
+                popped = read_pop(answer, broker)
+            except (KeyError, ValueError) as error:
+                raise BrokerError(f"pop from {topic}", answer.code, f"its answer cannot be read: {error}") from None
+            if popped.items:
+                return popped, Code.OK, "OK"
+            return None, Code.MESSAGE_NOT_FOUND, "no match message"
+        if answer.code == ResponseCode.POLLING_FULL:
+            return None, Code.TOO_MANY_REQUESTS, "polling full"
+        if answer.code in _NOTHING:
+            return None, Code.MESSAGE_NOT_FOUND, "no new message"
+        raise BrokerError(f"pop from {topic}", answer.code, answer.remark)
+
+    def _orphan(self, pop: asyncio.Task[tuple[Popped | None, Code, str]], group: str, topic: str) -> None:
+        if len(self._orphans) >= MAX_ORPHANS:
+            pop.cancel()
+            return
+        self._orphans.add(pop)
+
+        def ended(task: asyncio.Task[tuple[Popped | None, Code, str]]) -> None:
+            self._orphans.discard(task)
+            if task.cancelled() or task.exception() is not None:
+                return
+            popped = task.result()[0]
+            if popped is not None:
+                self._give_back(group, topic, [handle for _, handle, _ in popped.items])
+
+        pop.add_done_callback(ended)
+
+    def _without_unwanted(
+        self,
+        items: list[tuple[Record, str, int]],
+        group: str,
+        topic: str,
+        tags: frozenset[str] | None,
+        attempts: int,
+    ) -> list[tuple[Record, str, int]]:
+        """Return the messages for the client: those whose tag only has the same hash are acknowledged, and those that
+        were delivered too often become dead letters.
+        """
+        wanted = []
+        for item in items:
+            record, handle, attempt = item
+            if tags is not None and record.tags not in tags:
+                self._spawn(self._quietly(self._ack_once(group, topic, parse_handle(handle))))
+            elif attempts and attempt > attempts:
+                message_id = record.uniq_key or record.offset_id
+                self._spawn(self._quietly(self._to_dead_letters(group, topic, handle, message_id, attempts - 1)))
+            else:
+                wanted.append(item)
+        return wanted
+
+    def _give_back(self, group: str, topic: str, handles: Iterable[str]) -> None:
+        """Let others have messages that their client did not get."""
+        for handle in handles:
+            self.renewals.remove(handle)
+            self.returned += 1
+            self._spawn(self._quietly(self._change(group, topic, handle, BACK_MS)))
+
+    def client_gone(self, client_id: str) -> None:
+        """Let others have the messages that a client works on, or has forgotten."""
+        for held in self.renewals.client_gone(client_id):
+            self._spawn(self._quietly(self._return(held)))
+
+    async def _return(self, held: Held) -> None:
+        task = self._under_way.get(held)
+        if task is not None:
+            await asyncio.wait([task])
+        await self._change(held.group, held.topic, held.handle, BACK_MS)
+
+    # ---- after a receive
+
+    async def ack(self, group: str, topic: str, request: Any) -> Any:
+        if len(request.entries) > 1_000:
+            raise Refusal(Code.BAD_REQUEST, f"the request has {len(request.entries)} entries, at most 1000")
+        answer = v2.AckMessageResponse()
+        if len(request.entries) == 1:
+            results = [await self._ack_entry(group, topic, request.entries[0].receipt_handle)]
+        else:
+            results = await asyncio.gather(
+                *(self._ack_entry(group, topic, entry.receipt_handle) for entry in request.entries)
+            )
+        for entry, (code, text) in zip(request.entries, results, strict=True):
+            result = answer.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
+            set_status(result, code, text)
+        code = overall([code for code, _ in results])
+        set_status(answer, code, code.name)
+        return answer
+
+    async def _ack_entry(self, group: str, topic: str, given: str) -> tuple[Code, str]:
+        text = await self._done_with(given)
+        try:
+            handle = parse_handle(text)
+            if handle.visible_ms <= time.time_ns() // 1_000_000:
+                return Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired"
+            await self._ack_once(group, topic, handle)
+        except BadHandle as error:
+            return Code.INTERNAL_SERVER_ERROR, str(error)
+        except FAILURES as error:
+            if isinstance(error, BrokerError) and error.code == ResponseCode.NO_MESSAGE:
+                return Code.INVALID_RECEIPT_HANDLE, error.remark or str(error)
+            refusal = refusal_of(error)
+            return refusal.code, refusal.text
+        return Code.OK, "OK"
+
+    async def _ack_once(self, group: str, topic: str, handle: Handle) -> None:
+        ext = self._place(group, topic, handle)
+        await self._checked(handle.broker, topic, Frame(RequestCode.ACK_MESSAGE, ext=ext), f"ack in {topic}")
+
+    async def change_invisible(self, group: str, topic: str, request: Any) -> Any:
+        invisible_ms = checked_invisible(millis(request.invisible_duration), 0)
+        text = await self._done_with(request.receipt_handle)
+        suspend = request.HasField("suspend") and request.suspend
+        try:
+            handle = await self._change(group, topic, text, invisible_ms, suspend=suspend)
+        except BadHandle as error:
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        except BrokerError as error:
+            if error.code == ResponseCode.NO_MESSAGE:
+                raise Refusal(Code.INVALID_RECEIPT_HANDLE, error.remark or str(error)) from None
+            raise
+        answer = v2.ChangeInvisibleDurationResponse(receipt_handle=handle)
+        set_status(answer)
+        return answer
+
+    async def _change(self, group: str, topic: str, text: str, invisible_ms: int, *, suspend: bool = False) -> str:
+        """Return the new handle. Raises BadHandle, Refusal for an expired one, and `FAILURES`."""
+        handle = parse_handle(text)
+        if handle.visible_ms <= time.time_ns() // 1_000_000:
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
+        ext = self._place(group, topic, handle) | {"invisibleTime": str(invisible_ms)}
+        if suspend:
+            ext["suspend"] = "true"
+        frame = Frame(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext=ext)
+        answer = await self._checked(handle.broker, topic, frame, f"change of the invisible time in {topic}")
+        try:
+            pop_ms, invisible, revive = (int(answer.ext[name]) for name in ("popTime", "invisibleTime", "reviveQid"))
+        except (KeyError, ValueError):
+            raise BrokerError(f"change in {topic}", answer.code, "its answer cannot be read") from None
+        fresh = Handle(
+            handle.offset, pop_ms, invisible, revive, handle.kind, handle.broker, handle.queue_id, handle.offset
+        )
+        place = log_offset_of(text)
+        return str(fresh) if place is None else f"{fresh} {place}"
+
+    async def to_dead_letters(self, group: str, topic: str, request: Any) -> Any:
+        text = await self._done_with(request.receipt_handle)
+        try:
+            await self._to_dead_letters(group, topic, text, request.message_id, request.max_delivery_attempts)
+        except BadHandle as error:
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        answer = v2.ForwardMessageToDeadLetterQueueResponse()
+        set_status(answer)
+        return answer
+
+    async def _to_dead_letters(self, group: str, topic: str, text: str, message_id: str, attempts: int) -> None:
+        handle = parse_handle(text)
+        place = log_offset_of(text)
+        if place is None:
+            raise BadHandle(f"the handle {text[:80]!r} has no offset in the log")
+        if handle.visible_ms <= time.time_ns() // 1_000_000:
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
+        header = SendBackHeader(
+            Long(place),
+            group,
+            -1,
+            message_id,
+            real_topic(topic, group, handle.kind),
+            False,
+            min(max(attempts, 0), 10_000),
+        )
+        frame = Frame(RequestCode.CONSUMER_SEND_MSG_BACK, ext=header.ext() | {"bname": handle.broker})
+        await self._checked(handle.broker, topic, frame, f"dead letter of {topic}")
+        await self._ack_once(group, topic, handle)
+
+    @staticmethod
+    def _place(group: str, topic: str, handle: Handle) -> dict[str, str]:
+        return {
+            "consumerGroup": group,
+            "topic": real_topic(topic, group, handle.kind),
+            "queueId": str(handle.queue_id),
+            "extraInfo": str(handle),
+            "offset": str(handle.offset),
+            "bname": handle.broker,
+        }
+
+    async def _checked(self, broker: str, topic: str, frame: Frame, what: str) -> Frame:
+        """Return the answer with SUCCESS, also when the broker has just failed over. Raises as `Session`."""
+        session = self._brokers.session
+        ends = time.monotonic() + CALL_S
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                address = await self._brokers.address(broker, topic)
+                return await session.call_checked(address, frame, what, max(ends - time.monotonic(), 0.05))
+            except (RemotingError, NoRoute, BrokerError) as error:
+                again = not isinstance(error, BrokerError) or error.code in _AGAIN
+                if not again or time.monotonic() + pause >= ends:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    # ---- renewals
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            for due in self.renewals.due(time.time_ns() // 1_000_000):
+                task = self._under_way[due.held] = self._spawn(self._renew(due))
+                task.add_done_callback(partial(self._renewal_ended, due.held))
+
+    async def _renew(self, due: Due) -> None:
+        held: Held = due.held
+        async with self._renewing:
+            try:
+                handle = await self._change(held.group, held.topic, held.handle, due.invisible_ms)
+            except (BadHandle, Refusal, BrokerError) as error:
+                final = not isinstance(error, BrokerError) or error.code == ResponseCode.NO_MESSAGE
+                log.info("renewal in %s: %s", held.topic, error)
+                self.renewals.failed(due, time.time_ns() // 1_000_000, final=final)
+                return
+            except FAILURES as error:
+                log.info("renewal in %s: %s", held.topic, error)
+                self.renewals.failed(due, time.time_ns() // 1_000_000, final=False)
+                return
+        self.renewals.renewed(due, handle, parse_handle(handle).visible_ms)
+
+    async def _done_with(self, given: str) -> str:
+        """Return the present handle of a message that a client is done with; it is renewed no more. A renewal under
+        way ends first: it makes the former handle void.
+        """
+        held = self.renewals.find(given)
+        if held is None:
+            return given
+        task = self._under_way.get(held)
+        if task is not None:
+            await asyncio.wait([task])
+        self.renewals.remove(given)
+        return held.handle
+
+    def _renewal_ended(self, held: Held, _: asyncio.Task[Any]) -> None:
+        self._under_way.pop(held, None)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @staticmethod
+    async def _quietly(work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        except (Refusal, BadHandle, *FAILURES) as error:
+            log.info("%s", error)
+
+
+def checked_invisible(invisible_ms: int, least_ms: int) -> int:
+    """Raises Refusal. Pure."""
+    if invisible_ms < least_ms:
+        raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {least_ms}")
+    if invisible_ms > MAX_INVISIBLE_MS:
+        raise Refusal(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {MAX_INVISIBLE_MS}")
+    return invisible_ms

@@ -1,0 +1,146 @@
+"""Renewal of invisible times for push consumers: while a client works on a message, no other one gets it.
+
+`Renewals` decides: which handle is renewed when and for how long, and which one a client means by an older one. Time is
+an argument. A handle counts until its client acknowledges it, says goodbye or is not seen any more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+FIRST_MS: Final = 60_000
+"""The invisible time of messages that are renewed."""
+STEPS_MS: Final = (60_000, 180_000, 300_000, 600_000, 1_800_000, 3_600_000)
+"""The next invisible times: longer and longer."""
+AHEAD_MS: Final = 10_000
+"""A handle is renewed so long before it expires."""
+AGAIN_MS: Final = 1_000
+"""The pause after a failed renewal."""
+LONGEST_MS: Final = 3 * 3_600_000
+"""After so long the client gets no more time: the message goes to another one."""
+AFTER_ALL_MS: Final = 10_000
+"""The invisible time of a message whose client got no more time."""
+MAX_HANDLES: Final = 500_000
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A message that a client works on."""
+
+    client: str
+    group: str
+    topic: str
+    handle: str
+    """The present one, which the client does not know."""
+    given: str
+    """The one that the client has."""
+    expires_ms: int
+    since_ms: int
+    renewed: int = 0
+    busy: bool = False
+    """A renewal is under way."""
+    done: bool = False
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class Due:
+    """A renewal to make."""
+
+    held: Held
+    invisible_ms: int
+    last: bool
+    """The client gets no more time after this."""
+
+
+@dataclass(slots=True)
+class Renewals:
+    """The messages of all push consumers of this process."""
+
+    _by_handle: dict[str, Held] = field(default_factory=dict)
+    _by_client: dict[str, set[Held]] = field(default_factory=dict)
+    _times: list[tuple[int, int, Held]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    made: int = 0
+    failures: int = 0
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def add(self, client: str, group: str, topic: str, handle: str, expires_ms: int, now_ms: int) -> None:
+        """A client got a message."""
+        if len(self._by_handle) >= MAX_HANDLES or handle in self._by_handle:
+            return
+        held = Held(client, group, topic, handle, handle, expires_ms, now_ms)
+        self._by_handle[handle] = held
+        self._by_client.setdefault(client, set()).add(held)
+        self._schedule(held, expires_ms - AHEAD_MS)
+
+    def find(self, handle: str) -> Held | None:
+        """Return the message for which the client got this handle."""
+        return self._by_handle.get(handle)
+
+    def remove(self, handle: str) -> Held | None:
+        """The client is done with the message: no further renewal."""
+        held = self._by_handle.pop(handle, None)
+        if held is None:
+            return None
+        held.done = True
+        of_client = self._by_client.get(held.client)
+        if of_client is not None:
+            of_client.discard(held)
+            if not of_client:
+                del self._by_client[held.client]
+        return held
+
+    def client_gone(self, client: str) -> list[Held]:
+        """Remove all messages of a client, and return them: others shall get them soon."""
+        return [held for held in list(self._by_client.get(client, ())) if self.remove(held.given) is not None]
+
+    def due(self, now_ms: int, most: int = 1_000) -> list[Due]:
+        """Return renewals to make now; the caller tells their end by `renewed` or `failed`."""
+        found: list[Due] = []
+        times = self._times
+        while times and times[0][0] <= now_ms and len(found) < most:
+            _, _, held = heapq.heappop(times)
+            if held.done or held.busy:
+                continue
+            if now_ms >= held.expires_ms:
+                self.remove(held.given)  # too late: somebody else gets it
+                continue
+            held.busy = True
+            if now_ms - held.since_ms >= LONGEST_MS:
+                found.append(Due(held, AFTER_ALL_MS, True))
+            else:
+                found.append(Due(held, STEPS_MS[min(held.renewed, len(STEPS_MS) - 1)], False))
+        return found
+
+    def renewed(self, due: Due, handle: str, expires_ms: int) -> None:
+        held = due.held
+        held.busy = False
+        held.handle, held.expires_ms = handle, expires_ms
+        held.renewed += 1
+        held.failed = 0
+        self.made += 1
+        if due.last:
+            self.remove(held.given)
+        elif not held.done:
+            self._schedule(held, expires_ms - AHEAD_MS)
+
+    def failed(self, due: Due, now_ms: int, *, final: bool) -> None:
+        """`final`: the broker refused the handle; otherwise the renewal is tried again until the message expires."""
+        held = due.held
+        held.busy = False
+        held.failed += 1
+        self.failures += 1
+        if final:
+            self.remove(held.given)
+        elif not held.done:
+            self._schedule(held, min(now_ms + AGAIN_MS * held.failed, max(held.expires_ms - 500, now_ms + 200)))
+
+    def _schedule(self, held: Held, at_ms: int) -> None:
+        heapq.heappush(self._times, (at_ms, next(self._numbers), held))

@@ -1,0 +1,390 @@
+"""The methods of `apache.rocketmq.v2.MessagingService`, forwarded to brokers by remoting requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC, User
+from gantry_broker.client.producer import Producer
+from gantry_broker.protocol.bodies import QueueData, TopicRoute
+from gantry_broker.protocol.codes import MASTER_ID, Perm
+from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, refusal_of, set_status
+from gantry_broker.proxy.authentication import Authentication, Need
+from gantry_broker.proxy.brokers import Brokers
+from gantry_broker.proxy.clients import Client, Clients
+from gantry_broker.proxy.config import split_endpoint
+from gantry_broker.proxy.contract import SERVICE, AddressScheme, Code, Permission, v2
+from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, topic_name
+from gantry_broker.proxy.receiving import Receiving
+from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, RpcError
+from gantry_broker.proxy.sending import Sending
+from gantry_broker.proxy.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+UNIMPLEMENTED: Final = ("PullMessage", "UpdateOffset", "GetOffset", "QueryOffset")
+"""Methods of the contract that Apache's proxy does not serve either."""
+SWEEP_S: Final = 5.0
+SETTINGS_S: Final = 1.0
+"""Seconds that a receive waits for the settings of its client."""
+
+
+class Caller:
+    """Who made a call."""
+
+    __slots__ = ("call", "client_id", "user")
+
+    def __init__(self, call: Call, client_id: str, user: User | None) -> None:
+        self.call = call
+        self.client_id = client_id
+        self.user = user
+
+
+Handler = Callable[[Caller, Any], Awaitable[Any]]
+
+
+class Counts:
+    """Answers by method and code, and the time that they took."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def add(self, method: str, code: int, seconds: float) -> None:
+        name = _CODE_NAMES.get(code, "UNKNOWN")
+        place = (method, name)
+        self.answers[place] = self.answers.get(place, 0) + 1
+        self.seconds[method] = self.seconds.get(method, 0.0) + seconds
+
+
+_CODE_NAMES: Final = {int(code): code.name for code in Code}
+
+
+class Service:
+    """All methods over one set of brokers."""
+
+    def __init__(
+        self, brokers: Brokers, producer: Producer, authentication: Authentication, *, advertise: str | None
+    ) -> None:
+        self.brokers = brokers
+        self.authentication = authentication
+        self.clients = Clients()
+        self.counts = Counts()
+        self._advertise = None if advertise is None else _endpoints(advertise)
+        self.sending = Sending(brokers, producer, self.clients)
+        self.receiving = Receiving(brokers, self.clients)
+        self._sweeper: asyncio.Task[None] | None = None
+        brokers.session.remoting.register(self.sending.CHECK, self.sending.on_check)
+
+    @property
+    def methods(self) -> Methods:
+        unary: dict[str, tuple[Any, Any, Handler]] = {
+            "QueryRoute": (v2.QueryRouteRequest, v2.QueryRouteResponse, self._query_route),
+            "Heartbeat": (v2.HeartbeatRequest, v2.HeartbeatResponse, self._heartbeat),
+            "SendMessage": (v2.SendMessageRequest, v2.SendMessageResponse, self._send),
+            "QueryAssignment": (v2.QueryAssignmentRequest, v2.QueryAssignmentResponse, self._query_assignment),
+            "AckMessage": (v2.AckMessageRequest, v2.AckMessageResponse, self._ack),
+            "ChangeInvisibleDuration": (
+                v2.ChangeInvisibleDurationRequest,
+                v2.ChangeInvisibleDurationResponse,
+                self._change_invisible,
+            ),
+            "ForwardMessageToDeadLetterQueue": (
+                v2.ForwardMessageToDeadLetterQueueRequest,
+                v2.ForwardMessageToDeadLetterQueueResponse,
+                self._to_dead_letters,
+            ),
+            "EndTransaction": (v2.EndTransactionRequest, v2.EndTransactionResponse, self._end_transaction),
+            "RecallMessage": (v2.RecallMessageRequest, v2.RecallMessageResponse, self._recall),
+            "NotifyClientTermination": (
+                v2.NotifyClientTerminationRequest,
+                v2.NotifyClientTerminationResponse,
+                self._notify_termination,
+            ),
+            "SyncLiteSubscription": (
+                v2.SyncLiteSubscriptionRequest,
+                v2.SyncLiteSubscriptionResponse,
+                self._sync_lite_subscription,
+            ),
+        }
+        found = {SERVICE + name: Method(unary=self._unary(name, *parts)) for name, parts in unary.items()}
+        found[SERVICE + "ReceiveMessage"] = Method(streaming=self._receive)
+        found[SERVICE + "Telemetry"] = Method(conversing=lambda line: Telemetry(self, line))
+        return found
+
+    def start(self) -> None:
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self.receiving.start()
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.receiving.close()
+
+    # ---- calls
+
+    def _unary(
+        self, name: str, request_class: Any, answer_class: Any, handler: Handler
+    ) -> Callable[[Call, bytes], Awaitable[bytes]]:
+        count = self.counts.add
+        clock = time.monotonic
+
+        async def serve(call: Call, data: bytes) -> bytes:
+            begun = clock()
+            try:
+                request = request_class.FromString(data)
+            except DecodeError:
+                raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"the request is no {name}Request") from None
+            try:
+                answer = await handler(self.caller(call), request)
+            except (Refusal, *FAILURES) as error:
+                answer = answer_class()
+                self._set_refusal(name, answer, error)
+            count(name, answer.status.code, clock() - begun)
+            result: bytes = answer.SerializeToString()
+            return result
+
+        return serve
+
+    @staticmethod
+    def _set_refusal(method: str, answer: Any, error: Exception) -> None:
+        if not isinstance(error, Refusal):
+            log.info("%s: %s", method, error)
+            error = refusal_of(error)
+        set_status(answer, error.code, error.text)
+
+    def caller(self, call: Call) -> Caller:
+        """Return who makes a call. Raises Refusal."""
+        client_id = call.metadata.get("x-mq-client-id", "")
+        if not client_id.strip():
+            raise Refusal(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+        if len(client_id) > MAX_CLIENT_ID:
+            raise Refusal(Code.BAD_REQUEST, f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID}")
+        return Caller(call, client_id, self.authentication.user(call.metadata))
+
+    def allow(self, caller: Caller, *needs: Need) -> None:
+        """Raises Refusal."""
+        self.authentication.check(caller.user, caller.call.peer, needs)
+
+    def known_client(self, caller: Caller) -> Client | None:
+        """Return the client if its settings are known, and note that it is there."""
+        client = self.clients.get(caller.client_id)
+        if client is None or client.settings is None:
+            return None
+        client.seen = time.monotonic()
+        return client
+
+    def _must_be_known(self, caller: Caller) -> Client:
+        client = self.known_client(caller)
+        if client is None:
+            raise Refusal(Code.UNRECOGNIZED_CLIENT_TYPE, "cannot find client settings for this client")
+        return client
+
+    # ---- methods
+
+    async def _query_route(self, caller: Caller, request: Any) -> Any:
+        topic = topic_name(request.topic)
+        self.allow(caller, Need(TOPIC, topic, (PUB, SUB, GET)))
+        route = await self.brokers.route(topic)
+        if route is None:
+            raise no_route(topic)
+        types = await self.brokers.message_types(topic)
+        answer = v2.QueryRouteResponse()
+        set_status(answer)
+        place = self._place(request.endpoints)
+        for data in masters(route):
+            for number, permission in queue_permissions(data):
+                queue = answer.message_queues.add(id=number, permission=permission)
+                queue.topic.CopyFrom(request.topic)
+                queue.broker.name = data.broker
+                queue.broker.id = MASTER_ID
+                queue.broker.endpoints.CopyFrom(place)
+                queue.accept_message_types.extend(types)
+        return answer
+
+    async def _query_assignment(self, caller: Caller, request: Any) -> Any:
+        topic, group = topic_name(request.topic), group_name(request.group)
+        self.allow(caller, Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,)))
+        route = await self.brokers.route(topic)
+        if route is None:
+            raise no_route(topic)
+        orderly = (await self.brokers.group(group)).orderly
+        answer = v2.QueryAssignmentResponse()
+        set_status(answer)
+        place = self._place(request.endpoints)
+        for data in masters(route):
+            if not data.perm & Perm.READ:
+                continue
+            for number in range(data.read_queues) if orderly else (-1,):
+                queue = answer.assignments.add().message_queue
+                queue.topic.CopyFrom(request.topic)
+                queue.id = number
+                queue.permission = Permission.READ_WRITE
+                queue.broker.name = data.broker
+                queue.broker.id = MASTER_ID
+                queue.broker.endpoints.CopyFrom(place)
+        if not answer.assignments:
+            raise Refusal(Code.FORBIDDEN, "no readable queue")
+        return answer
+
+    def _place(self, asked: Any) -> Any:
+        """Return the endpoints of every broker: those of this proxy, as the client reaches it."""
+        if self._advertise is not None:
+            return self._advertise
+        place = v2.Endpoints()
+        place.CopyFrom(asked)
+        if not place.scheme:
+            place.scheme = AddressScheme.IPv4
+        return place
+
+    async def _heartbeat(self, caller: Caller, request: Any) -> Any:
+        if request.HasField("group"):
+            self.allow(caller, Need(GROUP, group_name(request.group), (SUB,)))
+        self._must_be_known(caller)
+        answer = v2.HeartbeatResponse()
+        set_status(answer)
+        return answer
+
+    async def _notify_termination(self, caller: Caller, request: Any) -> Any:
+        client = self._must_be_known(caller)
+        self.clients.leave(client)
+        self.receiving.client_gone(client.id)
+        answer = v2.NotifyClientTerminationResponse()
+        set_status(answer)
+        return answer
+
+    async def _send(self, caller: Caller, request: Any) -> Any:
+        messages = request.messages
+        if not messages:
+            raise Refusal(Code.MESSAGE_CORRUPTED, "no message to send")
+        topic = topic_name(messages[0].topic)
+        self.allow(caller, Need(TOPIC, topic, (PUB,)))
+        if caller.user is not None:
+            size = sum(len(message.body) for message in messages)
+            self.authentication.take(caller.user, size, len(messages), time.monotonic())
+        return await self.sending.send(caller.call, topic, messages)
+
+    async def _end_transaction(self, caller: Caller, request: Any) -> Any:
+        topic = topic_name(request.topic)
+        self.allow(caller, Need(TOPIC, topic, (PUB,)))
+        return await self.sending.end_transaction(topic, request)
+
+    async def _recall(self, caller: Caller, request: Any) -> Any:
+        topic = topic_name(request.topic)
+        self.allow(caller, Need(TOPIC, topic, (PUB,)))
+        return await self.sending.recall(topic, request)
+
+    async def _ack(self, caller: Caller, request: Any) -> Any:
+        topic, group = self._consumed(caller, request)
+        return await self.receiving.ack(group, topic, request)
+
+    async def _change_invisible(self, caller: Caller, request: Any) -> Any:
+        topic, group = self._consumed(caller, request)
+        return await self.receiving.change_invisible(group, topic, request)
+
+    async def _to_dead_letters(self, caller: Caller, request: Any) -> Any:
+        topic, group = self._consumed(caller, request)
+        return await self.receiving.to_dead_letters(group, topic, request)
+
+    def _consumed(self, caller: Caller, request: Any) -> tuple[str, str]:
+        topic, group = topic_name(request.topic), group_name(request.group)
+        self.allow(caller, Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,)))
+        self.known_client(caller)
+        return topic, group
+
+    async def _sync_lite_subscription(self, caller: Caller, request: Any) -> Any:
+        """Lite topics are not served: each topic is one that no group is bound to, as for 5.5.0's defaults."""
+        topic, group = self._consumed(caller, request)
+        raise Refusal(Code.ILLEGAL_TOPIC, f"lite group {group} is expected to bind topic null, but actual is {topic}")
+
+    async def _receive(self, call: Call, data: bytes) -> None:
+        begun = time.monotonic()
+        try:
+            request = v2.ReceiveMessageRequest.FromString(data)
+        except DecodeError:
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the request is no ReceiveMessageRequest") from None
+        try:
+            caller = self.caller(call)
+            client = await self._client_soon(caller)
+            if client is None:
+                raise Refusal(Code.INTERNAL_SERVER_ERROR, "cannot find client settings for this client")
+            group, topic = group_name(request.group), topic_name(request.message_queue.topic)
+            self.allow(caller, Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,)))
+            code = await self.receiving.receive(call, client, group, topic, request)
+        except (Refusal, *FAILURES) as error:
+            part = v2.ReceiveMessageResponse()
+            self._set_refusal("ReceiveMessage", part, error)
+            code = part.status.code
+            await self.receiving.refuse(call, part)
+        self.counts.add("ReceiveMessage", code, time.monotonic() - begun)
+
+    async def _client_soon(self, caller: Caller) -> Client | None:
+        """Return the client when its settings have come: after a restart of the proxy they may come a moment later."""
+        ends = time.monotonic() + SETTINGS_S
+        while (client := self.known_client(caller)) is None and time.monotonic() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return client
+
+    # ---- by time
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                for client in self.clients.gone(time.monotonic()):
+                    self.clients.leave(client)
+                    self.receiving.client_gone(client.id)
+                await self.sending.sweep()
+                await self._tell_changes()
+            except Exception:
+                log.exception("the sweep over clients failed")
+
+    async def _tell_changes(self) -> None:
+        """Send consumers the settings of their group that have changed."""
+        for client in self.clients:
+            if client.line is None or client.settings is None or not client.group:
+                continue
+            try:
+                config = await self.brokers.group(client.group)
+            except FAILURES:
+                continue
+            await asyncio.sleep(0)
+            line = client.line
+            if line is not None and client.settings is not None:
+                Telemetry.tell(client, line, config, only_changes=True)
+
+
+def masters(route: TopicRoute) -> list[QueueData]:
+    """Return the queues of groups that have a master. Pure."""
+    with_master = {broker.name for broker in route.brokers if MASTER_ID in broker.addresses}
+    return sorted((data for data in route.queues if data.broker in with_master), key=lambda data: data.broker)
+
+
+def queue_permissions(data: QueueData) -> list[tuple[int, Permission]]:
+    """Return number and permission of each queue of one group. Pure."""
+    reads = data.read_queues if data.perm & Perm.READ else 0
+    writes = data.write_queues if data.perm & Perm.WRITE else 0
+    both = min(reads, writes)
+    more = Permission.READ if reads > writes else Permission.WRITE
+    found = [(number, Permission.READ_WRITE) for number in range(both)]
+    found += [(number, more) for number in range(both, max(reads, writes))]
+    return found or [(0, Permission.NONE)]
+
+
+def _endpoints(address: str) -> Any:
+    host, port = split_endpoint(address)
+    scheme = AddressScheme.DOMAIN_NAME
+    if ":" in host:
+        scheme = AddressScheme.IPv6
+    elif host.replace(".", "").isdigit():
+        scheme = AddressScheme.IPv4
+    found = v2.Endpoints(scheme=scheme)
+    found.addresses.add(host=host, port=port)
+    return found

@@ -1,0 +1,150 @@
+"""The telemetry stream of one client: its settings, and commands in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import DecodeError
+
+from gantry_broker.access.decide import GROUP, PUB, SUB, TOPIC
+from gantry_broker.proxy.answers import FAILURES, Refusal, refusal_of, set_status
+from gantry_broker.proxy.authentication import Need
+from gantry_broker.proxy.brokers import GroupConfig
+from gantry_broker.proxy.clients import MAX_NAMES, Client, answered_settings
+from gantry_broker.proxy.contract import Code, Language, v2
+from gantry_broker.proxy.names import group_name, topic_name
+from gantry_broker.proxy.rpc import GrpcStatus, Line, RpcError
+
+if TYPE_CHECKING:
+    from gantry_broker.proxy.service import Caller, Service
+
+log = logging.getLogger(__name__)
+
+MAX_WORK: Final = 16
+"""Commands of one client that are in work."""
+_LANGUAGES: Final = {int(language): language.name for language in Language}
+
+
+class Telemetry:
+    """`rpc.Conversation` of one client."""
+
+    def __init__(self, service: Service, line: Line) -> None:
+        self._service = service
+        self._line = line
+        self._client: Client | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._before: asyncio.Task[None] | None = None
+
+    def on_message(self, message: bytes) -> None:
+        try:
+            command = v2.TelemetryCommand.FromString(message)
+        except DecodeError:
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the message is no TelemetryCommand") from None
+        service = self._service
+        try:
+            caller = service.caller(self._line)
+        except Refusal as refusal:
+            self._tell(refusal)
+            return
+        kind = command.WhichOneof("command")
+        if kind == "settings":
+            if len(self._tasks) >= MAX_WORK:
+                raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, "too many settings at once")
+            task = self._before = asyncio.ensure_future(self._settings(caller, command.settings, self._before))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif kind == "thread_stack_trace":
+            service.clients.answered(command.thread_stack_trace.nonce, command)
+        elif kind == "verify_message_result":
+            service.clients.answered(command.verify_message_result.nonce, command)
+
+    def on_end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        client = self._client
+        if client is not None and client.line is self._line:
+            client.line = None
+            client.seen = time.monotonic()
+
+    async def _settings(self, caller: Caller, settings: Any, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            with contextlib.suppress(Exception):
+                await before
+        service = self._service
+        try:
+            self._check(caller, settings)
+            config = None
+            if settings.HasField("subscription"):
+                config = await service.brokers.group(group_name(settings.subscription.group))
+        except Refusal as refusal:
+            if refusal.code in (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.TOO_MANY_REQUESTS):
+                self._tell(refusal)
+            else:
+                self._line.finish(GrpcStatus.INVALID_ARGUMENT, refusal.text)
+            return
+        except FAILURES as error:
+            log.info("settings of %s: %s", caller.client_id, error)
+            self._tell(refusal_of(error))
+            return
+        client = service.clients.enter(caller.client_id, caller.call.peer)
+        if client is None:
+            self._tell(Refusal(Code.TOO_MANY_REQUESTS, "the proxy has too many clients"))
+            return
+        self._client = client
+        client.address = caller.call.peer
+        client.language = (
+            _LANGUAGES.get(settings.user_agent.language, "") or caller.call.metadata.get("x-mq-language", "")[:40]
+        )
+        client.version = caller.call.metadata.get("x-mq-client-version", "")[:100]
+        client.line = self._line
+        client.seen = time.monotonic()
+        if settings.HasField("publishing"):
+            service.sending.client_came(settings)
+        answer = answered_settings(settings, config)
+        service.clients.set_settings(client, answer)
+        self._push(answer)
+
+    def _check(self, caller: Caller, settings: Any) -> None:
+        """Raises Refusal."""
+        service = self._service
+        if settings.HasField("publishing"):
+            if len(settings.publishing.topics) > MAX_NAMES:
+                raise Refusal(Code.BAD_REQUEST, f"the settings name over {MAX_NAMES} topics")
+            for topic in settings.publishing.topics:
+                service.allow(caller, Need(TOPIC, topic_name(topic), (PUB,)))
+        elif settings.HasField("subscription"):
+            subscription = settings.subscription
+            if len(subscription.subscriptions) > MAX_NAMES:
+                raise Refusal(Code.BAD_REQUEST, f"the settings name over {MAX_NAMES} topics")
+            service.allow(caller, Need(GROUP, group_name(subscription.group), (SUB,)))
+            for entry in subscription.subscriptions:
+                service.allow(caller, Need(TOPIC, topic_name(entry.topic), (SUB,)))
+        else:
+            raise Refusal(Code.BAD_REQUEST, "there is no publishing or subscription data in settings")
+
+    def _push(self, settings: Any) -> None:
+        command = v2.TelemetryCommand()
+        set_status(command)
+        command.settings.CopyFrom(settings)
+        self._line.push(command.SerializeToString())
+
+    def _tell(self, refusal: Refusal) -> None:
+        command = v2.TelemetryCommand()
+        set_status(command, refusal.code, refusal.text)
+        self._line.push(command.SerializeToString())
+
+    @staticmethod
+    def tell(client: Client, line: Line, config: GroupConfig, *, only_changes: bool) -> None:
+        """Send a consumer its settings by the present configuration of its group."""
+        settings = answered_settings(client.settings, config)
+        if only_changes and settings == client.settings:
+            return
+        client.settings = settings
+        command = v2.TelemetryCommand()
+        set_status(command)
+        command.settings.CopyFrom(settings)
+        line.push(command.SerializeToString())

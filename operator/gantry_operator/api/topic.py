@@ -1,0 +1,228 @@
+"""A topic of a cluster: `BrokerTopic` of `gantry.dev/v1alpha1`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from gantry_broker.protocol.codes import TOPIC_MAX_LENGTH, Perm
+from pydantic import BaseModel, ConfigDict, Field
+
+from gantry_operator.api import names
+from gantry_operator.api.base import TOPIC, Model, Rule
+from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
+
+KIND = "BrokerTopic"
+PLURAL = "brokertopics"
+SINGULAR = "brokertopic"
+SHORT_NAME = "bt"
+
+FINALIZER = f"{GROUP}/delete-at-brokers"
+"""On resources with deletionPolicy Delete: the object goes once the brokers have deleted what it names."""
+
+MAX_QUEUES = 4_096
+"""Queues of a topic in one broker group, as brokers accept them."""
+MAX_ALL_QUEUES = 65_536
+DEFAULT_QUEUES = 8
+"""Queues in each broker group of a topic that names no number."""
+MAX_ATTRIBUTES = 64
+MESSAGE_TYPE = "message.type"
+"""RocketMQ's attribute for the type of a topic's messages."""
+_ATTRIBUTE = r"^[a-zA-Z][a-zA-Z0-9._-]{0,63}$"
+_ATTRIBUTE_VALUE = r"^[A-Za-z0-9._:/+|%@*-]+$"
+
+Permission = Literal["ReadWrite", "ReadOnly", "WriteOnly"]
+PERMISSIONS: dict[Permission, int] = {
+    "ReadWrite": Perm.READ | Perm.WRITE,
+    "ReadOnly": Perm.READ,
+    "WriteOnly": Perm.WRITE,
+}
+MessageType = Literal["Normal", "FIFO", "Delay", "Transaction", "Mixed"]
+DeletionPolicy = Literal["Retain", "Delete"]
+DriftPolicy = Literal["Enforce", "Report"]
+
+
+def permission_name(perm: int) -> str:
+    """The permission in words; another combination of bits as RocketMQ's tools print it."""
+    known = perm & (Perm.READ | Perm.WRITE)
+    return next((name for name, bits in PERMISSIONS.items() if bits == known), "None")
+
+
+class BrokerTopicSpec(Model):
+    """The topic as it should be. What is not written stays as the brokers have it."""
+
+    cluster: str = Field(
+        description="Name of the BrokerCluster in the same namespace.", min_length=1, max_length=MAX_NAME,
+        json_schema_extra=names.fixed_cluster(KIND),
+    )  # fmt: skip
+    topicName: str | None = Field(
+        None, description="Name of the topic. RocketMQ's names may have capitals, '_', '%' and '|', and no dots. "
+        "Without it: metadata.name.",
+        min_length=1, max_length=TOPIC_MAX_LENGTH, pattern=TOPIC,
+    )  # fmt: skip
+    queues: int | None = Field(
+        None, ge=1, le=MAX_ALL_QUEUES,
+        description="Queues in total, spread evenly over the broker groups: a new group takes some of the others'.",
+    )  # fmt: skip
+    queuesPerGroup: int | None = Field(
+        None, ge=1, le=MAX_QUEUES,
+        description="Queues in each broker group: a new group adds as many. Without either number, a new topic has "
+        f"{DEFAULT_QUEUES} queues in each group.",
+    )  # fmt: skip
+    permission: Permission | None = Field(
+        None, description="What clients may do, whoever they are. A new topic has ReadWrite."
+    )
+    messageType: MessageType | None = Field(
+        None, description="RocketMQ 5's type of the topic's messages, its attribute message.type."
+    )
+    config: dict[str, Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=dict, max_length=MAX_ATTRIBUTES,
+        description="Other attributes of the topic, by name. An attribute that leaves the list is removed.",
+    )  # fmt: skip
+    deletionPolicy: DeletionPolicy | None = Field(
+        None, description="What happens to the topic when this object is deleted. Retain (if absent): nothing. "
+        "Delete: the brokers delete it once nothing in it is unread.",
+    )  # fmt: skip
+    driftPolicy: DriftPolicy | None = Field(
+        None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are "
+        "put back. Report: the condition Synced names them.",
+    )  # fmt: skip
+    force: bool | None = Field(
+        None, description="True: queues are removed, and the topic is deleted, although messages in them are unread."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        names.reserved_topic_rule("topicName"),
+        Rule(
+            "!(has(self.queues) && has(self.queuesPerGroup))",
+            "queuesPerGroup and queues are both given: write one of them",
+            lambda s: s.queues is None or s.queuesPerGroup is None,
+            "queuesPerGroup",
+        ),
+        Rule(
+            f"!has(self.config) || self.config.all(k, k.matches('{_ATTRIBUTE}'))",
+            "config has a name that is none: write letters, digits, '.', '_' and '-', a letter first",
+            lambda s: all(re.search(_ATTRIBUTE, k) for k in s.config),
+            "config",
+        ),
+        Rule(
+            f"!has(self.config) || self.config.all(k, self.config[k].matches('{_ATTRIBUTE_VALUE}'))",
+            "config has a value that is none: write letters, digits and the signs . _ : / + | % @ * -",
+            lambda s: all(re.search(_ATTRIBUTE_VALUE, v) for v in s.config.values()),
+            "config",
+        ),
+        Rule(
+            f"!has(self.config) || !('{MESSAGE_TYPE}' in self.config)",
+            f"config has {MESSAGE_TYPE}: write messageType instead",
+            lambda s: MESSAGE_TYPE not in s.config,
+            "config",
+        ),
+    )
+    transitions: ClassVar[tuple[dict[str, str], ...]] = (names.fixed("topicName", KIND),)
+
+
+class ResourceCondition(BaseModel):
+    """One aspect of the state, as in every Kubernetes object."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["Ready", "Synced"] = Field(
+        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
+    reason: str = Field(description="One word, for programs.")
+    message: str = Field("", description="The state and the remedy, in words for users.")
+    lastTransitionTime: str = Field(description="Time of the last change of status.")
+    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
+
+
+class TopicRow(BaseModel):
+    """The topic in one broker group."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = Field(description="Name of the broker group, as in spec.brokerGroups.")
+    writeQueues: int = Field(description="Queues that take messages.")
+    readQueues: int = Field(description="Queues that are read: more than take messages while it shrinks.")
+    permission: str = Field(description="What clients may do.")
+
+
+ROWS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+CONDITIONS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+
+
+class BrokerTopicStatus(BaseModel):
+    """The topic as the brokers have it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
+    topicName: str = Field("", description="Name of the topic.")
+    origin: Literal["Created", "Adopted"] | None = Field(
+        None, description="Created: by this resource. Adopted: the brokers had it before."
+    )
+    queues: int = Field(0, description="Queues that take messages, of all broker groups.")
+    permission: str = Field("", description="What clients may do: the least of all broker groups.")
+    groups: list[TopicRow] = Field(
+        default_factory=list, description="The topic in each broker group, now.", json_schema_extra=ROWS
+    )
+    syncedGeneration: int | None = Field(
+        None, description="Generation of the spec that all brokers had at the same time, last."
+    )
+    syncedGroups: list[TopicRow] = Field(
+        default_factory=list, description="The topic in each broker group at that time.", json_schema_extra=ROWS
+    )
+    syncedAttributes: dict[str, str] = Field(default_factory=dict, description="Attributes that this resource has set.")
+    conditions: list[ResourceCondition] = Field(
+        default_factory=list,
+        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says.",
+        json_schema_extra=CONDITIONS,
+    )
+
+    def to_object(self) -> dict[str, Any]:
+        """As JSON for the Kubernetes API, without absent fields."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class BrokerTopic(Model):
+    """A topic of a broker cluster, with its queues in each broker group."""
+
+    apiVersion: Literal["gantry.dev/v1alpha1"]
+    kind: Literal["BrokerTopic"]
+    metadata: Metadata
+    spec: BrokerTopicSpec = Field(description="The topic as it should be.")
+    status: BrokerTopicStatus = Field(
+        default_factory=lambda: BrokerTopicStatus(), description="Observed state, written by the operator."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        names.resource_name_rule(),
+        names.default_name_rule("topicName", "topics"),
+    )
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def topic(self) -> str:
+        """Its name at the brokers."""
+        return self.spec.topicName or self.metadata.name
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """All attributes of the spec."""
+        kind = self.spec.messageType
+        return dict(self.spec.config) | ({} if kind is None else {MESSAGE_TYPE: kind.upper()})
+
+    @classmethod
+    def make(cls, name: str, cluster: str, namespace: str = "default", **spec: Any) -> BrokerTopic:
+        """A topic from keyword arguments. Raises pydantic.ValidationError."""
+        return cls.model_validate(
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {"cluster": cluster, **spec},
+            }
+        )

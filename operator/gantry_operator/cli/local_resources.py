@@ -1,0 +1,63 @@
+"""The topics and consumer groups of a cluster of this machine as resources, for `gantry topic`, `group` and `up`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+
+from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.cli.errors import CliError
+from gantry_operator.platforms.local import control, topics
+from gantry_operator.platforms.local.folder import ClusterFolder
+
+
+class LocalResources:
+    """The resources of one cluster."""
+
+    namespace = "default"
+
+    def __init__(self, folder: ClusterFolder, cluster: str) -> None:
+        self.cluster = cluster
+        self._folder = folder
+
+    @property
+    def waits_for(self) -> str:
+        """Who carries out a change; empty: nobody does now."""
+        return "" if control.supervisor_of(self._folder) is None else "gantry up"
+
+    async def list(self, kind: topics.Kind) -> list[dict[str, Any]]:
+        """With their status."""
+        with _readable(self._folder):
+            return topics.described(self._folder, kind)
+
+    async def create(self, resource: BrokerTopic | ConsumerGroup) -> None:
+        with _readable(self._folder), topics.changed_resources(self._folder) as known:
+            if resource.name in known.of(resource.kind):
+                raise CliError(f"{resource.kind} {resource.name} exists already: delete it, or change your manifest")
+            known.keep(resource)
+
+    async def delete(self, kind: topics.Kind, name: str) -> None:
+        with _readable(self._folder), topics.changed_resources(self._folder) as known:
+            known.delete(kind, name)
+
+
+@contextmanager
+def _readable(folder: ClusterFolder) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError:
+        raise CliError(f"{folder.resources} cannot be read: it is damaged, or of another version of gantry") from None
+
+
+def keep_local(
+    folder: ClusterFolder, wanted_topics: Sequence[BrokerTopic], wanted_groups: Sequence[ConsumerGroup]
+) -> None:  # fmt: skip
+    """Add or change the resources of a manifest. Raises CliError."""
+    with _readable(folder), topics.changed_resources(folder) as known:
+        for topic in wanted_topics:
+            known.keep(topic)
+        for group in wanted_groups:
+            known.keep(group)

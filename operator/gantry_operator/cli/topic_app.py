@@ -1,0 +1,239 @@
+"""The commands `gantry topic` and `gantry group` and their options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gantry_operator.cli.options import (
+    ContextOption,
+    DirOption,
+    NameOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+)
+
+topic_app = typer.Typer(
+    no_args_is_help=True,
+    help="Topics: those of BrokerTopic resources, and all others.\n\n"
+    "[bold]gantry topic create Orders --queues 8[/bold]; with --managed by a resource, which `gantry up` or the "
+    "operator keeps as it is written.",
+    rich_markup_mode="rich",
+)
+group_app = typer.Typer(
+    no_args_is_help=True,
+    help="Consumer groups: those of ConsumerGroup resources, and all others.\n\n"
+    "[bold]gantry group reset billing --to 2026-11-25T10:00:00Z[/bold] shows what it would skip and repeat; --confirm "
+    "carries it out.",
+    rich_markup_mode="rich",
+)
+
+TopicArgument = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
+GroupArgument = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
+ManagedOption = Annotated[
+    bool, typer.Option("--managed", help="Make a resource, which keeps it as it is written. Else it is only created.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Also if messages are unread or clients are connected.")]
+ToOption = Annotated[
+    str, typer.Option("--to", help="earliest, latest, or a time like 2026-11-25T10:00:00Z.", show_default=False)
+]
+ConfirmOption = Annotated[bool, typer.Option("--confirm", help="Carry it out. Else it is only shown.")]
+
+
+def register(app: typer.Typer, epilog: str) -> None:
+    """Add the commands."""
+    _topics(epilog)
+    _groups(epilog)
+    _resets(epilog)
+    app.add_typer(topic_app, name="topic")
+    app.add_typer(group_app, name="group")
+
+
+def _topics(epilog: str) -> None:
+    @topic_app.command("create", epilog=epilog)
+    def topic_create(
+        topic: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+        queues: Annotated[
+            int, typer.Option("--queues", "-q", min=1, max=1024, help="Queues in each broker group.")
+        ] = 8,
+        managed: ManagedOption = False,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Create a topic in every broker group, or change the number of its queues.
+
+        A topic that exists gets its queues on groups that were added later, too.
+        """
+        from gantry_operator.cli.target import find_target
+        from gantry_operator.cli.topics import create
+
+        create(find_target(directory, name, context, namespace), topic, queues, managed, output == Output.json)
+
+    @topic_app.command("list", epilog=epilog)
+    def topic_list(
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        all_topics: Annotated[bool, typer.Option("--all", "-a", help="Also the system's topics.")] = False,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """List topics with their queues and messages, and the resource of each."""
+        from gantry_operator.cli.target import find_target
+        from gantry_operator.cli.topics import show
+
+        show(find_target(directory, name, context, namespace), all_topics, output == Output.json)
+
+    @topic_app.command("describe", epilog=epilog)
+    def topic_describe(
+        topic: TopicArgument,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Show a topic: its queues in each broker group, attributes, consumers, and the state of its resource."""
+        from gantry_operator.cli.target import find_target
+        from gantry_operator.cli.topics import describe
+
+        describe(find_target(directory, name, context, namespace), topic, output == Output.json)
+
+    @topic_app.command("delete", epilog=epilog)
+    def topic_delete(
+        topic: TopicArgument,
+        force: ForceOption = False,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Delete a topic, or the resource that manages it: its deletionPolicy says what happens to the topic."""
+        from gantry_operator.cli.target import find_target
+        from gantry_operator.cli.topics import delete
+
+        delete(find_target(directory, name, context, namespace), topic, force, output == Output.json)
+
+
+def _groups(epilog: str) -> None:
+    @group_app.command("create", epilog=epilog)
+    def group_create(
+        group: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+        retry_max: Annotated[
+            int | None, typer.Option(min=0, max=10_000, help="Deliveries after the first one.")
+        ] = None,
+        retry_queues: Annotated[int | None, typer.Option(min=0, max=1_024, help="Queues of the retry topic.")] = None,
+        orderly: Annotated[bool | None, typer.Option("--orderly/--concurrent", help="Orderly delivery.")] = None,
+        broadcast: Annotated[bool | None, typer.Option(help="Whether members may consume by broadcast.")] = None,
+        consume: Annotated[bool | None, typer.Option(help="Whether brokers give it messages.")] = None,
+        managed: ManagedOption = False,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Create a consumer group on every broker group, or change its settings."""
+        from gantry_operator.cli.groups import create
+        from gantry_operator.cli.target import find_target
+
+        given: dict[str, Any] = {
+            "retryMax": retry_max, "retryQueues": retry_queues, "consumeOrderly": orderly, "broadcast": broadcast,
+            "consumeEnable": consume,
+        }  # fmt: skip
+        settings = {k: v for k, v in given.items() if v is not None}
+        create(find_target(directory, name, context, namespace), group, settings, managed, output == Output.json)
+
+    @group_app.command("list", epilog=epilog)
+    def group_list(
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        every: Annotated[bool, typer.Option("--all", "-a", help="Also the system's groups.")] = False,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """List consumer groups with their members and unread messages, and the resource of each."""
+        from gantry_operator.cli.groups import show
+        from gantry_operator.cli.target import find_target
+
+        show(find_target(directory, name, context, namespace), every, output == Output.json)
+
+    @group_app.command("describe", epilog=epilog)
+    def group_describe(
+        group: GroupArgument,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Show a consumer group: settings, members, its position in each queue, and the state of its resource."""
+        from gantry_operator.cli.groups import describe
+        from gantry_operator.cli.target import find_target
+
+        describe(find_target(directory, name, context, namespace), group, output == Output.json)
+
+    @group_app.command("delete", epilog=epilog)
+    def group_delete(
+        group: GroupArgument,
+        force: ForceOption = False,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Delete a consumer group with its offsets, or the resource that manages it."""
+        from gantry_operator.cli.groups import delete
+        from gantry_operator.cli.target import find_target
+
+        delete(find_target(directory, name, context, namespace), group, force, output == Output.json)
+
+
+def _resets(epilog: str) -> None:
+    @group_app.command("reset", epilog=epilog)
+    def group_reset(
+        group: GroupArgument,
+        to: ToOption,
+        topic: Annotated[
+            str | None, typer.Option("--topic", help="Only this topic. Default: all of the group.")
+        ] = None,
+        confirm: ConfirmOption = False,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Move a consumer group to a time. Shows what it skips and repeats; --confirm carries it out."""
+        from gantry_operator.cli.groups import reset
+        from gantry_operator.cli.target import find_target
+
+        target = find_target(directory, name, context, namespace)
+        reset(target, group, topic, to, confirm, output == Output.json)
+
+    @topic_app.command("reset", epilog=epilog)
+    def topic_reset(
+        topic: TopicArgument,
+        group: Annotated[str, typer.Option("--group", "-g", help="The consumer group that moves.", show_default=False)],
+        to: ToOption,
+        confirm: ConfirmOption = False,
+        directory: DirOption = None,
+        name: NameOption = None,
+        context: ContextOption = None,
+        namespace: NamespaceOption = None,
+        output: OutputOption = Output.text,
+    ) -> None:
+        """Move a consumer group within one topic: `gantry group reset GROUP --topic TOPIC`."""
+        from gantry_operator.cli.groups import reset
+        from gantry_operator.cli.target import find_target
+
+        target = find_target(directory, name, context, namespace)
+        reset(target, group, topic, to, confirm, output == Output.json)

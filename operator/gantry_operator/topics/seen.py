@@ -1,0 +1,186 @@
+"""The tables of one broker group's master: its answer to GET /v1/tables, checked where it is used. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
+
+MAX_NUMBER = 2**62
+
+
+class BadTables(ValueError):
+    """An answer that cannot be used. The text names the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """First and next offset of a queue."""
+
+    first: int
+    end: int
+
+    @property
+    def messages(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTopic:
+    """A topic on one broker group. `queues`: as many as are read."""
+
+    config: TopicConfig
+    queues: tuple[Queue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The clients that are connected as one consumer group."""
+
+    clients: frozenset[str]
+    broadcasting: bool
+    topics: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Why queues are not empty for everyone; `messages` counts those that the slowest reader has not read."""
+
+    messages: int
+    why: str
+
+
+class BrokerTables:
+    """What the master of one broker group says."""
+
+    def __init__(self, group: str, data: Any) -> None:
+        """Raises BadTables when the answer has another form."""
+        self.group = group
+        topics, groups, rows, consumers = (
+            _part(data, name, kind)
+            for name, kind in (("topics", dict), ("groups", dict), ("lags", list), ("consumers", dict))
+        )
+        self._topics: Mapping[str, Any] = topics
+        self._groups: Mapping[str, Any] = groups
+        self._consumers: Mapping[str, Any] = consumers
+        self._known: dict[str, SeenTopic | None] = {}
+        self._committed: dict[str, dict[str, dict[int, int]]] = {}
+        self._topics_of: dict[str, set[str]] = {}
+        for row in rows:
+            try:
+                topic, reader = str(row["topic"]), str(row["group"])
+                offsets = {_number(queue): _number(committed) for queue, _, committed in row["queues"]}
+            except (KeyError, TypeError, ValueError) as error:
+                raise BadTables(f"lags: {error!r}") from None
+            self._committed.setdefault(topic, {})[reader] = offsets
+            self._topics_of.setdefault(reader, set()).add(topic)
+
+    def topic(self, name: str) -> SeenTopic | None:
+        """None: the broker group has no such topic. Raises BadTables."""
+        if name not in self._known:
+            self._known[name] = self._read_topic(name)
+        return self._known[name]
+
+    def _read_topic(self, name: str) -> SeenTopic | None:
+        found = self._topics.get(name)
+        if found is None:
+            return None
+        try:
+            config = TopicConfig.from_json(found["config"], name)
+            queues = tuple(Queue(_number(first), _number(end)) for first, end in found["queues"])
+        except (BodyError, KeyError, TypeError, ValueError) as error:
+            raise BadTables(f"topic {name}: {error!r}") from None
+        return SeenTopic(config, queues)
+
+    def consumer_group(self, name: str) -> SubscriptionGroup | None:
+        """None: it has no configuration here. Raises BadTables."""
+        found = self._groups.get(name)
+        if not isinstance(found, Mapping) or "config" not in found:
+            return None
+        try:
+            return SubscriptionGroup.from_json(found["config"], name)
+        except BodyError as error:
+            raise BadTables(f"group {name}: {error}") from None
+
+    def members(self, group: str) -> Members:
+        """Of a consumer group; without clients: nobody is connected."""
+        found = self._consumers.get(group)
+        if not isinstance(found, Mapping):
+            return Members(frozenset(), False, frozenset())
+        clients = found.get("clients") or ()
+        return Members(
+            frozenset(str(c.get("id", "")) for c in clients if isinstance(c, Mapping)),
+            found.get("model") == "BROADCASTING",
+            frozenset(map(str, found.get("subscriptions") or ())),
+        )
+
+    def topics_of(self, group: str) -> Iterable[str]:
+        """Topics in which a consumer group has offsets."""
+        return self._topics_of.get(group, ())
+
+    def committed(self, topic: str, group: str) -> Mapping[int, int]:
+        return self._committed.get(topic, {}).get(group, {})
+
+    def lag(self, group: str) -> int:
+        """Messages that a consumer group has not committed, in all topics where it has offsets."""
+        total = 0
+        for name in self.topics_of(group):
+            topic = self.topic(name)
+            if topic is None:
+                continue
+            offsets = self.committed(name, group)
+            for number, queue in enumerate(topic.queues):
+                if number in offsets:
+                    total += max(queue.end - max(offsets[number], queue.first), 0)
+        return total
+
+    def unread(self, name: str, below: int = 0) -> Unread | None:
+        """Why the queues of a topic from number `below` on hold messages that somebody may still read; None: they do
+        not.
+
+        Readers are the consumer groups with offsets in the topic, and those whose members subscribe to it now. Messages
+        without any reader stay until they expire. The position of a group that consumes by broadcast is not known.
+        """
+        topic = self.topic(name)
+        if topic is None:
+            return None
+        full = [(number, queue) for number, queue in enumerate(topic.queues) if number >= below and queue.messages]
+        if not full:
+            return None
+        readers = list(dict.fromkeys(self._readers(name)))
+        if not readers:
+            return Unread(sum(q.messages for _, q in full), "no consumer group has read them")
+        slowest: tuple[int, str] = (0, "")
+        for group in readers:
+            if self.members(group).broadcasting:
+                return Unread(
+                    sum(q.messages for _, q in full), f"{group} consumes by broadcast, so nobody knows how far"
+                )
+            offsets = self.committed(name, group)
+            left = sum(max(q.end - max(offsets.get(number, q.first), q.first), 0) for number, q in full)
+            slowest = max(slowest, (left, group))
+        return Unread(slowest[0], f"{slowest[1]} has not read them") if slowest[0] else None
+
+    def _readers(self, topic: str) -> Iterator[str]:
+        for group in sorted(self._committed.get(topic, ())):
+            if self.consumer_group(group) is not None:
+                yield group
+        for group in sorted(self._consumers):
+            members = self.members(group)
+            if members.clients and topic in members.topics:
+                yield group
+
+
+def _part(data: Any, name: str, kind: type) -> Any:
+    value = data.get(name) if isinstance(data, Mapping) else None
+    if not isinstance(value, kind):
+        raise BadTables(f"{name} is {type(value).__name__}")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not -1 <= value <= MAX_NUMBER:
+        raise ValueError(f"{value!r} is no offset")
+    return value

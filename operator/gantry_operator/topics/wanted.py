@@ -1,0 +1,82 @@
+"""What is wanted, from the resources and from what their status remembers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.topic import PERMISSIONS
+from gantry_operator.topics.model import Known, Row, WantedGroup, WantedTopic
+
+TOPIC_ROW = ("writeQueues", "readQueues", "permission")
+GROUP_ROW = ("retryMax", "retryQueues", "consumeOrderly", "consumeEnable", "broadcast")
+GROUP_FIELDS = {
+    "retryMax": "retry_max_times",
+    "retryQueues": "retry_queues",
+    "consumeOrderly": "orderly",
+    "consumeEnable": "consume_enable",
+    "broadcast": "consume_broadcast_enable",
+}
+"""Fields of the resource, and of `SubscriptionGroup`."""
+
+
+def row_to_json(group: str, row: Row, fields: tuple[str, ...]) -> dict[str, Any]:
+    return {"name": group, **dict(zip(fields, row, strict=True))}
+
+
+def _rows(listed: Any, fields: tuple[str, ...]) -> dict[str, Row]:
+    """Rows of a status. One that cannot be read is left out: it was written by another version."""
+    found = {}
+    for row in listed or ():
+        if isinstance(row, Mapping) and all(f in row for f in ("name", *fields)):
+            found[str(row["name"])] = tuple(row[f] for f in fields)
+    return found
+
+
+def known_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> Known:
+    """From the status as JSON: of its own making, but it may be of another version."""
+    generation, origin = status.get("syncedGeneration"), status.get("origin")
+    attributes = status.get("syncedAttributes") or {}
+    return Known(
+        origin if origin in ("Created", "Adopted") else "",
+        generation if isinstance(generation, int) else None,
+        _rows(status.get("syncedGroups"), fields),
+        {str(k): str(v) for k, v in attributes.items()} if isinstance(attributes, Mapping) else {},
+    )
+
+
+def wanted_topic(topic: BrokerTopic, status: Mapping[str, Any]) -> WantedTopic:
+    spec = topic.spec
+    return WantedTopic(
+        resource=topic.name,
+        topic=topic.topic,
+        generation=topic.metadata.generation,
+        created=topic.metadata.creationTimestamp,
+        queues=spec.queues,
+        per_group=spec.queuesPerGroup,
+        perm=None if spec.permission is None else PERMISSIONS[spec.permission],
+        attributes=topic.attributes,
+        report=spec.driftPolicy == "Report",
+        delete=spec.deletionPolicy == "Delete",
+        force=bool(spec.force),
+        deleting=topic.metadata.deletionTimestamp is not None,
+        known=known_of(status, TOPIC_ROW),
+    )
+
+
+def wanted_group(group: ConsumerGroup, status: Mapping[str, Any]) -> WantedGroup:
+    spec = group.spec
+    settings = {ours: getattr(spec, field) for field, ours in GROUP_FIELDS.items() if getattr(spec, field) is not None}
+    return WantedGroup(
+        resource=group.name,
+        group=group.group,
+        generation=group.metadata.generation,
+        created=group.metadata.creationTimestamp,
+        settings=settings,
+        report=spec.driftPolicy == "Report",
+        delete=spec.deletionPolicy == "Delete",
+        force=bool(spec.force),
+        deleting=group.metadata.deletionTimestamp is not None,
+        known=known_of(status, GROUP_ROW),
+    )

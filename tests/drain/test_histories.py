@@ -1,0 +1,41 @@
+"""Seeded histories of groups that come and go, and the mutants that they must find."""
+
+from __future__ import annotations
+
+import pytest
+from gantry_operator.drain import extension, machine
+
+from tests.drain.world import Broken, play
+from tests.simulation.mutants.planting import Edit, Mutant, plant
+
+SEEDS = 80
+
+MUTANTS = (
+    ("sends are refused at once", Edit(machine, "seen.now - since >= ROUTES_S and", "")),
+    ("delayed messages are forgotten", Edit(machine, "    if report.delayed:", "    if False:")),
+    ("half messages are forgotten", Edit(machine, "    if report.half:", "    if False:")),
+    ("a former master is believed", Edit(machine, "seen.epoch is None or report.epoch != seen.epoch", "False")),
+    ("an unsettled report is a proof", Edit(machine, "if found or not report.settled:", "if found:")),
+    ("one look is a proof", Edit(machine, "    if seen.now - proof[2] < SETTLE_S:", "    if False:")),
+    ("consumers that are away do not count", Edit(machine, "found += [_unread(row) for row in report.unread]",
+     "found += [_unread(row) for row in report.unread if row.connected]")),
+    ("the others need not be ready", Edit(machine, 'if report.drain != "closed" and seen.others:', "if False:")),
+    ("a topic may be nowhere else", Edit(machine, "    if seen.homeless:", "    if False:")),
+    ("homeless topics are not found", Edit(extension, "if t.perm & Perm.WRITE and name not in writable", "if False")),
+)  # fmt: skip
+
+
+def test_nothing_is_lost_no_send_fails_and_every_drain_ends() -> None:
+    removed = sum(play(seed).removed for seed in range(SEEDS))
+    assert removed > SEEDS, "most histories remove groups"
+
+
+@pytest.mark.parametrize(("name", "edit"), MUTANTS, ids=[name for name, _ in MUTANTS])
+def test_a_mutant_is_found(name: str, edit: Edit) -> None:
+    with plant(Mutant(0, name, (edit,))):
+        for seed in range(10 * SEEDS):
+            try:
+                play(seed)
+            except Broken:
+                return
+    raise AssertionError(f"no history finds: {name}")

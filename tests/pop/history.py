@@ -1,0 +1,435 @@
+"""One seeded history of POP consumption, checked against a plain model.
+
+The model knows what clients were told. It lifts its rules where the history itself does (an offset was reset, a topic
+deleted). At the end everything is consumed: each confirmed message was acknowledged, or is a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import defaultdict
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.broker.errors import NotStored, NotWritable, RequestRejected
+from gantry_broker.pop.handle import BadHandle, Handle
+from gantry_broker.pop.requests import Ack, AckResult, ChangeInvisible, Pop, Popped
+from gantry_broker.protocol.message import decode_records
+
+from tests.pop.popbench import Message, messages_of
+from tests.pop.world import BROKER, World
+
+GROUPS = ("g", "two", "f", "o")
+"""Plain, with two retries, with a filter, orderly."""
+
+
+class Violation(AssertionError):
+    """A rule that the history breaks."""
+
+
+@dataclass
+class Told:
+    """What one group was told of one message."""
+
+    acked: bool = False
+    perhaps: bool = False
+    """An acknowledgement was not answered: the message may be finished."""
+    free: bool = False
+    """An offset was reset or a topic deleted: the message may be delivered again, or never."""
+    attempts: int = 0
+    """Answered deliveries that ended without acknowledgement or suspension; at least so many attempts count."""
+    handle: Handle | None = None
+    visible_ms: int = 0
+    suspended: bool = False
+    attempt: str | None = None
+    unsure: bool = False
+    """A change of the invisible time was not answered."""
+    changes: int = 0
+
+
+@dataclass
+class Model:
+    told: dict[tuple[str, bytes], Told] = field(default_factory=lambda: defaultdict(Told))
+    sent: dict[bytes, tuple[int, str, int]] = field(default_factory=dict)
+    """Confirmed messages that are there: queue, tag, number."""
+
+    def delivered(self, group: str, message: Message, popped: Popped, attempt: str | None) -> None:
+        told = self.told[group, message.body]
+        where = f"group {group}, message {message.body!r} at {message.topic} {message.queue_id} {message.offset}"
+        if not told.free:
+            if told.acked:
+                raise Violation(f"{where}: delivered again after its acknowledgement")
+            same = attempt is not None and told.attempt == attempt
+            if told.handle is not None and not told.unsure and not same and told.visible_ms > popped.pop_ms:
+                raise Violation(f"{where}: delivered at {popped.pop_ms}, invisible until {told.visible_ms}")
+            if told.handle is not None and not told.suspended and not told.unsure and not same:
+                told.attempts += 1
+            if message.times < told.attempts:
+                raise Violation(f"{where}: attempt {message.times}, {told.attempts} failed before")
+        told.handle, told.visible_ms = message.handle, message.handle.visible_ms
+        told.suspended = told.unsure = False
+        told.attempt = attempt
+
+    def lift(self, bodies: Any, groups: Any = GROUPS) -> None:
+        for group in groups:
+            for body in bodies:
+                told = self.told[group, body]
+                told.free, told.handle = True, None
+
+
+class History:
+    """The random client, administrator and network of one seed."""
+
+    def __init__(self, seed: int, path: Path) -> None:
+        self.random = random.Random(seed)
+        self.world = World(path)
+        self.model = Model()
+        self.number = 0
+        self.unconfirmed: dict[bytes, tuple[int, int, str]] = {}
+        """Messages that are not confirmed: end, queue, tag."""
+        self.running: dict[asyncio.Task[Any], None] = {}
+        self.attempts = 0
+        self.steps: list[str] = []
+        self.resets = 0
+        self.latest = 0
+        """The latest time that the clock had."""
+
+    # ---- steps
+
+    def step_send(self) -> None:
+        for _ in range(self.random.randint(1, 3)):
+            self.number += 1
+            queue, tag = self.random.randrange(2), self.random.choice("ab")
+            body = b"m%d" % self.number
+            self.unconfirmed[body] = (self.world.send("T", queue, body, tag), queue, tag)
+
+    def step_pop(self) -> None:
+        self.start_pop(self.random.choice(GROUPS), poll_ms=self.random.choice((0, 0, 60_000)))
+
+    def start_pop(self, group: str, poll_ms: int = 0, most: int | None = None) -> None:
+        order = group == "o"
+        attempt = None
+        if order and self.random.random() < 0.5:
+            self.attempts += self.random.random() < 0.7
+            attempt = f"a{self.attempts}"
+        request = Pop(
+            group=group,
+            topic="T",
+            queue_id=self.random.choice((-1, -1, 0, 1)) if poll_ms == 0 and most is None else -1,
+            max_messages=most or self.random.randint(1, 5),
+            invisible_ms=self.random.randint(1, 200) * 100,
+            poll_ms=poll_ms,
+            expression="a" if group == "f" else "*",
+            order=order,
+            attempt_id=attempt,
+        )
+        self.start(self.pop(request))
+
+    async def pop(self, request: Pop) -> None:
+        try:
+            popped = await self.world.pop.pop(request)
+        except (NotStored, NotWritable, RequestRejected):
+            return
+        for message in messages_of(popped, "T", BROKER):
+            self.model.delivered(request.group, message, popped, request.attempt_id)
+
+    def held(self) -> list[tuple[str, bytes, Told]]:
+        return [(*key, told) for key, told in self.model.told.items() if told.handle is not None and not told.acked]
+
+    def step_ack(self) -> None:
+        held = self.held()
+        if not held:
+            return
+        for group, body, told in self.random.sample(held, min(len(held), self.random.randint(1, 4))):
+            assert told.handle is not None
+            self.start(self.ack(group, body, told.handle))
+
+    async def ack(self, group: str, body: bytes, handle: Handle) -> None:
+        told, began = self.model.told[group, body], self.world.ms
+        resets = self.resets
+        if not told.free and handle == told.handle:
+            told.perhaps = True
+        try:
+            (result,) = await self.world.pop.ack([Ack(group=group, topic="T", handle=handle)])
+        except (NotWritable, RequestRejected):
+            return
+        if resets != self.resets or told.free:
+            return
+        if result is AckResult.OK and handle.visible_ms > began and (handle == told.handle):
+            told.acked = True
+        elif result is AckResult.INVALID and handle == told.handle and not told.unsure and not told.acked:
+            if handle.visible_ms > self.latest:
+                raise Violation(f"group {group}, message {body!r}: {handle} is refused before its time")
+
+    def step_stale_ack(self) -> None:
+        """Acknowledges with a handle of an earlier delivery: nothing may happen."""
+        held = self.held()
+        if not held:
+            return
+        group, _, told = self.random.choice(held)
+        h = told.handle
+        assert h is not None
+        old = Handle(
+            h.start_offset,
+            h.pop_ms - 10_000_000,
+            h.invisible_ms,
+            h.revive_queue,
+            h.kind,
+            h.broker,
+            h.queue_id,
+            h.offset,
+        )
+        self.start(self.quietly(self.world.pop.ack([Ack(group=group, topic="T", handle=old)])))
+
+    async def quietly(self, work: Awaitable[Any]) -> None:
+        try:
+            await work
+        except (NotStored, NotWritable, RequestRejected, BadHandle):
+            pass
+
+    def step_change(self) -> None:
+        held = [item for item in self.held() if not item[2].perhaps]
+        if held:
+            group, body, told = self.random.choice(held)
+            assert told.handle is not None
+            self.start(self.change(group, body, told.handle))
+
+    async def change(self, group: str, body: bytes, handle: Handle) -> None:
+        told = self.model.told[group, body]
+        suspend = self.random.random() < 0.3
+        told.unsure = True
+        told.changes += 1
+        number = told.changes
+        change = ChangeInvisible(
+            group=group, topic="T", handle=handle, invisible_ms=self.random.randint(0, 300) * 100, suspend=suspend
+        )
+        try:
+            renewed = await self.world.pop.change_invisible(change)
+        except (NotStored, NotWritable, RequestRejected, BadHandle):
+            return
+        if told.handle == handle and told.changes == number:
+            told.handle, told.visible_ms, told.suspended, told.unsure = renewed, renewed.visible_ms, suspend, False
+
+    def step_time(self) -> None:
+        self.world.ms += self.random.choice((10, 500, 3_000, 9_000, 25_000))
+
+    def step_clock_set_back(self) -> None:
+        self.world.ms -= self.random.choice((700, 4_000))
+
+    def step_replicate(self) -> None:
+        behind = [border for border in self.world.borders if border > self.world.store.confirmed]
+        if behind:
+            self.replicate(self.random.choice(behind))
+
+    def step_replicate_all(self) -> None:
+        self.replicate()
+
+    def replicate(self, to: int | None = None) -> None:
+        self.world.replicate(to)
+        for body, (end, queue, tag) in list(self.unconfirmed.items()):
+            if end <= self.world.store.confirmed:
+                del self.unconfirmed[body]
+                self.model.sent[body] = (queue, tag, len(self.model.sent))
+
+    def step_time_out(self) -> None:
+        self.world.time_out()
+
+    async def step_failover(self) -> None:
+        world = self.world
+        world.lose_role()
+        await world.passes()
+        behind = [border for border in world.borders if border >= world.store.confirmed]
+        if behind:
+            to = self.random.choice(behind)
+            world.cut(to)
+            self.unconfirmed = {body: item for body, item in self.unconfirmed.items() if item[0] <= to}
+        world.lead()
+        self.replicate()
+        await world.until_ready()
+
+    async def step_write_all(self) -> None:
+        self.world.pop._log._since_whole = 1 << 30
+        while self.world.pop.write_whole():
+            await self.world.passes(1)
+        self.world.changes.flush_offsets()
+
+    def step_flush_offsets(self) -> None:
+        self.world.changes.flush_offsets()
+
+    async def step_reset(self) -> None:
+        """Sets a group's offset, back or ahead."""
+        await self.quiet()
+        group, queue = self.random.choice(GROUPS), self.random.randrange(2)
+        low, high = self.world.store.min_offset("T", queue), self.world.store.max_offset("T", queue)
+        before = self.world.meta.working.offset("T", group, queue)
+        if before < 0:
+            return
+        to = self.random.randint(low, high)
+        self.resets += 1
+        self.model.lift([body for body, (q, _, _) in self.model.sent.items() if q == queue], [group])
+        if self.random.random() < 0.7:
+            self.world.change({"offsets": {f"T@{group}": {str(queue): to}}})
+            wanted = self.world.meta.working.offset("T", group, queue)
+            state = self.world.pop._log.state.queues.get((group, "T", queue))
+            if wanted != to or (state is not None and (state.in_flight or state.next != to)):
+                raise Violation(f"the reset of group {group} to {to} is at {wanted}: {state and state.next}")
+        else:
+            self.world.meta.commit_offset("T", group, queue, to)
+
+    async def step_delete_topic(self) -> None:
+        """Deletes the topic with its retry topics, as the broker's handler does, and creates it again."""
+        await self.quiet()
+        names = [name for name in self.world.meta.working.topics if name == "T" or name.endswith("+T")]
+        keys = [key for key in self.world.meta.working.offsets if key.partition("@")[0] in names]
+        self.resets += 1
+        self.world.change({"dropTopics": names, "dropOffsets": keys, "dropData": self.world.store.end})
+        self.replicate()
+        self.model.lift(self.model.sent)
+        self.model.sent.clear()
+        await self.world.passes()
+        self.world.change({"topics": [{"topicName": "T", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}]})
+        self.replicate()
+        left = [key for key, queue in self.world.pop._log.state.queues.items() if queue.in_flight]
+        if any(key[1] in names for key in left):
+            raise Violation(f"in flight in a deleted topic: {left}")
+
+    async def step_delete_group(self) -> None:
+        await self.quiet()
+        group = self.random.choice(("g", "f"))
+        config = self.world.meta.working.groups[group]
+        self.resets += 1
+        self.model.lift(self.model.sent, [group])
+        self.world.change({"dropGroups": [group]})
+        self.world.change({"groups": [config.to_json()]})
+        self.replicate()
+
+    # ---- running
+
+    def start(self, work: Any) -> None:
+        self.running[asyncio.get_running_loop().create_task(work)] = None
+
+    def gather(self) -> None:
+        for task in [task for task in self.running if task.done()]:
+            del self.running[task]
+            task.result()
+
+    async def quiet(self) -> None:
+        """All that was begun ends, waiting pops without messages."""
+        for _ in range(3):
+            self.replicate()
+            await self.world.passes()
+        self.world.pop._settle()
+        while self.running:
+            self.replicate()
+            await self.world.passes(4)
+            self.gather()
+
+    def check_waiting(self) -> None:
+        """No pop waits while there are messages for it."""
+        world = self.world
+        for group in ("g", "two"):
+            if world.pop.waiting(group, "T") and world.pop.has_messages(group, "T"):
+                raise Violation(f"pops of group {group} wait beside messages")
+        for queue in range(2):
+            state = world.pop._log.state.queues.get(("o", "T", queue))
+            blocked = state is not None and state.order is not None and state.order.visible_ms() > world.ms
+            there = state is not None and world.store.max_offset("T", queue) > state.next
+            if world.pop.waiting("o", "T") and there and not blocked and state is not None and not state.count:
+                raise Violation("an orderly pop waits beside messages of a queue that is not blocked")
+
+    def check_offsets(self) -> None:
+        for (group, topic, queue), state in self.world.pop._log.state.queues.items():
+            at = self.world.meta.working.offset(topic, group, queue)
+            if at > state.lowest():
+                raise Violation(
+                    f"group {group}: the offset of {topic} {queue} is {at}, {state.lowest()} is not finished"
+                )
+
+    STEPS = {
+        "send": 10, "pop": 16, "ack": 12, "stale_ack": 2, "change": 5, "time": 8, "clock_set_back": 1, "replicate": 12,
+        "replicate_all": 6, "time_out": 2, "failover": 3, "write_all": 2, "flush_offsets": 2, "reset": 1,
+        "delete_topic": 0.5, "delete_group": 0.5,
+    }  # fmt: skip
+
+    async def run(self, steps: int) -> None:
+        world = self.world
+        world.lead()
+        await world.until_ready()
+        names, weights = list(self.STEPS), list(self.STEPS.values())
+        try:
+            for name in self.random.choices(names, weights, k=steps):
+                self.steps.append(name)
+                self.latest = max(self.latest, world.ms)
+                done = getattr(self, f"step_{name}")()
+                if done is not None:
+                    await done
+                await world.passes()
+                await world.expire()
+                self.gather()
+                self.check_offsets()
+            await self.quiet()
+            self.check_waiting()
+            await self.drain()
+        except Exception as error:
+            error.add_note(f"after {len(self.steps)} steps: {' '.join(self.steps[-30:])}")
+            raise
+        finally:
+            for task in self.running:
+                task.cancel()
+            await asyncio.gather(*self.running, return_exceptions=True)
+            world.close()
+
+    async def drain(self) -> None:
+        """Consumes everything; each message must have been acknowledged in the end, or be a dead letter."""
+        if self.random.random() < 0.5:
+            await self.step_failover()
+        idle = 0
+        while idle < 2:
+            self.world.ms += 60_000
+            self.latest = max(self.latest, self.world.ms)
+            await self.world.passes()
+            await self.world.expire()
+            before = sum(told.acked for told in self.model.told.values())
+            for group in GROUPS:
+                for _ in range(3):
+                    self.start_pop(group, most=32)
+                    await self.quiet()
+            for group, body, told in self.held():
+                assert told.handle is not None
+                self.start(self.ack(group, body, told.handle))
+            await self.quiet()
+            progress = sum(told.acked for told in self.model.told.values()) > before
+            idle = 0 if progress else idle + 1
+        self.check_end()
+
+    def check_end(self) -> None:
+        dead: dict[str, set[bytes]] = {}
+        for group in GROUPS:
+            got = self.world.store.get(f"%DLQ%{group}", 0, 0, 10_000, 1 << 24)
+            dead[group] = {record.body for record in decode_records(got.data)} if got.data else set()
+            for body in dead[group]:
+                told = self.model.told[group, body]
+                if told.acked and not told.free and not told.perhaps:
+                    raise Violation(f"group {group}: the dead letter {body!r} was acknowledged")
+        for body, (queue, tag, _) in self.model.sent.items():
+            for group in GROUPS:
+                told = self.model.told[group, body]
+                if told.free or told.acked or told.perhaps or body in dead[group] or (group == "f" and tag != "a"):
+                    continue
+                raise Violation(f"group {group}: message {body!r} of queue {queue} is lost")
+
+
+def run_history(seed: int, path: Path, steps: int = 60) -> None:
+    """Runs one history. Raises Violation."""
+
+    async def run() -> None:
+        await History(seed, path).run(steps)
+
+    asyncio.run(run())
+
+
+HISTORIES = int(os.environ.get("POP_HISTORIES", "200"))

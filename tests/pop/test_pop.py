@@ -1,0 +1,140 @@
+"""Pops, acknowledgements, renewals and expiry of one broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gantry_broker.pop.handle import BadHandle, Handle
+from gantry_broker.pop.requests import AckResult, PopStatus
+
+from tests.pop.popbench import PopBench
+
+
+async def test_a_message_is_popped_once_and_acknowledged(bench: PopBench) -> None:
+    await bench.sends("a", "b", "c")
+    first = await bench.pop(max_messages=2)
+    assert [m.body for m in first] == [b"a", b"b"]
+    assert await bench.bodies() == [b"c"]
+    assert (await bench.popped()).status is PopStatus.POLLING_TIMEOUT
+    assert bench.offset() == 0
+    assert await bench.ack(first[0]) == [AckResult.OK]
+    assert bench.offset() == 1
+    assert await bench.ack(first[1], first[0]) == [AckResult.OK, AckResult.OK]
+    assert bench.offset() == 2
+
+
+async def test_what_is_not_acknowledged_goes_to_the_retry_topic_once(bench: PopBench) -> None:
+    await bench.sends("a", "b")
+    first = await bench.pop(invisible_ms=10_000)
+    await bench.ack(first[0])
+    await bench.pass_ms(9_000)
+    assert await bench.bodies() == []
+    await bench.pass_ms(1_100)
+    assert bench.offset() == 2
+    again = await bench.pop(invisible_ms=10_000)
+    assert [(m.body, m.times, m.topic, m.handle.kind) for m in again] == [(b"b", 1, "T", 2)]
+    assert bench.store.max_offset("%RETRY%G+T", 0) == 1
+    assert await bench.ack(first[1]) == [AckResult.INVALID]
+    assert await bench.ack(again[0]) == [AckResult.OK]
+    await bench.pass_ms(60_000)
+    assert await bench.bodies() == []
+    assert bench.offset(topic="%RETRY%G+T") == 1
+
+
+async def test_a_renewed_message_stays_invisible(bench: PopBench) -> None:
+    await bench.sends("a", "b")
+    first = await bench.pop(invisible_ms=10_000)
+    await bench.pass_ms(5_000)
+    handle = await bench.change(first[0], 20_000)
+    assert handle.visible_ms == bench.ms + 20_000
+    await bench.pass_ms(6_000)
+    assert await bench.bodies() == [b"b"]
+    await bench.pass_ms(14_100)
+    assert await bench.bodies() == [b"a"]
+    assert await bench.ack(handle) == [AckResult.INVALID]
+    with pytest.raises(BadHandle):
+        await bench.change(first[0], 20_000)
+
+
+async def test_dead_letters_after_the_last_retry(bench: PopBench) -> None:
+    await bench.sends("a")
+    limit = bench.broker.meta.working.groups["G"].retry_max_times
+    for times in range(limit + 1):
+        found = await bench.pop(invisible_ms=10_000)
+        assert [m.times for m in found] == [times]
+        await bench.pass_ms(10_100)
+    assert await bench.bodies() == []
+    assert bench.store.max_offset("%DLQ%G", 0) == 1
+    (dead,) = await bench.pop(topic="%DLQ%G")
+    assert dead.props["DLQ_ORIGIN_TOPIC"] == "T" and dead.times == limit + 1
+
+
+async def test_state_after_a_failover(bench: PopBench) -> None:
+    await bench.sends(*"abcdef")
+    first = await bench.pop(max_messages=4, invisible_ms=30_000)
+    await bench.ack(first[0], first[2])
+    renewed = await bench.change(first[3], 50_000)
+    before = bench.broker.pop.messages_in_flight
+    await bench.fail_over()
+    assert bench.broker.pop.messages_in_flight == before == 2
+    assert await bench.bodies() == [b"e", b"f"]
+    assert await bench.ack(first[0], first[1], renewed) == [AckResult.OK] * 3
+    assert bench.offset() == 4
+    await bench.pass_ms(100_000)
+    assert sorted(await bench.bodies()) == [b"e", b"f"]
+
+
+async def test_whole_state_in_the_log(bench: PopBench) -> None:
+    for number in range(40):
+        await bench.sends(str(number), queueId=number % 4)
+    first = await bench.pop(max_messages=20, invisible_ms=30_000)
+    await bench.ack(*first[::3])
+    await bench.change(first[1], 40_000)
+    await bench.settle()
+    while bench.broker.pop.write_whole():
+        pass
+    base = bench.broker.meta.working.offset("rmq_sys_GANTRY_POP", "CID_RMQ_SYS_GANTRY_POP", 0)
+    assert base > 0
+    queues = {k: (list(q.unfinished()), q.next, dict(q.moved)) for k, q in bench.broker.pop._log.state.queues.items()}
+    bench.broker.changes.flush_offsets()
+    await bench.fail_over()
+    assert bench.broker.pop._log._since_whole < 10
+    assert queues == {
+        k: (list(q.unfinished()), q.next, dict(q.moved)) for k, q in bench.broker.pop._log.state.queues.items()
+    }
+
+
+async def test_a_waiting_pop_gets_the_next_message(bench: PopBench) -> None:
+    await bench.sends("x")
+    await bench.bodies()
+    waiting = asyncio.create_task(bench.pop(poll_ms=5_000))
+    await bench.settle()
+    assert bench.broker.pop.waiting("G", "T") == 1
+    await bench.sends("a", queueId=3)
+    assert [m.body for m in await waiting] == [b"a"]
+    assert bench.broker.pop.waiting("G", "T") == 0
+
+
+async def test_order(bench: PopBench) -> None:
+    await bench.sends("a", "b", "c")
+    first = await bench.pop(order=True, max_messages=2, invisible_ms=10_000, attempt_id="one")
+    assert [m.body for m in first] == [b"a", b"b"] and first[0].handle.orderly
+    assert await bench.bodies(order=True) == []
+    again = await bench.pop(order=True, max_messages=2, attempt_id="one", invisible_ms=10_000)
+    assert [(m.body, m.times) for m in again] == [(b"a", 0), (b"b", 0)]
+    await bench.pass_ms(10_100)
+    again = await bench.pop(order=True, max_messages=2, attempt_id="two", invisible_ms=10_000)
+    assert [(m.body, m.times) for m in again] == [(b"a", 1), (b"b", 1)]
+    assert await bench.ack(again[0], again[1]) == [AckResult.OK] * 2
+    assert await bench.bodies(order=True) == [b"c"]
+    assert bench.offset() == 2
+
+
+async def test_handles_of_nothing(bench: PopBench) -> None:
+    await bench.sends("a")
+    (message,) = await bench.pop()
+    h = message.handle
+    wrong = Handle(h.start_offset, h.pop_ms, h.invisible_ms, 0, 0, "other", h.queue_id, h.offset)
+    beyond = Handle(h.start_offset, h.pop_ms, h.invisible_ms, 0, 0, h.broker, h.queue_id, 7)
+    assert await bench.ack(wrong, beyond) == [AckResult.INVALID, AckResult.NO_MESSAGE]

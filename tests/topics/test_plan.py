@@ -1,0 +1,384 @@
+"""Decisions about topics: growth, shrinking, drift, adoption, deletion, wrong names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol.codes import Perm
+from gantry_operator.topics import (
+    BadTables,
+    BrokerTables,
+    Decision,
+    DropTopic,
+    PutTopic,
+    WantedTopic,
+    decide_topics,
+    queues_by_group,
+)
+from gantry_operator.topics.model import Known
+from gantry_operator.topics.plan import extension
+
+from tests.topics.model import Broker, observed
+
+RW = Perm.READ | Perm.WRITE
+
+
+class Rig:
+    """Brokers, and the operator's memory."""
+
+    def __init__(self, *groups: str) -> None:
+        self.brokers = {g: Broker(g) for g in groups}
+        self.now = 1_000.0
+        self.settling: Any = {}
+        self.known: dict[str, Known] = {}
+        self.notes: list[str] = []
+
+    def look(self, *wanted: WantedTopic, silent: set[str] = frozenset(), **more: Any) -> Decision:  # type: ignore[assignment]
+        asked = [replace(w, known=self.known.get(w.resource, w.known)) for w in wanted]
+        found = decide_topics(asked, observed(self.brokers, silent, **more), self.settling, self.now, 75.0)
+        self.settling = found.settling
+        self.known |= {name: r.known for name, r in found.results.items()}
+        self.notes += [n.reason for n in found.notes]
+        return found
+
+    def settle(self, *wanted: WantedTopic, force: bool = False, rounds: int = 10) -> Decision:
+        """Until there are no more steps."""
+        for _ in range(rounds):
+            found = self.look(*wanted)
+            if not found.steps:
+                return found
+            for step in found.steps:
+                self.brokers[step.group].do(step, force=force)
+        raise AssertionError(f"there is no end of steps: {found.steps}")
+
+    def queues(self, topic: str = "T") -> dict[str, tuple[int, int]]:
+        """Write and read queues by broker group."""
+        return {
+            g: (b.topics[topic].write_queues, b.topics[topic].read_queues)
+            for g, b in self.brokers.items()
+            if topic in b.topics
+        }
+
+
+def topic(**more: Any) -> WantedTopic:
+    return WantedTopic(**({"resource": "t", "topic": "T", "per_group": 4} | more))
+
+
+@pytest.mark.parametrize(
+    ("total", "groups", "draining", "expected"),
+    [
+        (8, "ab", "", {"a": 4, "b": 4}),
+        (9, "ab", "", {"a": 5, "b": 4}),
+        (1, "abc", "", {"a": 1, "b": 0, "c": 0}),
+        (8, "abc", "b", {"a": 4, "c": 4}),
+        (8, "", "", {}),
+        (8, "a", "a", {}),
+    ],
+)
+def test_queues_are_spread_evenly(total: int, groups: str, draining: str, expected: dict[str, int]) -> None:
+    assert queues_by_group(total, None, list(groups), set(draining)) == expected
+
+
+def test_a_new_topic_is_created_on_every_group() -> None:
+    rig = Rig("a", "b")
+    first = rig.look(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
+    assert [s.group for s in first.steps] == ["a", "b"]
+    assert first.results["t"].known.origin == "Created"
+    assert first.results["t"].ready.reason == "Missing"
+    found = rig.settle(topic(perm=Perm.READ, attributes={"message.type": "FIFO"}))
+    assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
+    config = rig.brokers["a"].topics["T"]
+    assert (config.perm, config.attributes) == (Perm.READ, {"message.type": "FIFO"})
+    result = found.results["t"]
+    assert (result.ready.status, result.ready.reason, result.synced.status) == ("True", "Created", "True")
+    assert rig.notes == []
+
+
+def test_a_topic_that_exists_is_adopted_and_what_is_not_written_stays() -> None:
+    rig = Rig("a", "b")
+    rig.brokers["a"].topics["T"] = TopicConfig("T", 16, 16, Perm.READ, sys_flag=2, attributes={"other": "x"})
+    wanted = topic(per_group=None, attributes={"message.type": "DELAY"})
+    found = rig.settle(wanted)
+    assert rig.queues() == {"a": (16, 16), "b": (16, 16)}
+    for broker in rig.brokers.values():
+        config = broker.topics["T"]
+        assert (config.perm, config.sys_flag) == (Perm.READ, 2)
+        assert config.attributes == {"other": "x", "message.type": "DELAY"}
+    assert found.results["t"].ready.reason == "Adopted"
+    assert "existed before" in found.results["t"].ready.message
+    assert rig.notes == ["TopicAdopted"]
+
+
+def test_an_attribute_that_leaves_the_spec_is_removed_and_no_other() -> None:
+    rig = Rig("a")
+    rig.brokers["a"].topics["T"] = TopicConfig("T", 4, 4, attributes={"other": "x"})
+    rig.settle(topic(attributes={"mine": "1", "also": "2"}))
+    rig.settle(topic(attributes={"also": "2"}, generation=2))
+    assert rig.brokers["a"].topics["T"].attributes == {"other": "x", "also": "2"}
+
+
+def test_growth_is_one_step() -> None:
+    rig = Rig("a")
+    rig.settle(topic())
+    found = rig.look(topic(per_group=6, generation=2))
+    assert [(s.config.write_queues, s.config.read_queues) for s in found.steps if isinstance(s, PutTopic)] == [(6, 6)]
+
+
+def test_shrinking_waits_for_the_readers_and_then_for_quiet_queues() -> None:
+    rig = Rig("a")
+    rig.settle(topic(per_group=8))
+    broker = rig.brokers["a"]
+    for number in range(8):
+        broker.send("T", number)
+    broker.read("T", "fast")
+    broker.offsets["T", "slow"] = {number: 0 for number in range(8)}
+    broker.groups |= {"slow": replace(broker.groups["fast"], name="slow")}
+    small = topic(per_group=4, generation=2)
+    found = rig.settle(small)
+    assert rig.queues() == {"a": (4, 8)}
+    result = found.results["t"]
+    assert (result.ready.status, result.synced.status, result.synced.reason) == ("True", "False", "Shrinking")
+    assert "4 messages are unread in queues 4 and above (slow has not read them)" in result.synced.message
+    rig.now += 1_000
+    assert rig.look(small).steps == [], "slow is still behind"
+    assert broker.send("T", 7), "a producer with the former route"
+    broker.read("T", "slow")
+    broker.read("T", "fast")
+    assert rig.look(small).steps == [], "they were not quiet"
+    rig.now += 74
+    assert rig.look(small).steps == []
+    rig.now += 2
+    found = rig.settle(small)
+    assert rig.queues() == {"a": (4, 4)}
+    assert found.results["t"].synced.status == "True"
+
+
+def test_an_operator_that_starts_watches_the_removed_queues_anew() -> None:
+    rig = Rig("a")
+    rig.settle(topic(per_group=8))
+    rig.settle(topic(per_group=4, generation=2))
+    rig.now += 100
+    rig.settling = {}
+    assert rig.look(topic(per_group=4, generation=2)).steps == []
+    rig.now += 76
+    assert len(rig.look(topic(per_group=4, generation=2)).steps) == 1
+
+
+def test_force_shrinks_at_once() -> None:
+    rig = Rig("a")
+    rig.settle(topic(per_group=8))
+    rig.brokers["a"].send("T", 7)
+    found = rig.settle(topic(per_group=4, generation=2, force=True), force=True)
+    assert rig.queues() == {"a": (4, 4)}
+    assert found.results["t"].synced.status == "True"
+
+
+def test_messages_without_a_reader_hold_a_shrinking() -> None:
+    rig = Rig("a")
+    rig.settle(topic(per_group=8))
+    rig.brokers["a"].send("T", 7)
+    found = rig.settle(topic(per_group=4, generation=2))
+    assert "no consumer group has read them" in found.results["t"].synced.message
+    rig.brokers["a"].queue("T", 7)[0] = 1  # They expire.
+    rig.look(topic(per_group=4, generation=2))
+    rig.now += 80
+    rig.settle(topic(per_group=4, generation=2))
+    assert rig.queues() == {"a": (4, 4)}
+
+
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_a_group_without_offsets_counts_by_its_members(broadcasts: bool) -> None:
+    rig = Rig("a")
+    rig.settle(topic(per_group=8))
+    broker = rig.brokers["a"]
+    broker.send("T", 7)
+    broker.members["new"] = {"T"}
+    broker.broadcasting = {"new"} if broadcasts else set()
+    found = rig.settle(topic(per_group=4, generation=2))
+    words = "new consumes by broadcast" if broadcasts else "new has not read them"
+    assert words in found.results["t"].synced.message
+
+
+def test_drift_is_put_back_and_said() -> None:
+    rig = Rig("a", "b")
+    rig.settle(topic(perm=RW, attributes={"k": "v"}))
+    rig.brokers["b"].topics["T"] = TopicConfig("T", 2, 2, Perm.READ)
+    found = rig.settle(topic(perm=RW, attributes={"k": "v"}))
+    assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
+    assert rig.brokers["b"].topics["T"].attributes == {"k": "v"}
+    assert rig.notes == ["DriftCorrected"]
+    assert found.results["t"].synced.status == "True"
+    del rig.brokers["a"].topics["T"]
+    rig.settle(topic(perm=RW, attributes={"k": "v"}))
+    assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
+    assert rig.notes == ["DriftCorrected"] * 2
+
+
+def test_drift_is_only_reported_if_the_policy_says_so() -> None:
+    rig = Rig("a", "b")
+    wanted = topic(report=True, attributes={"k": "v"})
+    rig.settle(wanted)
+    rig.brokers["b"].topics["T"] = TopicConfig("T", 2, 2, attributes={"k": "w"})
+    found = rig.settle(wanted)
+    state = found.results["t"].synced
+    assert (state.status, state.reason) == ("False", "Drifted")
+    assert "b: write queues 2, wanted 4" in state.message
+    assert "b: +k=v" in state.message
+    del rig.brokers["a"].topics["T"]
+    found = rig.settle(wanted)
+    assert "a: it is missing" in found.results["t"].synced.message
+    assert rig.queues() == {"b": (2, 2)}
+    rig.settle(replace(wanted, per_group=6, generation=2))
+    assert rig.queues() == {"a": (6, 6), "b": (6, 6)}, "a change of the spec is applied"
+    assert rig.notes == []
+
+
+def test_a_new_group_gets_the_topic_also_with_report() -> None:
+    rig = Rig("a")
+    rig.settle(topic(report=True))
+    rig.brokers["b"] = Broker("b")
+    assert [s.group for s in extension([topic(report=True)], "b", observed(rig.brokers))] == ["b"]
+    found = rig.settle(topic(report=True))
+    assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
+    assert found.results["t"].synced.status == "True"
+
+
+def test_a_total_spreads_over_a_new_group_without_a_word_of_drift() -> None:
+    rig = Rig("a", "b")
+    wanted = topic(per_group=None, queues=12)
+    rig.settle(wanted)
+    rig.brokers["c"] = Broker("c")
+    (step,) = extension([replace(wanted, known=rig.known["t"])], "c", observed(rig.brokers))
+    assert (step.group, step.config.write_queues) == ("c", 4)
+    rig.settle(wanted)
+    assert rig.queues() == {"a": (4, 6), "b": (4, 6), "c": (4, 4)}
+    rig.now += 80
+    rig.settle(wanted)
+    assert rig.queues() == {"a": (4, 4), "b": (4, 4), "c": (4, 4)}
+    assert rig.notes == []
+
+
+def test_a_group_that_drains_gets_nothing_and_is_left_alone() -> None:
+    rig = Rig("a", "b")
+    rig.settle(topic())
+    rig.brokers["b"].topics["T"] = replace(rig.brokers["b"].topics["T"], perm=Perm.READ)
+    draining = {"draining": frozenset({"b"})}
+    assert rig.look(topic(perm=RW), **draining).steps == []
+    assert extension([topic(resource="u", topic="U")], "b", observed(rig.brokers, **draining)) == []
+
+
+def test_a_group_that_loses_all_queues_is_emptied_first() -> None:
+    rig = Rig("a", "b")
+    rig.settle(topic(per_group=None, queues=2))
+    broker = rig.brokers["b"]
+    broker.send("T", 0)
+    one = topic(per_group=None, queues=1, generation=2)
+    found = rig.settle(one)
+    assert broker.topics["T"].perm == Perm.READ
+    assert "b: 1 messages are unread in this broker group" in found.results["t"].synced.message
+    back = rig.settle(topic(per_group=None, queues=2, generation=3))
+    assert broker.topics["T"].perm == RW
+    assert back.results["t"].synced.status == "True"
+    rig.settle(replace(one, generation=4))
+    broker.read("T", "g")
+    rig.settle(replace(one, generation=4))
+    assert rig.queues() == {"a": (1, 1)}
+
+
+def test_a_topic_is_deleted_once_it_is_read_everywhere() -> None:
+    rig = Rig("a", "b")
+    rig.settle(topic(delete=True))
+    rig.brokers["b"].send("T", 0)
+    gone = topic(delete=True, deleting=True)
+    found = rig.settle(gone)
+    assert found.results["t"].ready.reason == "Unread"
+    assert found.results["t"].finalizer
+    assert not rig.brokers["b"].send("T", 0), "it takes no more messages"
+    rig.brokers["b"].read("T", "g")
+    found = rig.settle(gone)
+    assert rig.queues() == {}
+    assert not found.results["t"].finalizer
+    assert found.results["t"].ready.reason == "Deleted"
+
+
+def test_force_deletes_at_once_and_retain_never() -> None:
+    rig = Rig("a")
+    rig.settle(topic(delete=True))
+    rig.brokers["a"].send("T", 0)
+    kept = rig.look(topic(deleting=True))
+    assert (kept.steps, kept.results["t"].finalizer) == ([], False)
+    assert rig.look(topic(delete=True, deleting=True, force=True)).steps == [DropTopic("a", "T", "t")]
+
+
+def test_a_deletion_waits_for_a_group_without_a_master() -> None:
+    rig = Rig("a", "b")
+    rig.settle(topic(delete=True))
+    rig.brokers["a"].topics.clear()
+    found = rig.look(topic(delete=True, deleting=True), silent={"b"})
+    assert found.results["t"].finalizer
+    assert found.results["t"].ready.reason == "BrokersNotReached"
+
+
+def test_the_second_resource_for_a_topic_is_refused_with_the_first_ones_name() -> None:
+    rig = Rig("a")
+    old, young = topic(resource="z", created="2026-01-01"), topic(resource="a", created="2026-01-02", per_group=9)
+    found = rig.settle(young, old)
+    refused = found.results["a"]
+    assert (refused.ready.status, refused.ready.reason) == ("False", "NameTaken")
+    assert "belongs to BrokerTopic z" in refused.ready.message
+    assert not refused.finalizer
+    assert rig.queues() == {"a": (4, 4)}
+    # The one that has it keeps it, whatever its age.
+    older = topic(resource="older", created="2025-01-01", per_group=9)
+    assert rig.settle(older, old).results["older"].ready.reason == "NameTaken"
+    assert rig.settle(replace(young, generation=2)).results["a"].ready.status == "True"
+    assert rig.queues() == {"a": (9, 9)}
+
+
+@pytest.mark.parametrize("name", ["demo", "a", "demo_REPLY_TOPIC", "TBW102", "rmq_sys_X", "%RETRY%g", "%DLQ%g"])
+def test_topics_of_the_system_are_left_alone(name: str) -> None:
+    rig = Rig("a")
+    found = rig.look(topic(topic=name))
+    assert found.steps == []
+    assert found.results["t"].ready.reason == "SystemTopic"
+    assert extension([topic(topic=name)], "a", observed(rig.brokers)) == []
+
+
+def test_a_silent_group_hinders_no_other_one() -> None:
+    rig = Rig("a", "b")
+    found = rig.look(topic(), silent={"b"})
+    assert [s.group for s in found.steps] == ["a"]
+    assert found.results["t"].known.origin == "", "b may have it"
+    rig.brokers["a"].do(found.steps[0])
+    rig.known = {}
+    found = rig.look(topic(), silent={"b"})
+    assert (found.results["t"].ready.status, found.results["t"].blind) == ("Unknown", True)
+
+
+def test_a_paused_cluster_is_left_alone() -> None:
+    rig = Rig("a")
+    found = rig.look(topic(), paused=True)
+    assert (found.steps, found.results["t"].synced.reason) == ([], "Paused")
+    assert rig.look(topic(delete=True, deleting=True), paused=True).steps == []
+    assert extension([topic()], "a", observed(rig.brokers, paused=True)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topics": 1},
+        {"lags": [{"topic": "T"}]},
+        {"lags": [{"topic": "T", "group": "g", "queues": [[0, 1, "x"]]}]},
+        {"topics": {"T": {"config": {}, "queues": [[0, 1], ["x", 2]]}}},
+        {"topics": {"T": {"config": {"readQueueNums": "many"}, "queues": []}}},
+        {"consumers": None},
+    ],
+)
+def test_tables_of_another_form_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BadTables):
+        BrokerTables("a", Broker("a").json() | change).topic("T")
+    with pytest.raises(BadTables):
+        BrokerTables("a", None)
