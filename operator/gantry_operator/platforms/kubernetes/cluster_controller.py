@@ -294,7 +294,8 @@ class ClusterController:
         """For the decisions about topics and groups; None: no spec was accepted yet."""
         if self._cluster is None or self._plan is None:
             return None
-        return Cluster(self.name, [g.name for g in self._plan.groups], paused=self._cluster.paused)
+        paused = self._cluster.paused or self._cluster.spec.hibernate
+        return Cluster(self.name, [g.name for g in self._plan.groups], paused=paused)
 
     def _reached(self, group: str) -> str | None:
         """Where this process reaches the master of a group as clients do; None: it has no Service yet."""

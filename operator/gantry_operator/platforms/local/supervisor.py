@@ -219,8 +219,9 @@ class Supervisor:
             await asyncio.gather(*(self.children.rest(m.name) for m in group.members if m.number == leader))
             if not self.cluster.spec.hibernate:
                 break
-        for name in [*self.leaving, *(s.name for s in self.plan.name_servers)]:
-            if self.cluster.spec.hibernate:
+        brokers = {m.name for m in self.plan.members}
+        for name in sorted(self.children.table, key=lambda name: (name not in brokers, name)):
+            if self.cluster.spec.hibernate:  # Members that leave, proxies, NameServers.
                 await self.children.rest(name)
         if not self.cluster.spec.hibernate:
             await self._bring_up_again()  # The spec changed meanwhile.
@@ -275,7 +276,8 @@ class Supervisor:
 
     def _topic_cluster(self) -> Cluster | None:
         """For the decisions about topics and groups."""
-        return Cluster(self.cluster.name, [g.name for g in self.plan.groups], paused=self.cluster.paused)
+        paused = self.cluster.paused or self.cluster.spec.hibernate
+        return Cluster(self.cluster.name, [g.name for g in self.plan.groups], paused=paused)
 
     def _reached(self, group: str) -> str | None:
         """Where clients of this machine reach the master of a group; None: it has no port yet."""
