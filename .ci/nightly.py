@@ -39,6 +39,8 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "http2": ([*PYTEST, "tests/proxy/test_http2.py", "tests/proxy/test_hpack.py"], {"HTTP2_HISTORIES": "40000"}),
     "h2spec": ([sys.executable, "-m", "tests.proxy.h2spec"], {}),
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
+    "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
+    "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),
 }  # fmt: skip
