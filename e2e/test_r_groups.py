@@ -47,17 +47,12 @@ def rows(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 def test_settings_of_one_group(cluster: Cluster, load: Load) -> None:
     cluster.patch(spec(A, B))
-    limits = until(
-        "its pod has them",
-        lambda: next(
-            found
-            for pod in cluster.pods("gantry.dev/group=b")
-            for found in [pod["spec"]["containers"][0]["resources"]]
-            if found["limits"]["memory"] == "700Mi"
-        ),
-        120,
-    )
-    assert limits["requests"]["memory"] == "200Mi"
+
+    def limits() -> dict[str, Any] | None:
+        found = [pod["spec"]["containers"][0]["resources"] for pod in cluster.pods("gantry.dev/group=b")]
+        return found[0] if [r["limits"]["memory"] for r in found] == ["700Mi"] else None
+
+    assert until("its pod has them", limits, 120)["requests"]["memory"] == "200Mi"
 
     def claim() -> dict[str, Any]:
         found: dict[str, Any] = get(cluster.namespace, "pvc", "data-demo-b-0")["metadata"]
