@@ -334,9 +334,10 @@ class BrokerClusterSpec(Model):
             "external",
         ),
         Rule(
-            "!has(self.proxy) || !has(self.proxy.external) || self.proxy.external.unprotected || "
-            "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : self.security.tls.mode) == "
-            "'Required' && (!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            f"!has(self.proxy) || !has(self.proxy.external) || {either('self.proxy.external.unprotected', False)} || "
+            "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : "
+            f"{either('self.security.tls.mode', 'Disabled')}) == 'Required' && "
+            f"{either('self.security.authentication', 'Enabled')} == 'Enabled')",
             "proxy.external opens the cluster to clients outside without authentication and TLS: write "
             "proxy.tls.mode: Required and leave security.authentication at Enabled, or write "
             "proxy.external.unprotected: true if everybody who reaches the address may use the cluster in clear text",
@@ -344,8 +345,8 @@ class BrokerClusterSpec(Model):
             "proxy",
         ),
         Rule(
-            "!has(self.proxy) || self.security.tls.clientCertificates != 'Required' || !has(self.proxy.tls) || "
-            "!has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
+            f"!has(self.proxy) || {either('self.security.tls.clientCertificates', 'None')} != 'Required' || "
+            "!has(self.proxy.tls) || !has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
             "proxy.tls.mode takes clear text, and security.tls.clientCertificates is Required, which means nothing "
             "then: write proxy.tls.mode: Required, or leave it out",
             _proxy_may_ask_for_certificates,
