@@ -17,12 +17,13 @@ from tests.proxy import cluster as c
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "grpc" / "5.5.0.json").read_text())
 
 TEXT_DIFFERS = {
-    "ReceiveMessage before settings": "there, a null pointer",
+    "ReceiveMessage before settings": "a receive is served with the settings of its group (clients 1137)",
     "ReceiveMessage bad filter": "here, with the place in the expression",
     "AckMessage garbage handle": "there, an exception of Java with its line",
     "ForwardMessageToDeadLetterQueue": "there, the text of OK is 0",
 }
 DIFFERS = {
+    "ReceiveMessage before settings": "a receive is served with the settings of its group (clients 1137)",
     "SendMessage delay 2 days": "messages may be timed up to 40 days: docs/grpc.md",
 }
 """Docs have the same differences."""
