@@ -17,9 +17,12 @@ import pytest
 from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.contract import Code, v2
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.client.cluster import Cluster
+from tests.integration.test_metrics_page import ROOT, compare, documented, served
 from tests.proxy import cluster as c
+from tests.support.running import until
 
 CLIENT = "client@1"
 
@@ -75,6 +78,19 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> Non
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
         await line.end()
+
+
+async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        await send(stub, c.message("T"))
+        page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
+        await line.end()
+    found = served(text_string_to_metric_families(page))
+    own = {name: row for name, row in found.items() if name.startswith("gantry_proxy_")}
+    assert set(found) - set(own) == {"gantry_build_info", "gantry_access_refused_total"}
+    compare(documented((ROOT / "docs" / "metrics.md").read_text(), "The gRPC proxy's"), own)
 
 
 def _page(port: int | None, path: str) -> str:
@@ -182,20 +198,26 @@ async def _read(call: Any) -> Any:
     return await call.read()
 
 
-async def test_another_proxy_takes_handles_and_clients_over(cluster: Cluster) -> None:
-    """10278: a handle stands for itself, at each proxy."""
+async def test_another_proxy_takes_handles_and_clients_over(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10278: the handle that a client has counts at another proxy, also when the first one has renewed it."""
+    monkeypatch.setattr(receiving, "FIRST_MS", 2_000)
+    monkeypatch.setattr(renewal, "AHEAD_MS", 1_500)
+    monkeypatch.setattr(renewal, "STEPS_MS", (20_000,))
+    monkeypatch.setattr(receiving, "RENEW_S", 0.1)
     async with c.proxied(cluster) as (_, other):
-        async with c.proxied(cluster) as (_, stub):
+        async with c.proxied(cluster) as (first, stub):
             line = c.Line(stub, CLIENT)
             await line.settings(c.consumer("g", "T", kind=2))
             await send(stub, c.message("T", b"1"))
             [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+            await until(lambda: first.service.receiving.renewals.made == 1)
+        await asyncio.sleep(2.0)
         moved = c.Line(other, CLIENT)
         await moved.settings(c.consumer("g", "T", kind=2))
-        answer = await other.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))
-        assert answer.status.code == Code.OK
         status, again = await c.received(other, CLIENT, c.receive("g", "T"))
         assert (status.code, again) == (Code.MESSAGE_NOT_FOUND, [])
+        answer = await other.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))
+        assert answer.status.code == Code.OK
         await moved.end()
 
 
