@@ -30,6 +30,7 @@ REAL_PROCESSES = (
     "delivery",
     "integration",
     "interop",
+    "interop5",
     "local",
     "proxy",
     "security",

@@ -24,10 +24,19 @@ from tests.client.cluster import Cluster
 
 POLL_S = 5
 """Seconds that a receive waits, if a test does not say more."""
-UNARY = (
-    "QueryRoute Heartbeat SendMessage QueryAssignment AckMessage ForwardMessageToDeadLetterQueue EndTransaction "
-    "NotifyClientTermination ChangeInvisibleDuration RecallMessage SyncLiteSubscription"
-).split()
+UNARY = [
+    "QueryRoute",
+    "Heartbeat",
+    "SendMessage",
+    "QueryAssignment",
+    "AckMessage",
+    "ForwardMessageToDeadLetterQueue",
+    "EndTransaction",
+    "NotifyClientTermination",
+    "ChangeInvisibleDuration",
+    "RecallMessage",
+    "SyncLiteSubscription",
+]
 
 
 class Stub:
@@ -237,5 +246,3 @@ def ack(topic: str, group: str, *messages: Any, handle: str | None = None) -> An
         system = one.system_properties
         found.entries.add(message_id=system.message_id, receipt_handle=handle or system.receipt_handle)
     return found
-
-

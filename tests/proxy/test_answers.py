@@ -47,7 +47,7 @@ class Questions:
             found["entries"] = [Code(entry.status.code).name for entry in answer.entries]
         if getattr(answer, "message_queues", None):
             found["queues"] = [
-                [queue["id"] if "id" in queue else 0, queue["permission"], queue["acceptMessageTypes"]]
+                [queue.get("id", 0), queue["permission"], queue["acceptMessageTypes"]]
                 for queue in (MessageToDict(one) for one in answer.message_queues)
             ]
         if getattr(answer, "assignments", None):

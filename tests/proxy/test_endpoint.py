@@ -316,9 +316,17 @@ async def test_plaintext_is_refused_where_tls_is_required(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("3S", 3.0), ("2999m", 2.999), ("1H", 3_600.0), ("99999999n", 0.099999999), (None, None), ("x", None), ("-1S", None),
-     ("123456789S", None)],
-)  # fmt: skip
+    [
+        ("3S", 3.0),
+        ("2999m", 2.999),
+        ("1H", 3_600.0),
+        ("99999999n", 0.099999999),
+        (None, None),
+        ("x", None),
+        ("-1S", None),
+        ("123456789S", None),
+    ],
+)
 def test_the_time_of_a_client(text: str | None, seconds: float | None) -> None:
     found = read_timeout(text)
     assert found is None if seconds is None else found == pytest.approx(seconds)

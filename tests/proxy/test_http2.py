@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from gantry_broker.proxy.http2 import core, hpack
 from gantry_broker.proxy.http2.core import PREFACE, ConnectionFault, Fault, ServerConnection, Stream
 
+HISTORIES = int(os.environ.get("HTTP2_HISTORIES", "400"))
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 REQUEST = (
     b"\x83\x86"
@@ -231,13 +233,17 @@ def test_after_go_away_streams_end_and_new_ones_are_refused() -> None:
 
 def test_random_frames_end_in_answers_or_a_fault() -> None:
     chance = random.Random(11)
-    for _ in range(400):
+    for _ in range(HISTORIES):
         peer = Peer()
         data = b""
         for _ in range(30):
-            payload = chance.choice([REQUEST, chance.randbytes(chance.randrange(40)), b"\0" * chance.choice([4, 5, 6, 8])])
+            payload = chance.choice(
+                [REQUEST, chance.randbytes(chance.randrange(40)), b"\0" * chance.choice([4, 5, 6, 8])]
+            )
             number = chance.choice([0, 1, 1, 3, 5, chance.randrange(50)])
-            data += frame(chance.randrange(11), chance.choice([0, 1, 4, 5, 8, 0x20, chance.randrange(256)]), number, payload)
+            data += frame(
+                chance.randrange(11), chance.choice([0, 1, 4, 5, 8, 0x20, chance.randrange(256)]), number, payload
+            )
         if chance.random() < 0.3:
             at = chance.randrange(len(data))
             data = data[:at] + chance.randbytes(3) + data[at + 3 :]

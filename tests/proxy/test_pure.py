@@ -11,9 +11,9 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
 from gantry_broker.proxy import contract
 from gantry_broker.proxy.answers import Refusal, overall
+from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.clients import answered_settings
 from gantry_broker.proxy.contract import Code, MessageType, Permission, v2
-from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.messages import consistent_hash, received, stored_properties, sys_flag_of, type_of
 from gantry_broker.proxy.names import resource_name, topic_name
 from gantry_broker.proxy.receiving import polling_ms, read_pop, tags_of
@@ -64,7 +64,7 @@ def test_a_message_keeps_what_its_producer_said() -> None:
 
 
 def test_a_compressed_body_passes_through() -> None:
-    """clients 667, 722: GZIP is zlib; whoever compressed a body knows how."""
+    """clients 667, 722: GZIP is zlib; the sender knows how it did that."""
     sent = message("T", b"compressed", encoding=2)
     flag = sys_flag_of(sent)
     assert flag == SysFlag.COMPRESSED

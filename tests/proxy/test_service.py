@@ -17,8 +17,10 @@ import pytest
 from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.contract import Code, v2
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.client.cluster import Cluster
+from tests.integration.test_metrics_page import ROOT, compare, documented, served
 from tests.proxy import cluster as c
 
 CLIENT = "client@1"
@@ -75,6 +77,19 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> Non
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
         await line.end()
+
+
+async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        await send(stub, c.message("T"))
+        page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
+        await line.end()
+    found = served(text_string_to_metric_families(page))
+    own = {name: row for name, row in found.items() if name.startswith("gantry_proxy_")}
+    assert set(found) - set(own) == {"gantry_build_info", "gantry_access_refused_total"}
+    compare(documented((ROOT / "docs" / "metrics.md").read_text(), "The gRPC proxy's"), own)
 
 
 def _page(port: int | None, path: str) -> str:
@@ -356,3 +371,27 @@ async def test_sends_and_receives_go_on_when_the_broker_comes_back(cluster: Clus
         got = await waiting
         assert {m.body for m in got} == {b"before", b"meanwhile"}
         await line.end()
+
+
+async def test_a_simple_consumer_gets_messages_of_each_broker_group_soon(tmp_path: Path) -> None:
+    """9145: a message waits at one group while the consumer waits at the other."""
+    async with c.served(tmp_path, "a", "b") as cluster:
+        await c.make_topic(cluster, "T")
+        await c.make_group(cluster, "g")
+        async with c.proxied(cluster) as (_, stub):
+            line = c.Line(stub, CLIENT)
+            await line.settings(c.consumer("g", "T"))
+            await c.received(stub, CLIENT, c.receive("g", "T"))
+            waiting = asyncio.ensure_future(c.received(stub, CLIENT, c.receive("g", "T", broker="a", poll=15)))
+            await asyncio.sleep(0.5)
+            begun = time.monotonic()
+            for number in range(8):  # in turn to the queues of both
+                await send(stub, c.message("T", b"%d" % number))
+            got = (await waiting)[1]
+            while len(got) < 8:
+                got += (await c.received(stub, CLIENT, c.receive("g", "T", broker="a", poll=15)))[1]
+            assert time.monotonic() - begun < 8
+            assert {m.system_properties.receipt_handle.split(" ")[5] for m in got} == {"a", "b"}
+            answer = await stub.AckMessage(c.ack("T", "g", *got), metadata=c.metadata(CLIENT))
+            assert answer.status.code == Code.OK
+            await line.end()

@@ -240,6 +240,10 @@ class PopService:
         """Writes the whole state at times; returns True while more of it waits. A task calls it every second."""
         return self._log.write_whole()
 
+    def settle(self) -> None:
+        """Ends all waiting pops without messages: their clients ask again, and are checked."""
+        self._settle()
+
     def close(self) -> None:
         self._expiry.stop()
         self._log.stop()

@@ -252,7 +252,9 @@ class ClusterController:
         """For the decisions about topics and groups; None: no spec was accepted yet."""
         if self._cluster is None or self._plan is None:
             return None
-        return Cluster(self.name, [g.name for g in self._plan.groups], paused=self._cluster.paused)
+        groups = [g.name for g in self._plan.groups]
+        draining = frozenset(groups) - frozenset(self._staying)
+        return Cluster(self.name, groups, draining, paused=self._cluster.paused)
 
     def _reached(self, group: str) -> str | None:
         """Where this process reaches the master of a group as clients do; None: it has no Service yet."""
@@ -521,6 +523,7 @@ class ClusterController:
             removing=removing,
             extend=spec.topicDefaults.extendToNewGroups,
             policy=spec.drain,
+            managed=self.topics.managed_topics(),
         )
 
     def _groups_changed(self) -> None:

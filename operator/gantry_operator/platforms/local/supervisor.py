@@ -240,7 +240,9 @@ class Supervisor:
 
     def _topic_cluster(self) -> Cluster | None:
         """For the decisions about topics and groups."""
-        return Cluster(self.cluster.name, [g.name for g in self.plan.groups], paused=self.cluster.paused)
+        groups = [g.name for g in self.plan.groups]
+        staying = self._wanted_groups().staying
+        return Cluster(self.cluster.name, groups, frozenset(groups) - set(staying), self.cluster.paused)
 
     def _reached(self, group: str) -> str | None:
         """Where clients of this machine reach the master of a group; None: it has no port yet."""
@@ -399,6 +401,7 @@ class Supervisor:
             removing=removing,
             extend=spec.topicDefaults.extendToNewGroups,
             policy=spec.drain,
+            managed=self.topics.managed_topics(),
         )
 
     async def begin_removal(self, group: str) -> None:
