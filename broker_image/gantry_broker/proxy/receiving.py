@@ -214,7 +214,7 @@ class Receiving:
         }
         if request.HasField("attempt_id") and request.attempt_id:
             ext["attemptId"] = request.attempt_id[:255]
-        others = [] if fifo or queue_id >= 0 or client.kind != ClientType.SIMPLE_CONSUMER else masters
+        others = [] if fifo or client.kind != ClientType.SIMPLE_CONSUMER else masters
         if len(others) > 1:
             popped, code, text = await self._pop_in_turn(broker, others, topic, group, ext, poll_ms)
         else:
