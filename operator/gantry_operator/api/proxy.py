@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gantry_operator.api.base import Model, Rule, either
+from gantry_operator.api.base import OBJECT_NAME, Model, Rule, either
 from gantry_operator.api.external import External
 from gantry_operator.api.pods import Resources
 
@@ -27,7 +27,7 @@ class ProxyTls(Model):
         None,
         min_length=1,
         max_length=253,
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        pattern=OBJECT_NAME,
         description="Secret with tls.crt and tls.key (and ca.crt, if clients have certificates), as cert-manager "
         "writes it. Default: a certificate by the issuer of security.tls.",
     )
