@@ -69,4 +69,4 @@ def test_as_a_plug_in_of_kubectl(demo: Cluster) -> None:
     for words in ("demo", *MEMBERS, "Master"):
         assert words in told, told
     refused = gantry("status", "-n", "default", plugin=True, check=False)
-    assert "no single cluster" in refused, refused
+    assert "has no BrokerCluster" in refused, refused

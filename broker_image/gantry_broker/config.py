@@ -72,6 +72,7 @@ class OtlpConfig(FileConfig):
 
 
 Authentication = Literal["Enabled", "Permissive", "Disabled"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 class NameServerConfig(FileConfig):
@@ -98,6 +99,7 @@ class NameServerConfig(FileConfig):
         None, description="TLS of the registration port and of HTTP; None: plaintext."
     )
     authentication: Authentication = Field("Disabled", description="Counts until an access table has come.")
+    log_level: LogLevel = Field("INFO", description="A change counts without a restart.")
 
     @model_validator(mode="after")
     def _protected(self) -> Self:
@@ -113,6 +115,8 @@ class BrokerConfig(FileConfig):
 
     cluster: str
     group: str = Field(description="RocketMQ's brokerName, shared by all members.")
+    resource: str = Field("", description="Name of the cluster in our own metrics and status; empty: `cluster`.")
+    resource_group: str = Field("", description="Name of the group there; empty: `group`.")
     member: int = Field(
         ge=0,
         le=plausible.MAX_MEMBER,
@@ -163,11 +167,20 @@ class BrokerConfig(FileConfig):
         "Disabled", description="Whether clients sign their requests; counts until an access table has come."
     )
 
+    log_level: LogLevel = Field("INFO", description="A change counts without a restart.")
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)
     flush: Literal["Async", "Sync"] = "Async"
     memory_limit_bytes: int | None = Field(None, description="What this process may use; None: the machine's memory.")
     settings: BrokerSettings = Field(default_factory=BrokerSettings)
+
+    @property
+    def own_cluster(self) -> str:
+        return self.resource or self.cluster
+
+    @property
+    def own_group(self) -> str:
+        return self.resource_group or self.group
 
     @model_validator(mode="after")
     def _protected(self) -> Self:

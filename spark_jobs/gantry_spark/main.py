@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from gantry_broker import logs
 
 from gantry_spark.errors import GantrySparkError
 from gantry_spark.report import Job, preflight, run
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         conf = parse_conf(args.conf)
     except ValueError as error:
         parser.error(str(error))
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logs.configure("WARNING")
     logging.getLogger("gantry_spark").setLevel(logging.INFO)
     started = time.monotonic()
     try:

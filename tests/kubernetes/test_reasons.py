@@ -78,9 +78,8 @@ def test_states_of_containers_are_explained() -> None:
     begins = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     assert why_not(pod(containerStatuses=[begins]), "", 'secret "x" not found').endswith('secret "x" not found')
     unplaced = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}])
-    assert "0/3 nodes" in why_not(unplaced, "", "", "no class") and why_not(unplaced, "", "", "no class").endswith(
-        "no class"
-    )
+    said = why_not(unplaced, "", "", "no class")
+    assert said == "not scheduled: 0/3 nodes are available; its volume claim: no class"
 
 
 def test_a_lost_node_is_named() -> None:

@@ -244,7 +244,8 @@ def test_only_one_run_at_a_time() -> None:
     now = jobs.job_now(made, "20260301")
     assert now["metadata"]["ownerReferences"][0]["uid"] == "cron-uid"
     assert now["metadata"]["name"] == "demo-analytics-20260301"
-    assert now["spec"] == made["spec"]["jobTemplate"]["spec"]
+    assert now["spec"] == made["spec"]["jobTemplate"]["spec"] | {"ttlSecondsAfterFinished": jobs.KEPT_S}
+    assert not now["metadata"]["ownerReferences"][0]["controller"], "the CronJob would report it"
     assert jobs.by_hand(now)
     assert not jobs.by_hand(job("a", "t", None))
     held = {o["kind"]: o for o in manifests.render(cluster(), URLS, "spark:1", token=True, hold=True)}

@@ -13,16 +13,15 @@ import gc
 import logging
 import signal
 import socket
-import sys
-import time
 from pathlib import Path
 
 import uvloop
 from pydantic import ValidationError
 
-from gantry_broker import descriptors
+from gantry_broker import descriptors, logs
 from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
+from gantry_broker.loglevel import LEVELS, follow, level_in
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
@@ -142,25 +141,8 @@ class BrokerProcess:
         await self.stop()
 
 
-class _LineFormatter(logging.Formatter):
-    """One line an event: time (UTC), level, where, what."""
-
-    converter = staticmethod(time.gmtime)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", "\\n")
-
-
-def setup_logging(level: str) -> None:
-    logging.getLogger("uvicorn").setLevel("ERROR")  # Any client can make it warn, any number of times.
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _LineFormatter("%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    )
-    logging.basicConfig(level=level, handlers=[handler])
-
-
-async def run(config: BrokerConfig) -> None:
+async def run(config: BrokerConfig, followed: Path | None = None) -> None:
+    """Run until a signal. `followed`: the config file whose log level counts from now on."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -169,11 +151,12 @@ async def run(config: BrokerConfig) -> None:
     await process.start()
     gc.collect()
     gc.freeze()
+    following = None if followed is None else asyncio.create_task(follow(followed))
     ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.health.must_end)]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for end in ends:
+        for end in (*ends, *([] if following is None else [following])):
             end.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError):
@@ -187,16 +170,16 @@ def main() -> int:
     descriptors.allow_all()
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.broker", description="One member of a broker group.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see gantry_broker.config.BrokerConfig")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--log-level", choices=LEVELS, help="Default: log_level of the config, which is followed.")
     arguments = parser.parse_args()
-    setup_logging(arguments.log_level)
+    logs.configure(arguments.log_level or level_in(arguments.config) or "INFO")
     try:
         config = BrokerConfig.load(arguments.config)
     except (OSError, ValidationError) as error:
         log.error("the configuration %s cannot be used: %s", arguments.config, error)
         return 2
     try:
-        uvloop.run(run(config))
+        uvloop.run(run(config, None if arguments.log_level else arguments.config))
     except (OSError, StoreError, StateError, TlsError) as error:
         log.error("%s cannot run: %s", config.name, error)
         return 1

@@ -22,8 +22,8 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
     fields["writable"] = bool(fields["writable"]) and not broker.health.disk_full
     marks, now = broker.meta.confirmed.marks, broker.clock.unix_ms()
     return MemberStatus(
-        cluster=config.cluster,
-        group=config.group,
+        cluster=config.own_cluster,
+        group=config.own_group,
         name=config.name,
         not_promotable=broker.health.not_promotable,
         disk=DiskStatus(

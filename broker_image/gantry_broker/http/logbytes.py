@@ -33,8 +33,8 @@ def log_info(broker: BrokerContext) -> LogInfo:
     if segments:
         segments[-1].last_store_ms = store.last_store_ms or -1
     return LogInfo(
-        cluster=broker.config.cluster,
-        group=broker.config.group,
+        cluster=broker.config.own_cluster,
+        group=broker.config.own_group,
         member=MemberRef.of(broker.replication.me),
         role=broker.replication.role.value,
         start=store.start,

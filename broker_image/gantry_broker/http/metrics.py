@@ -40,7 +40,7 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
     forecast = broker.disk_forecast.full_in_s
     full = broker.health.disk_full
     used = resource.getrusage(resource.RUSAGE_SELF)
-    me = {"cluster": broker.config.cluster, "group": broker.config.group, "member": str(broker.config.member)}
+    me = {"cluster": broker.config.own_cluster, "group": broker.config.own_group, "member": str(broker.config.member)}
     stats = broker.stats
     followers: list[Row] = [
         ({**me, "follower": str(f.member.member)}, max(status["end"] - f.acked, 0))

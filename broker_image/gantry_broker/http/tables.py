@@ -75,7 +75,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
     return {
         "now_ms": broker.clock.unix_ms(),
         "started_ms": broker.started_ms,
-        "group": broker.config.group,
+        "group": broker.config.own_group,
         "settled": broker.role.leading and broker.role.epoch_confirmed,
         "topics": topics,
         "groups": groups,

@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import logging
 import signal
 import sys
 from pathlib import Path
 
-from gantry_broker import descriptors
+from gantry_broker import descriptors, logs
+from gantry_broker.loglevel import LEVELS, follow, level_in
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.protocol.bodies import BodyError
 
 
-async def _serve(settings: NameServerSettings) -> None:
+async def _serve(settings: NameServerSettings, followed: Path | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with NameServer(settings):
         gc.freeze()
+        following = None if followed is None else asyncio.create_task(follow(followed))
         await stop.wait()
+        if following is not None:
+            following.cancel()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,9 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.namesrv", description="A NameServer.")
     parser.add_argument("--config", type=Path, required=True, help="its JSON configuration")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--log-level", choices=LEVELS, help="default: log_level of the config, which is followed")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(options.log_level or level_in(options.config) or "INFO")
     descriptors.allow_all()
     try:
         settings = NameServerSettings.load(options.config)
@@ -42,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{options.config}: {error}", file=sys.stderr)
         return 2
     try:
-        asyncio.run(_serve(settings))
+        asyncio.run(_serve(settings, None if options.log_level else options.config))
     except (OSError, ValueError) as error:
         print(f"NameServer {settings.name}: {error}", file=sys.stderr)
         return 1

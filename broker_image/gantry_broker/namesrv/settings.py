@@ -28,6 +28,7 @@ _KNOWN = {
     "tls",
     "internal_tls",
     "authentication",
+    "log_level",
 }
 _AUTHENTICATION = ("Enabled", "Permissive", "Disabled")
 

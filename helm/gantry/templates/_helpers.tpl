@@ -97,3 +97,12 @@ on its label, but Kubernetes grants lists and watches by kind only.
   verbs: [create, get, list, watch, delete, deletecollection, patch]
 {{- end }}
 {{- end -}}
+
+{{- /* Whether this release writes a definition: it does not exist, or this release made it. */ -}}
+{{- define "gantry.ownsCrd" -}}
+{{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name -}}
+{{- $marks := dig "metadata" "annotations" (dict) $live -}}
+{{- $name := get $marks "meta.helm.sh/release-name" -}}
+{{- $namespace := get $marks "meta.helm.sh/release-namespace" -}}
+{{- or (not $live) (and (eq $name .release.Name) (eq $namespace .release.Namespace)) -}}
+{{- end }}

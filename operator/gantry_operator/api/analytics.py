@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -83,8 +82,8 @@ class Analytics(Model):
         try:
             if info.field_name == "timeZone":
                 cron.zone(value)
-            elif value is not None and cron.next_run(value, None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
-                raise cron.ScheduleError("there is no such day: write a day that the month has, for example 0 3 28 2 *")
+            elif value is not None:
+                cron.refuse_never(value)
         except cron.ScheduleError as error:
             raise PydanticCustomError("rule", "{message}", {"message": str(error), "field": ""}) from None
         return value

@@ -23,6 +23,7 @@ _OCTET = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
 SOURCE = rf"^({_OCTET}(\.{_OCTET}){{3}}(/(3[0-2]|[12]?\d))?|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01]\d|[1-9]?\d))?)$"
 ACCESS_KEY = r"^[A-Za-z0-9._-]+$"
 GROUP_NAME = r"^[a-z][a-z0-9]*$"
+BROKER_NAME = r"^[a-zA-Z0-9][a-zA-Z0-9_-]*$"
 HOST = r"^[a-zA-Z0-9.{}_-]+$"
 TOPIC = r"^[%|a-zA-Z0-9_-]+$"
 RESOURCE = r"^[%|a-zA-Z0-9._-]*$"
@@ -68,6 +69,7 @@ FORMS = {
     LABEL_VALUE: "letters, digits, '.', '_' and '-', with a letter or digit at both ends",
     ACCESS_KEY: "a name of letters, digits, '.', '_' and '-'",
     GROUP_NAME: "lower-case letters and digits, a letter first",
+    BROKER_NAME: "letters, digits, '_' and '-', a letter or digit first",
     HOST: "a host name, in which {cluster}, {namespace}, {group} and {name} are filled in",
     TOPIC: "a name of letters, digits, '%', '|', '_' and '-', as RocketMQ has it",
     RESOURCE: "a name of letters, digits, '%', '|', '.', '_' and '-'",

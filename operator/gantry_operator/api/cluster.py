@@ -97,6 +97,15 @@ class BrokerCluster(Model):
         return self.metadata.namespace
 
     @property
+    def broker_cluster_name(self) -> str:
+        """RocketMQ's name of the cluster."""
+        return self.spec.brokerClusterName or self.metadata.name
+
+    def broker_name(self, group: str) -> str:
+        """RocketMQ's name of a group; the group's own name if the spec does not have it (any more)."""
+        return next((g.broker_name for g in self.spec.brokerGroups if g.name == group), group)
+
+    @property
     def paused(self) -> bool:
         return self.metadata.annotations.get(PAUSED) == "true"
 

@@ -134,6 +134,12 @@ def next_run(text: str, time_zone: str | None, after: datetime) -> datetime | No
     return None
 
 
+def refuse_never(text: str) -> None:
+    """Raises ScheduleError for a schedule that cannot be read, or that has no day, such as February 30."""
+    if next_run(text, None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
+        raise ScheduleError("there is no such day: write a day that the month has, for example 0 3 28 2 *")
+
+
 def _days(start: datetime) -> Iterator[datetime]:
     day = start.replace(hour=0, minute=0, second=0, microsecond=0)
     end = day + _LOOK_AHEAD

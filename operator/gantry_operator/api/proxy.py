@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gantry_operator.api.base import Model, Rule
+from gantry_operator.api.base import OBJECT_NAME, Model, Rule, either
 from gantry_operator.api.external import External
 from gantry_operator.api.pods import Resources
 
@@ -27,7 +27,7 @@ class ProxyTls(Model):
         None,
         min_length=1,
         max_length=253,
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        pattern=OBJECT_NAME,
         description="Secret with tls.crt and tls.key (and ca.crt, if clients have certificates), as cert-manager "
         "writes it. Default: a certificate by the issuer of security.tls.",
     )
@@ -53,7 +53,7 @@ class Autoscaling(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "self.minReplicas <= self.maxReplicas",
+            f"{either('self.minReplicas', 2)} <= self.maxReplicas",
             "minReplicas is above maxReplicas: lower it, or write a higher maxReplicas",
             lambda a: a.minReplicas <= a.maxReplicas,
             "minReplicas",
@@ -81,13 +81,14 @@ class Proxy(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "!has(self.autoscaling) || (has(self.resources.requests) && 'cpu' in self.resources.requests)",
+            "!has(self.autoscaling) || !has(self.resources) || "
+            "(has(self.resources.requests) && 'cpu' in self.resources.requests)",
             "autoscaling needs resources.requests.cpu, of which it takes its percentage: write for example cpu: 500m",
             lambda p: p.autoscaling is None or "cpu" in p.resources.requests,
             "autoscaling",
         ),
         Rule(
-            "!has(self.autoscaling) || self.replicas > 0",
+            f"!has(self.autoscaling) || {either('self.replicas', 2)} > 0",
             "replicas is 0, so there is nothing to scale: write at least 1, or leave autoscaling out",
             lambda p: p.autoscaling is None or p.replicas > 0,
             "replicas",

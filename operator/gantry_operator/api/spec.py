@@ -9,6 +9,7 @@ from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.base import (
+    BROKER_NAME,
     GROUP_NAME,
     LABEL_VALUE,
     Duration,
@@ -23,6 +24,8 @@ from gantry_operator.api.base import (
     parse_duration,
 )
 from gantry_operator.api.external import External
+from gantry_operator.api.maintenance import MaintenanceWindow
+from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Security
@@ -31,10 +34,22 @@ from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
 RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker", "proxy")
 """Ends of other objects' names: a group with such a name would collide with them."""
 
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
 
 def _unique_names(spec: BrokerClusterSpec) -> bool:
     names = [g.name for g in spec.brokerGroups]
     return len(set(names)) == len(names)
+
+
+def _unique_broker_names(spec: BrokerClusterSpec) -> bool:
+    names = [g.broker_name for g in spec.brokerGroups]
+    return len(set(names)) == len(names)
+
+
+def _rocketmq_name(group: str) -> str:
+    """CEL: RocketMQ's name of a group."""
+    return f"(has({group}.brokerName) ? {group}.brokerName : {group}.name)"
 
 
 def _enough_members(spec: BrokerClusterSpec) -> bool:
@@ -76,6 +91,8 @@ class NameServers(Model):
         default_factory=lambda: Resources(requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}),
         description="CPU and memory of each.",
     )
+    podTemplate: PodTemplate | None = Field(None, description="Additions to the NameServers' pods. Kubernetes only.")
+    logLevel: LogLevel = Field("INFO", description="Log level. A change restarts nothing.")
     placement: Placement | None = Field(None, description="Placement of their pods. Default: spec.placement.")
 
 
@@ -128,8 +145,16 @@ class BrokerGroup(Model):
         pattern=GROUP_NAME,
         min_length=1,
         max_length=15,
-        description="RocketMQ's brokerName: lower-case letters and digits, a letter first. Clients use it, so it "
-        "cannot be changed. Groups can be added and removed.",
+        description="Its name in Kubernetes, and RocketMQ's brokerName unless brokerName says otherwise: lower-case "
+        "letters and digits, a letter first. It cannot be changed. Groups can be added and removed.",
+    )
+    brokerName: str | None = Field(
+        None,
+        pattern=BROKER_NAME,
+        min_length=1,
+        max_length=64,
+        description="RocketMQ's brokerName as clients and mqadmin see it, for example broker-a. It cannot be changed. "
+        "Default: name.",
     )
     members: int = Field(
         3, ge=1, le=9, description="Brokers in the group: one master, the rest slaves. A group of one has no failover."
@@ -152,6 +177,10 @@ class BrokerGroup(Model):
     placement: Placement | None = Field(
         None, description="Placement of the pods of this group, as a whole. Default: spec.placement."
     )
+
+    @property
+    def broker_name(self) -> str:
+        return self.brokerName or self.name
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -225,6 +254,14 @@ class Otlp(Model):
 class BrokerClusterSpec(Model):
     """Desired state of the cluster. Every field but brokerGroups has a default."""
 
+    brokerClusterName: str | None = Field(
+        None,
+        pattern=BROKER_NAME,
+        min_length=1,
+        max_length=64,
+        description="RocketMQ's cluster name as clients, mqadmin and dashboards see it, for example DefaultCluster. It "
+        "cannot be changed. Default: metadata.name.",
+    )
     nameServers: NameServers = Field(default_factory=lambda: NameServers(), description="The NameServers.")
     brokerGroups: list[BrokerGroup] = Field(
         min_length=1,
@@ -280,6 +317,12 @@ class BrokerClusterSpec(Model):
     imagePullSecrets: list[str] = Field(
         default_factory=list, description="Names of Secrets with registry credentials.", max_length=16
     )
+    podTemplate: PodTemplate | None = Field(None, description="Additions to the brokers' pods. Kubernetes only.")
+    serviceAccountAnnotations: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="Annotations of the pods' ServiceAccount, for an identity in a cloud. Kubernetes only.",
+    )
     placement: Placement = Field(default_factory=lambda: Placement(), description="Placement of the pods.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="Conditions for a new master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
@@ -296,6 +339,15 @@ class BrokerClusterSpec(Model):
         "else of their HTTP interface except health.",
     )
     otlp: Otlp | None = Field(None, description="Push of metrics by OTLP. Default: none.")
+    hibernate: bool = Field(
+        False,
+        description="Stop all processes in the safe order, and keep volumes, leadership records and addresses. "
+        "False again: the cluster goes on where it stopped.",
+    )
+    maintenanceWindow: MaintenanceWindow | None = Field(
+        None, description="When members may be replaced for changes that are not urgent. Default: at any time."
+    )
+    logLevel: LogLevel = Field("INFO", description="Log level of the brokers. A change restarts nothing.")
     reclaim: Literal["Retain", "Delete"] = Field(
         "Retain", description="Whether volumes are kept (Retain) or deleted (Delete) together with the resource."
     )
@@ -324,6 +376,14 @@ class BrokerClusterSpec(Model):
             "brokerGroups",
         ),
         Rule(
+            f"self.brokerGroups.all(g, self.brokerGroups.exists_one(h, "
+            f"{_rocketmq_name('h')} == {_rocketmq_name('g')}))",
+            "brokerGroups has the same brokerName twice (a group without one has its name): give each group its own "
+            "brokerName",
+            _unique_broker_names,
+            "brokerGroups",
+        ),
+        Rule(
             f"!has(self.external) || {either('self.external.unprotected', False)} || "
             f"({either('self.security.tls.mode', 'Disabled')} == 'Required' && "
             f"{either('self.security.authentication', 'Enabled')} == 'Enabled')",
@@ -334,9 +394,10 @@ class BrokerClusterSpec(Model):
             "external",
         ),
         Rule(
-            "!has(self.proxy) || !has(self.proxy.external) || self.proxy.external.unprotected || "
-            "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : self.security.tls.mode) == "
-            "'Required' && (!has(self.security.authentication) || self.security.authentication == 'Enabled'))",
+            f"!has(self.proxy) || !has(self.proxy.external) || {either('self.proxy.external.unprotected', False)} || "
+            "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : "
+            f"{either('self.security.tls.mode', 'Disabled')}) == 'Required' && "
+            f"{either('self.security.authentication', 'Enabled')} == 'Enabled')",
             "proxy.external opens the cluster to clients outside without authentication and TLS: write "
             "proxy.tls.mode: Required and leave security.authentication at Enabled, or write "
             "proxy.external.unprotected: true if everybody who reaches the address may use the cluster in clear text",
@@ -344,8 +405,8 @@ class BrokerClusterSpec(Model):
             "proxy",
         ),
         Rule(
-            "!has(self.proxy) || self.security.tls.clientCertificates != 'Required' || !has(self.proxy.tls) || "
-            "!has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
+            f"!has(self.proxy) || {either('self.security.tls.clientCertificates', 'None')} != 'Required' || "
+            "!has(self.proxy.tls) || !has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
             "proxy.tls.mode takes clear text, and security.tls.clientCertificates is Required, which means nothing "
             "then: write proxy.tls.mode: Required, or leave it out",
             _proxy_may_ask_for_certificates,
@@ -359,6 +420,19 @@ class BrokerClusterSpec(Model):
             "security.tls.internal cannot be changed on a cluster that exists: members with TLS and members without it "
             "could not reach each other while they are replaced; write the former value",
         ),
+        fixed(
+            "self.brokerClusterName",
+            "",
+            "brokerClusterName cannot be changed: clients, messages and consumers' progress have the former name; "
+            "write it as before",
+        ),
+        {
+            "rule": "oldSelf.brokerGroups.all(o, self.brokerGroups.all(g, g.name != o.name || "
+            f"{_rocketmq_name('g')} == {_rocketmq_name('o')}))",
+            "message": "brokerName of a group cannot be changed: clients and consumers' progress have the former name; "
+            "write it as before",
+            "fieldPath": ".brokerGroups",
+        },
         fixed("self.mode", "MasterSlave", f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
         fixed(
             "self.broker.mappedFileSizeCommitLog",

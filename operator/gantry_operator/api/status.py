@@ -7,7 +7,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Phase = Literal[
-    "Pending", "Creating", "Running", "Updating", "Degraded", "Unavailable", "Paused", "Refused", "Deleting"
+    "Pending",
+    "Creating",
+    "Running",
+    "Updating",
+    "Degraded",
+    "Unavailable",
+    "Paused",
+    "Hibernated",
+    "Refused",
+    "Deleting",
 ]
 
 
@@ -152,6 +161,15 @@ class TopicSaving(_Status):
     recommendation: str = Field("", description="The suggested action.")
 
 
+class VersionStatus(_Status):
+    """What runs."""
+
+    operator: str = Field("", description="Version of the operator.")
+    image: str = Field("", description="Image that brokers and NameServers are to run.")
+    former: list[str] = Field(default_factory=list, description="Other images that pods still run.")
+    protocol: str = Field("", description="Version of RocketMQ whose protocol the brokers speak.")
+
+
 class AnalyticsStatus(_Status):
     """The last runs of the report."""
 
@@ -180,6 +198,7 @@ class BrokerClusterStatus(_Status):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
+    version: VersionStatus | None = Field(None, description="What runs.")
     boundVolumes: int | None = Field(None, description="Volumes of brokers that exist. Absent: not known.")
     readyMembers: str = Field("", description="Ready members of all members: 3/3.")
     masters: str = Field("", description="The master of each group.")

@@ -126,6 +126,28 @@ def status(
     show_status(find_target(directory, name, context, namespace), output == Output.json)
 
 
+@app.command("plan", epilog=EPILOG)
+def plan_command(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The changed manifest. Without it: the cluster as it is.", show_default=False),
+    ] = None,
+    image: Annotated[
+        str, typer.Option("--image", help="As if the operator's chart had this image.broker (Kubernetes).")
+    ] = "",
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show what a manifest or another image would change, and which members would be replaced. Changes nothing."""
+    from gantry_operator.cli.plan import show_plan
+    from gantry_operator.cli.target import find_target
+
+    show_plan(find_target(directory, name, context, namespace), file, image, output == Output.json)
+
+
 @app.command(epilog=EPILOG)
 def top(
     interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two figures of a member.")] = 1.0,

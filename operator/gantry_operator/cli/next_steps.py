@@ -139,6 +139,10 @@ MEMBERS: Final[tuple[tuple[str, Hint], ...]] = (
 )
 """By the reason of a member that is not ready, as a regular expression: the first that is found counts."""
 
+AWAKE: Final = Hint(
+    "gantry up FILE with spec.hibernate: false (it goes on where it stopped)",
+    '{kubectl} patch bc {name} --type merge -p \'{{"spec":{{"hibernate":false}}}}\' (it goes on where it stopped)',
+)
 UNSUPERVISED: Final = "gantry up --detach (nothing restarts a process or fails over meanwhile)"
 MANUAL: Final = "gantry switchover {group} {where} (spec.failover.automatic is false)"
 NO_MASTER: Final = Hint(
@@ -189,6 +193,9 @@ def _wanted(resource: Mapping[str, Any], local: bool) -> Iterator[tuple[str, str
     def text(hint: Hint) -> str:
         return hint.local if local else hint.kubernetes
 
+    if status.get("phase") == "Hibernated":
+        yield str(resource["metadata"]["name"]), text(AWAKE), {}
+        return
     if status.get("supervised") is False:
         yield "supervisor", UNSUPERVISED, {}
     rows = status.get("members") or []

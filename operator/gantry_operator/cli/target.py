@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gantry_broker.client import Credentials
     from gantry_broker.remoting.tls import TlsOptions
 
+    from gantry_operator.api import BrokerCluster
     from gantry_operator.cluster.live_watch import Source
 
 T = TypeVar("T")
@@ -48,6 +49,10 @@ class Target(Protocol):
 
     async def resource(self) -> dict[str, Any]:
         """The BrokerCluster with its status; `status.events` has recent events."""
+        ...
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        """What a spec (None: the present one) would change. Raises CliError if it is refused."""
         ...
 
     async def switchover(self, group: str, to: str | None) -> str:
@@ -87,6 +92,17 @@ class LocalTarget:
         from gantry_operator.platforms.local.status import local_status
 
         return (await local_status(self.folder)).to_object()
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        from gantry_operator.platforms.local.preview import ControlError, preview
+        from gantry_operator.platforms.local.supervisor import load_saved
+
+        if image:
+            raise CliError("--image is for Kubernetes: processes of this machine run this installation", Exit.USAGE)
+        try:
+            return preview(self.folder, load_saved(self.folder) if wanted is None else wanted)
+        except ControlError as error:
+            raise CliError(str(error), Exit.USAGE) from None
 
     async def switchover(self, group: str, to: str | None) -> str:
         from gantry_operator.platforms.local import control
@@ -148,6 +164,8 @@ class KubernetesTarget:
         try:
             async with target.KubeTarget(*self._wanted) as opened:
                 yield opened
+        except target.NoCluster as error:
+            raise CliError(str(error), Exit.NO_CLUSTER) from None
         except (target.TargetError, target.UserError) as error:
             raise CliError(str(error)) from None
         except (target.ApiError, target.ApiUnavailable) as error:
@@ -162,6 +180,11 @@ class KubernetesTarget:
             resource: dict[str, Any] = await target.resource()
             events = await target.events()
         return resource | {"status": resource.get("status", {}) | {"events": events}}
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        async with self._open() as target:
+            found: dict[str, Any] = await target.preview(wanted, image)
+            return found
 
     async def switchover(self, group: str, to: str | None) -> str:
         async with self._open() as target:

@@ -65,7 +65,10 @@ def _topics(epilog: str) -> None:
         namespace: NamespaceOption = None,
         output: OutputOption = Output.text,
     ) -> None:
-        """Create a topic in every broker group, or change the number of its queues."""
+        """Create a topic in every broker group, or change the number of its queues.
+
+        A topic that exists gets its queues on groups that were added later, too.
+        """
         from gantry_operator.cli.target import find_target
         from gantry_operator.cli.topics import create
 

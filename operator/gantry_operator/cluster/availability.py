@@ -30,6 +30,7 @@ class _Group:
     name_servers: Sequence[str] = ()
     registered: str = ""
     reached: str = ""
+    broker_name: str = ""
     said: str | None = None
     known: bool = False
     since: float = 0.0
@@ -51,10 +52,11 @@ class Availability:
 
     def watch(
         self, group: str, epoch: int, waits: str, answering: object, name_servers: Sequence[str], registered: str,
-        reached: str,
+        reached: str, broker_name: str = "",
     ) -> None:  # fmt: skip
         """Report the present state of the group. `waits`: why it has no working leader; empty: it has one.
         `answering`: the members that answer and accept writes, as any value that changes when they change.
+        `broker_name`: RocketMQ's name of the group, if it differs.
         """
         g = self._groups.setdefault(group, _Group())
         if waits and (g.said != waits or not g.known):
@@ -65,7 +67,7 @@ class Availability:
         if (epoch, waits, answering, servers, reached) != known:
             g.changed.set()
         g.epoch, g.waits, g.answering, g.name_servers = epoch, waits, answering, servers
-        g.registered, g.reached = registered, reached
+        g.registered, g.reached, g.broker_name = registered, reached, broker_name or group
         if g.task is None or g.task.done():
             g.task = asyncio.create_task(self._check_forever(group, g))
 
@@ -103,7 +105,7 @@ class Availability:
     async def _check(self, group: str, g: _Group) -> str | None:
         """While the clients' route moves to a new leader, a check may fail where a client's own retry would not."""
         for _ in range(TRIES):
-            said = await check_group(self._client, g.name_servers, group, g.registered, g.reached)
+            said = await check_group(self._client, g.name_servers, g.broker_name, g.registered, g.reached)
             if said is None or g.waits:
                 break
             await asyncio.sleep(TRY_AGAIN_S)

@@ -62,14 +62,14 @@ class GroupControllers:
         self._settings = failover_settings(spec)
         self._preference = LeaderPreference.of(spec)
 
-    def update(self, cluster: BrokerCluster) -> None:
-        """Run a controller for each group of this spec, with its settings."""
+    def update(self, cluster: BrokerCluster, asleep: Callable[[str], bool] = lambda group: False) -> None:
+        """Run a controller for each group of this spec, with its settings. `asleep`: groups without processes."""
         spec = cluster.spec
         self.configure(spec)
         if not self._tasks:
             self._tasks[""] = asyncio.create_task(self._balancer.run())
         for g in spec.brokerGroups:
-            if g.name not in self._tasks:
+            if g.name not in self._tasks and not asleep(g.name):
                 make = partial(self.make, g.name, spec.mode)
                 self._tasks[g.name] = asyncio.create_task(run_with_restarts(make(), make, self._on_event))
         self.wake()

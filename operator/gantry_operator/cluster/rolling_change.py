@@ -57,7 +57,9 @@ class RollingChange:
         controllers: Mapping[str, GroupController],
         on_event: Callable[[Event], None],
         on_news: Callable[[], None] = lambda: None,
+        hold: Callable[[], str] = lambda: "",
     ) -> None:
+        """`hold`: why changes that are not urgent have to wait now; empty: they need not."""
         self.progress: dict[str, str] = {}
         """By group: the step that is being done or waited for."""
         self.joining: set[str] = set()
@@ -66,6 +68,7 @@ class RollingChange:
         self._controllers = controllers
         self._on_event = on_event
         self._on_news = on_news
+        self._hold = hold
         self._requested = ""
         self._wake = asyncio.Event()
 
@@ -105,7 +108,7 @@ class RollingChange:
                 continue
             known |= {d.name for d in deployments}
             busy = await self._step(group, deployments) or busy
-        if not busy:
+        if not busy and not self._hold():
             busy = await self._platform.finish_change()
         self.joining &= known
         if not self._wake.is_set():  # A change that came during this round is not done yet.
@@ -118,6 +121,12 @@ class RollingChange:
         states = member_states(deployments, controller)
         self.joining -= {m.name for m in states if m.in_sync or m.leaving}
         step = next_step(states, controller.still_counted)
+        if step.kind in ("replace", "handover") and not step.urgent and not any(m.leaving for m in states):
+            held = self._hold()
+            if held:
+                outdated = ", ".join(m.name for m in states if m.outdated)
+                self._note(group, Step("wait", f"{outdated}: the change {held}"))
+                return False
         self._note(group, step)
         if step.kind == "replace":
             await self._replace(group, step, states, deployments)

@@ -21,6 +21,7 @@ from gantry_operator.api.status import (
     NameServerRow,
     Phase,
     ProxyStatus,
+    VersionStatus,
 )
 from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.timestamps import utc
@@ -28,6 +29,8 @@ from gantry_operator.platforms.base import Change
 
 EventKind = Literal["Normal", "Warning"]
 Answer = Literal["True", "False", "Unknown"]
+HIBERNATED = "spec.hibernate is true: nothing runs, and volumes and leadership records are kept"
+_ASLEEP: tuple[Answer, Answer, Answer] = ("False", "False", "False")
 BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
 Aspect = Literal[
@@ -73,8 +76,11 @@ class ObservedState:
     certificates: Sequence[CertificateRow] = ()
     drains: Mapping[str, DrainRow] = field(default_factory=dict)
     """The groups that leave."""
+    version: VersionStatus | None = None
     bound_volumes: int | None = None
     """Volumes of brokers that exist; None: not known, or there are none as on one machine."""
+    hibernated: bool = False
+    """spec.hibernate is true, and nothing runs."""
     proxy: ProxyStatus | None = None
     """None: there should be no proxy."""
     loopback: bool = False
@@ -93,10 +99,15 @@ def status_of(
     rows = [_row(m) for m in observed.members]
     if observed.refused:
         return _refused(old, observed, rows, now, generation)
+    if observed.hibernated:
+        rows = [_asleep(r, old) for r in rows]
     ready = sum(r.ready for r in rows)
-    available = _available(observed)
-    degraded = _degraded(observed, rows)
-    progressing = _progressing(observed, paused, available[0], degraded)
+    if observed.hibernated:
+        available, progressing, degraded = ((answer, "Hibernated", HIBERNATED) for answer in _ASLEEP)
+    else:
+        available = _available(observed)
+        degraded = _degraded(observed, rows)
+        progressing = _progressing(observed, paused, available[0], degraded)
     conditions = [
         _condition(old, "Ready", *_ready(available, progressing, degraded), now, generation),
         _condition(old, "Available", *available, now, generation),
@@ -110,14 +121,16 @@ def status_of(
     groups = group_rows(observed, old, now)
     if observed.drains or any(c.type == "Draining" for c in old.conditions):
         conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
-    balance = unbalanced([g for g in groups if g.drain is None], old)
+    joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
+    balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)
     if balance is not None:
         conditions.append(_condition(old, "Unbalanced", *balance, now, generation))
     return BrokerClusterStatus(
         observedGeneration=generation,
-        phase=_phase(old, available[0], progressing[0], degraded[0], paused),
+        phase="Hibernated" if observed.hibernated else _phase(old, available[0], progressing[0], degraded[0], paused),
         conditions=conditions,
         mode=cluster.spec.mode if cluster is not None else old.mode,
+        version=observed.version,
         boundVolumes=observed.bound_volumes,
         readyMembers=f"{ready}/{len(rows)}",
         masters=_masters(cluster, rows),
@@ -178,6 +191,14 @@ def _row(m: ObservedMember) -> MemberRow:
         address=str(s.get("address", "")),
         node=m.node,
         reason=str(s.get("reason", "")),
+    )
+
+
+def _asleep(row: MemberRow, old: BrokerClusterStatus) -> MemberRow:
+    """A member of a cluster that hibernates, with its last epoch and end."""
+    last = next((r for r in old.members if r.name == row.name), row)
+    return row.model_copy(
+        update={"epoch": last.epoch, "maxOffset": last.maxOffset, "reason": "hibernated", "node": None, "ready": False}
     )
 
 
@@ -355,7 +376,7 @@ LEAST_MESSAGES = 100.0
 
 
 def unbalanced(rows: Sequence[GroupRow], old: BrokerClusterStatus) -> tuple[Answer, str, str] | None:
-    """The condition over the groups that stay; None: there is only one."""
+    """The condition over the groups that stay and have all topics; None: there is only one."""
     if len(rows) < 2:
         return None
     was = any(c.type == "Unbalanced" and c.status == "True" for c in old.conditions)

@@ -126,8 +126,6 @@ class TopicControl:
         """`address`: where the master of a broker group answers clients of this process; None: not known yet."""
         self.problem = ""
         """Why topics and groups are not compared."""
-        self.managed: frozenset[str] = frozenset()
-        """Topics of resources, which are spread over the broker groups here."""
         self.passes = 0
         self._store = store
         self._cluster = cluster
@@ -145,6 +143,11 @@ class TopicControl:
         self._last_steps: list[Step] = []
         self._dirty = True
         self._wake = asyncio.Event()
+
+    def managed_topics(self) -> frozenset[str] | None:
+        """Topics that resources describe: they get their queues on each broker group here. None: not known yet."""
+        found = self._store.observe()
+        return None if found is None else frozenset(t.topic for t in found.topics if not t.deleting)
 
     def wake(self) -> None:
         self._dirty = True
@@ -182,7 +185,6 @@ class TopicControl:
         if resources is None or cluster is None:
             self._dirty = True
             return AGAIN_S[1]
-        self.managed = frozenset(w.topic for w in resources.topics if not w.deleting)
         if not resources.topics and not resources.groups:
             self.problem = ""
             self._settling.clear()

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import Request
+from gantry_broker import logs
 from gantry_broker.http.hosts import AllowedHosts
 
 from gantry_operator.api import ManifestError
@@ -379,7 +380,7 @@ async def serve() -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level=os.environ.get("GANTRY_LOG_LEVEL", "INFO"), format="%(levelname)s %(name)s: %(message)s")
+    logs.configure(os.environ.get("GANTRY_LOG_LEVEL", "INFO"))
     asyncio.run(serve())
 
 

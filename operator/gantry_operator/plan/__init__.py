@@ -15,6 +15,7 @@ from gantry_operator.plan.process_config import (
     proxy_config,
     proxy_restarts,
     restarts,
+    text_of,
 )
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "proxy_restarts",
     "replacement_order",
     "restarts",
+    "text_of",
 ]

@@ -40,6 +40,8 @@ class Step:
     reason: str
     member: str | None = None
     to: str | None = None
+    urgent: bool = False
+    """Waiting for a better time would help nobody: the member does not work, or leaves."""
 
 
 def replacement_order(members: Sequence[MemberState]) -> list[str]:
@@ -63,7 +65,7 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     broken = [m for m in todo if m.broken and not (m.master and m.in_sync) and (not m.leaving or m.number == last)]
     if broken:
         worst = min(broken, key=lambda m: -m.number)
-        return Step("replace", f"{worst.name} does not work, so it is replaced at once", worst.name)
+        return Step("replace", f"{worst.name} does not work, so it is replaced at once", worst.name, urgent=True)
     if still_counted:
         gone = ", ".join(map(str, still_counted))
         return Step(

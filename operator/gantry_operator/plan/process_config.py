@@ -45,8 +45,11 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
-LIVE_FIELDS = frozenset({"authentication"})
-"""Fields whose change needs no restart: they count until an access table comes, and the table has each change."""
+LIVE_FIELDS = frozenset({"authentication", "log_level"})
+"""Fields whose change needs no restart: the access table has the authentication, and a process reads its log level."""
+ADDED_FIELDS = frozenset({"log_level", "resource", "resource_group"})
+"""Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
+and a new operator changes no pod only because the configuration has another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,13 @@ def name_server_config(
         http_hosts=list(http_hosts),
         data_dir=data_dir,
         listeners=[Listener(name=n, port=p) for n, p in sorted((listeners or {}).items())],
-        cluster=cluster.name,
+        cluster=cluster.broker_cluster_name,
         registration_port=registration_port,
         token_file=token_file,
         tls=tls.for_clients(cluster),
         internal_tls=tls.for_members(),
         authentication=cluster.spec.security.mode(loopback=loopback),
+        log_level=cluster.spec.nameServers.logLevel,
     )
 
 
@@ -126,8 +130,10 @@ def broker_config(
     """
     spec = cluster.spec
     return BrokerConfig(
-        cluster=cluster.name,
-        group=member.group,
+        cluster=cluster.broker_cluster_name,
+        group=cluster.broker_name(member.group),
+        resource="" if cluster.broker_cluster_name == cluster.name else cluster.name,
+        resource_group="" if cluster.broker_name(member.group) == member.group else member.group,
         member=member.number,
         name=member.name,
         data_dir=data_dir,
@@ -153,12 +159,18 @@ def broker_config(
         if spec.otlp is None
         else OtlpConfig(endpoint=spec.otlp.endpoint, interval_s=parse_duration(spec.otlp.interval)),
         authentication=spec.security.mode(loopback=loopback),
+        log_level=spec.logLevel,
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,
         flush=spec.flush,
         memory_limit_bytes=memory_limit_bytes,
         settings=spec.broker,
     )
+
+
+def text_of(config: BrokerConfig | NameServerConfig) -> str:
+    """The config as its process reads it."""
+    return config.model_dump_json(indent=1, exclude=_unneeded(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +228,7 @@ def proxy_config(
             key_file=files.brokers / KEY if shown else None,
         )
     return ProxyConfig(
-        cluster=cluster.name,
+        cluster=cluster.broker_cluster_name,
         name=name,
         name_servers=list(name_servers),
         listen_host=listen_host,
@@ -239,4 +251,9 @@ def proxy_restarts(config: ProxyConfig) -> str:
 
 def restarts(config: BrokerConfig | NameServerConfig) -> str:
     """The part of a config that takes effect at a start only."""
-    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS))
+    return config.model_dump_json(indent=1, exclude=set(LIVE_FIELDS) | _unneeded(config))
+
+
+def _unneeded(config: BrokerConfig | NameServerConfig) -> set[str]:
+    fields = type(config).model_fields
+    return {f for f in ADDED_FIELDS & set(fields) if getattr(config, f) == fields[f].default}

@@ -13,10 +13,13 @@ from gantry_operator.platforms.kubernetes import names, pods
 
 def service_account(cluster: BrokerCluster) -> dict[str, Any]:
     """The account has no rights: brokers and NameServers never use the Kubernetes API."""
+    metadata = names.metadata(cluster, names.service_account(cluster.name), names.BROKER)
+    if cluster.spec.serviceAccountAnnotations:
+        metadata |= {"annotations": (metadata.get("annotations") or {}) | cluster.spec.serviceAccountAnnotations}
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": names.metadata(cluster, names.service_account(cluster.name), names.BROKER),
+        "metadata": metadata,
         "automountServiceAccountToken": False,
     }
 

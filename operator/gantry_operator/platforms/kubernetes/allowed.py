@@ -14,7 +14,9 @@ from typing import Final
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.manifest import ManifestError, Problem
+from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.pod_template import images, needs_permission
 
 TUNING: Final = (
     "spark.broadcast.*", "spark.checkpoint.compress", "spark.cleaner.periodicGC.interval", "spark.default.parallelism",
@@ -111,12 +113,34 @@ def _problems(cluster: BrokerCluster, settings: OperatorSettings) -> Iterator[Pr
             priority,
             "it is for Kubernetes' own pods: write another PriorityClass, or leave it out",
         )
+    for where, template in (
+        ("spec.podTemplate", spec.podTemplate),
+        ("spec.nameServers.podTemplate", spec.nameServers.podTemplate),
+    ):
+        yield from pod_template_problems(where, template, settings)
     if spec.analytics is not None:
         yield from _image("spec.analytics.image", spec.analytics.image, settings.spark_image, settings)
         for key, value in sorted(spec.analytics.sparkConf.items()):
             why = _spark_setting(key, value, settings.allowed_spark_conf)
             if why:
                 yield Problem(f"spec.analytics.sparkConf.{key}", None, why)  # The value may be a secret.
+
+
+def pod_template_problems(where: str, template: PodTemplate | None, settings: OperatorSettings) -> Iterator[Problem]:
+    """What an addition to pods asks for and the chart does not allow."""
+    for part in needs_permission(template):
+        if part not in settings.allowed_pod_template:
+            yield Problem(
+                f"{where}.spec",
+                None,
+                f"{part} brings code, data or rights into the pods and is not allowed: leave it out; an administrator "
+                f"allows it by podTemplate.allowed: [{part}] in the values of the operator's chart",
+            )
+    for image in images(template):
+        yield from _image(f"{where}.spec", image, settings.broker_image, settings)
+    priority = None if template is None else template.spec.get("priorityClassName")
+    if priority is not None and str(priority).startswith(_SYSTEM_PRIORITY):
+        yield Problem(f"{where}.spec", priority, "it is for Kubernetes' own pods: write another PriorityClass")
 
 
 def _image(field: str, image: str | None, own: str, settings: OperatorSettings) -> Iterator[Problem]:

@@ -67,14 +67,17 @@ def holders(cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str]) -> d
     found[names.NAME_SERVER] = Names(
         names.name_servers(name),
         (*_hosts(services, namespace), *_outside(outside, [s.name for s in plan.name_servers])),
-        Identity(name, "", 0).uris,
+        Identity(cluster.broker_cluster_name, "", 0).uris,
     )
     for group in plan.groups:
         headless = names.group_set(name, group.name)
         services = [names.master_service(name, group.name), headless]
         each = [f"*.{form}" for form in names.host_forms(names.service_host(headless, namespace))[1:]]
         endpoints = [headless, *(m.name for m in group.members)]
-        uris = dict.fromkeys(Identity(name, group.name, m.number).uris[-1] for m in group.members)
+        uris = dict.fromkeys(
+            Identity(cluster.broker_cluster_name, cluster.broker_name(group.name), m.number).uris[-1]
+            for m in group.members
+        )
         found[group.name] = Names(
             headless, (*_hosts(services, namespace), *each, *_outside(outside, endpoints)), tuple(uris)
         )

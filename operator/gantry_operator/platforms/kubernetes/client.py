@@ -219,11 +219,13 @@ class KubeApi:
 
     # ---- writing
 
-    async def apply(self, obj: Object, manager: str = FIELD_MANAGER) -> Object:
-        """Server-side apply. Takes back fields of this operator that another client has taken over."""
+    async def apply(self, obj: Object, manager: str = FIELD_MANAGER, *, dry_run: bool = False) -> Object:
+        """Server-side apply. Takes back fields of this operator that another client has taken over. `dry_run`: the
+        API server checks everything, and writes nothing.
+        """
         kind = KINDS[obj["kind"]]
         path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
-        query = {"fieldManager": manager, "force": "true"}
+        query = {"fieldManager": manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
         return await self._call(kind, "PATCH", path, query, obj, "application/apply-patch+yaml")
 
     async def create(self, obj: Object) -> Object:

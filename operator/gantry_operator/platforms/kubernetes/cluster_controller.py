@@ -14,7 +14,8 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
@@ -23,12 +24,15 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
-from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow, ProxyStatus
+from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow, ProxyStatus, VersionStatus
+from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
 from gantry_operator.certificates import KeyPair
+from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
@@ -51,10 +55,17 @@ from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
+from gantry_operator.platforms.kubernetes.hibernate import Hibernation
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.leaving_groups import GroupRemoval
-from gantry_operator.platforms.kubernetes.member_state import lacking, notable, observed_members, observed_name_servers
+from gantry_operator.platforms.kubernetes.member_state import (
+    former_images,
+    lacking,
+    notable,
+    observed_members,
+    observed_name_servers,
+)
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
 from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons
@@ -79,6 +90,8 @@ WARM_UP_S = 20.0
 """Seconds after an operator's start in which it reports nothing about members and objects that it has not seen yet."""
 AGAIN_S = 2.0
 """Seconds until the next pass after a failed one, or after one that waits for something without a watch."""
+LONGEST_PAUSE_S = 30.0
+"""The pause after an answer of the API server that stays the same."""
 SHOWN = ("Deployment", "Service", JOBS, PODS)
 """Caches for the status, besides those that the failover needs."""
 MODES = ("MasterSlave", "Raft")
@@ -93,8 +106,30 @@ class Shared:
     caches: dict[str, InformerCache]
     clock: StallCompensatedClock
     identity: str
+    upgrades: UpgradeQueue = field(default_factory=UpgradeQueue)
     unlisted: Callable[[], Sequence[str]] = tuple
     """Caches that are not filled yet, without those that the failover needs."""
+
+
+class Refusals:
+    """Answers of the API server to one pass after the other: the same one is logged once, and asked for ever less."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._count = 0
+
+    def is_new(self, answer: str) -> bool:
+        """Note an answer. False: the last one was the same."""
+        new = answer != self._last
+        self._last, self._count = answer, 1 if new else self._count + 1
+        return new
+
+    def clear(self) -> None:
+        self._last, self._count = "", 0
+
+    def pause_s(self, first_s: float) -> float:
+        """Seconds until the next pass. A change of the spec or of an object begins one at once."""
+        return float(min(first_s * 2 ** max(self._count - 1, 0), max(first_s, LONGEST_PAUSE_S)))
 
 
 def readable_failover(wanted: object) -> dict[str, Any]:
@@ -173,7 +208,12 @@ class ClusterController:
         self._users = KubernetesAccessStore(api, caches, (*key, self.uid), self._events, shared.identity)
         self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
         replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
-        self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
+        self._hibernation = Hibernation(self._groups, self._objects, self._dirty.set, self._fell_asleep)
+        self._upgrading = ""
+        """What the last event about an upgrade said."""
+        self._rolling = RollingChange(
+            replacement, self._groups.controllers, self._groups.record, self._report.wake, self._hold
+        )
         removal = GroupRemoval(api, caches, key, self._groups.end, self._reclaim)
         self._changes = GroupChanges(
             removal, self._groups.controllers, self._groups.http, self._wanted_groups, self._groups.record,
@@ -198,6 +238,7 @@ class ClusterController:
             ("access", self._access.run),
             ("topics", self.topics.run),
             ("reasons", self._read_reasons),
+            ("hibernation", self._hibernation.run),
             ("groups", self._changes.run),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
@@ -216,6 +257,7 @@ class ClusterController:
         await self._topic_store.close()
         await self._events.close()
         metrics.SHOWN.hide(self._groups.figures)
+        self._shared.upgrades.done(self._key)
         self._certificates.close()
 
     def update(self, obj: Object) -> None:
@@ -252,9 +294,10 @@ class ClusterController:
         """For the decisions about topics and groups; None: no spec was accepted yet."""
         if self._cluster is None or self._plan is None:
             return None
+        paused = self._cluster.paused or self._cluster.spec.hibernate
         groups = [g.name for g in self._plan.groups]
-        leaving = frozenset(g for g in groups if g not in self._staying)
-        return Cluster(self.name, groups, leaving, self._cluster.paused)
+        draining = frozenset(groups) - frozenset(self._staying)
+        return Cluster(self.name, groups, draining, paused=paused)
 
     def _reached(self, group: str) -> str | None:
         """Where this process reaches the master of a group as clients do; None: it has no Service yet."""
@@ -276,9 +319,10 @@ class ClusterController:
 
     async def _reconcile_forever(self) -> None:
         again = True  # A restart counts as a failed pass.
+        refusals = Refusals()
         while True:
             try:
-                async with asyncio.timeout(AGAIN_S if again else self._certificates.due_s()):
+                async with asyncio.timeout(refusals.pause_s(AGAIN_S) if again else self._certificates.due_s()):
                     await self._dirty.wait()
                 await asyncio.sleep(SETTLE_S)
             except TimeoutError:
@@ -288,10 +332,12 @@ class ClusterController:
             try:
                 again = not await self._reconcile()
                 metrics.RECONCILES.labels("waiting" if again else "done").inc()
+                refusals.clear()
             except (ApiError, ApiUnavailable) as error:
                 again = True
                 self._result.problems = [str(error)]
-                log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+                if refusals.is_new(str(error)):
+                    log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
                 metrics.RECONCILES.labels("error").inc()
             metrics.RECONCILE_SECONDS.observe(time.monotonic() - begun)
             self._report.wake()
@@ -318,6 +364,8 @@ class ClusterController:
                 await self._keep_certificates(*self._accepted, found)
             return begun and righted
         self._left_out = {}
+        if cluster.spec.hibernate and cluster.spec.analytics is not None:
+            cluster.spec.analytics.suspend = True  # No log answers.
         found.problems += self._take(cluster)
         assert self._cluster is not None
         cluster = self._cluster
@@ -334,7 +382,8 @@ class ClusterController:
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before any request that the API server may refuse.
-        self._groups.update(cluster)
+        self._hibernation.take(cluster)
+        self._groups.update(cluster, self._hibernation.sleeps)
         self._start_switchover_request()
         righted = await self._sync_labels(found)
         unlisted = self._shared.unlisted()
@@ -346,7 +395,9 @@ class ClusterController:
         # Also while changes are paused: certificates expire all the same.
         complete = complete and await self._keep_certificates(cluster, self._plan, found)
         if complete and not cluster.paused:
-            complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
+            complete = await self._objects.keep(
+                cluster, self._plan, self._pods.sizes, found, running=self._hibernation.running, hold=bool(self._hold())
+            )
             if complete:
                 again = await volumes.make_again(
                     self._shared.api, self._shared.caches, cluster, self._running(), self._reasons.missing_classes()
@@ -448,7 +499,8 @@ class ClusterController:
             least = fields.get("minInSyncReplicas", 1)
             if isinstance(least, int):
                 fields["minInSyncReplicas"] = min(least, members, spec.get("minInSyncReplicas", members))
-            fields["brokerGroups"] = [{"name": group, "members": members}]
+            known_as = self._broker_name(group)
+            fields["brokerGroups"] = [{"name": group, "members": members, "brokerName": known_as}]
             try:
                 BrokerCluster.make(self.name, self.namespace, **fields)
             except ValidationError as error:
@@ -473,6 +525,15 @@ class ClusterController:
                 config = json.loads(text)
                 if isinstance(config, dict) and config.get("mode") in MODES:
                     return {field: config[name] for field, name in wanted.items() if name in config}
+        return None
+
+    def _broker_name(self, group: str) -> str | None:
+        """RocketMQ's name of a group in its members' configs; None: it is not there, or the group's own name."""
+        live = self._objects.live("ConfigMap", names.group_set(self.name, group))
+        for text in [] if live is None else list((live.get("data") or {}).values()):
+            with suppress(ValueError, AttributeError):
+                name = json.loads(text).get("group")
+                return name if isinstance(name, str) and name != group else None
         return None
 
     def _by_its_leadership(self, group: str) -> dict[str, Any] | None:
@@ -523,7 +584,7 @@ class ClusterController:
             removing=removing,
             extend=spec.topicDefaults.extendToNewGroups,
             policy=spec.drain,
-            managed=self.topics.managed,
+            managed=self.topics.managed_topics(),
         )
 
     def _groups_changed(self) -> None:
@@ -537,7 +598,49 @@ class ClusterController:
         return leaving | self._changes.drains
 
     def _may_change(self) -> bool:
-        return self._cluster is not None and not self._cluster.paused and not self._result.refused
+        if self._cluster is None or self._cluster.spec.hibernate:
+            return False
+        return not self._cluster.paused and not self._result.refused
+
+    def _hold(self) -> str:
+        """Why a change that is not urgent has to wait; empty: it need not."""
+        if self._cluster is None:
+            return ""
+        held = maintenance.wait_for(self._cluster.spec.maintenanceWindow, datetime.now(UTC))
+        return held or self._wait_for_upgrade(self._cluster)
+
+    def _wait_for_upgrade(self, cluster: BrokerCluster) -> str:
+        """Why the pods keep a former default image for now; empty: they have the present one, or it is their turn."""
+        new = self._shared.settings.broker_image
+        idle = cluster.spec.hibernate or cluster.paused or bool(self._result.refused)
+        former = [] if idle or cluster.spec.image is not None else former_images(*self._sets_and_pods(), new)
+        if not former:
+            self._shared.upgrades.done(self._key)
+            if self._upgrading:
+                self._upgrading = ""
+                self._dirty.set()
+            return ""
+        wait = self._shared.upgrades.wait(self._key)
+        said = f"the image {new} takes the place of {', '.join(former)}: " + (wait or "one pod after the other")
+        if said != self._upgrading:
+            self._upgrading = said
+            self._events.record("Normal", "UpgradeWaits" if wait else "UpgradeStarted", said)
+            self._dirty.set()
+        return wait
+
+    def _sets_and_pods(self) -> tuple[list[Object], list[Object]]:
+        sets = self._objects.owned("StatefulSet")
+        servers = [] if self._plan is None else [s.name for s in self._plan.name_servers]
+        pods = (self._pods.pod(name) for name in [*servers, *(name for _, _, name in self._running())])
+        return sets, [pod for pod in pods if pod is not None]
+
+    def _fell_asleep(self, group: str) -> None:
+        self._availability.forget(group)
+        self._events.record("Normal", "Hibernating", f"group {group} stops; its volumes and leadership record stay")
+
+    @property
+    def _key(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
     def _running(self) -> list[tuple[str, int, str]]:
         """Group, number and name of every member that is planned or runs."""
@@ -634,6 +737,8 @@ class ClusterController:
         """Read why pods are missing or do not start. A pod that starts as usual is there before the first reading."""
         while True:
             await asyncio.sleep(LOOK_S / 2)
+            if self._cluster is not None and self._cluster.spec.hibernate:
+                continue
             wanted = lacking(self._running(), self._plan, self._shared.caches["Pod"], self.namespace, self.name)
             if await self._reasons.look(wanted):
                 self._report.wake()
@@ -669,23 +774,44 @@ class ClusterController:
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
-            progress=[
-                *self._result.progress,
-                *self._rolling.progress.values(),
-                *self._changes.progress.values(),
-                *self._proxy_progress(),
-            ],
+            progress=self._progress(),
+            hibernated=self._hibernation.done and not self._running_pods(),
             drains=self._drains(),
             proxy=self._proxy_status(),
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
+            version=self._version(),
             bound_volumes=sum(map(volumes.bound, volumes.of_brokers(self._shared.caches, self.namespace, self.name))),
             certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
+
+    def _version(self) -> VersionStatus | None:
+        if self._cluster is None:
+            return None
+        image = self._cluster.spec.image or self._shared.settings.broker_image
+        return VersionStatus(
+            operator=package_version(),
+            image=image,
+            former=former_images(*self._sets_and_pods(), image),
+            protocol=PROTOCOL_VERSION,
+        )
+
+    def _progress(self) -> list[str]:
+        if self._cluster is not None and self._cluster.spec.hibernate:
+            return [*self._result.progress, *filter(None, [self._hibernation.progress])]
+        return [
+            *self._result.progress,
+            *self._rolling.progress.values(),
+            *self._changes.progress.values(),
+            *self._proxy_progress(),
+        ]
+
+    def _running_pods(self) -> bool:
+        return any(self._pods.pod(name) is not None for _, _, name in self._running())
 
     def _proxy_status(self) -> ProxyStatus | None:
         if self._cluster is None:
@@ -732,7 +858,10 @@ class ClusterController:
             epoch = 0 if controller.leadership is None else controller.leadership.epoch
             heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)
-            self._availability.watch(group, epoch, controller.blocking_wait, answering, servers, registered, reached)
+            name = group if self._cluster is None else self._cluster.broker_name(group)
+            self._availability.watch(
+                group, epoch, controller.blocking_wait, answering, servers, registered, reached, name
+            )
 
     def _addresses(self) -> Addresses:
         if self._cluster is None or self._plan is None:

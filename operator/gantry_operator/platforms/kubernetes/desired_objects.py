@@ -16,6 +16,8 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import access, external, group, nameserver, proxy
 
+NAME_SERVERS = ""
+"""The NameServers among the groups of `running`."""
 Key = tuple[str, str]
 """Kind and name."""
 
@@ -36,6 +38,10 @@ class OperatorSettings:
     """Further images that clusters may use; * stands for any text."""
     allowed_spark_conf: tuple[str, ...] = ()
     """Further keys that `sparkConf` may have (see `allowed`); * stands for any text."""
+    allowed_pod_template: tuple[str, ...] = ()
+    """Parts of `podTemplate` that need a permission (see `pod_template.NEED_PERMISSION`) and have it."""
+    upgrades_paused: bool = False
+    """Clusters keep their default image although it has changed."""
     otlp: OtlpConfig | None = None
     """Where the operator pushes its own metrics; None: nowhere."""
 
@@ -52,27 +58,36 @@ def render(
     external_addresses: Mapping[str, str] | None = None,
     pinned_ports: Mapping[str, int] | None = None,
     replicas: Mapping[str, int] | None = None,
+    running: Mapping[str, int] | None = None,
+    hold: bool = False,
     running_proxies: int | None = None,
 ) -> list[dict[str, Any]]:
     """The objects of a cluster.
 
     With `spec.external` set, `external_addresses` must have every endpoint (see `external.addresses`); None: only the
     objects that must exist before the addresses are known. `replicas`: by group, the replicas of its StatefulSet while
-    members leave. `running_proxies`: the present number of proxies; None: there is no Deployment.
+    members leave. `running`: by group, the processes of a cluster that hibernates; without any the NameServers stop,
+    too. `hold`: running NameServers are not replaced now.
+    `running_proxies`: the present number of proxies; None: there is no Deployment.
     """
     out = [service_account_and_policies(cluster, plan, settings), external.services(cluster, plan, pinned_ports)]
     if cluster.spec.external is None or external_addresses is not None:
-        out.append(nameserver.objects(cluster, plan, image(cluster, settings)))
+        stopped = running is not None and running.get(NAME_SERVERS, 1) == 0
+        out.append(nameserver.objects(cluster, plan, image(cluster, settings), stopped=stopped, hold=hold))
         for g in plan.groups:
             count = max(len(g.members), (replicas or {}).get(g.name, 0))
-            out.append(group.objects(cluster, plan, g, image(cluster, settings), external_addresses or {}, count))
+            found = external_addresses or {}
+            fewer = None if running is None else running.get(g.name)
+            out.append(group.objects(cluster, plan, g, image(cluster, settings), found, count, fewer))
         ports = pinned_ports or {}
         outside = ports.get(external.proxy_endpoint(cluster).service)
-        out.append(
-            proxy.objects(
-                cluster, plan, image(cluster, settings), settings.namespace, running=running_proxies, node_port=outside
-            )
+        proxies = proxy.objects(
+            cluster, plan, image(cluster, settings), settings.namespace, running=running_proxies, node_port=outside
         )
+        for deployment in proxies:
+            if running is not None and deployment["kind"] == "Deployment":
+                deployment["spec"]["replicas"] = 0  # Their clients cannot send any more.
+        out.append(proxies)
     return [o for part in out for o in part]
 
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gantry_operator.api.base import parse_quantity
+
 EXACT = ("selector", "matchLabels", "data")
 """Maps without additions by others: an additional label in a selector disables a Service."""
+
+
+CLAIM_TEMPLATES = ".spec.volumeClaimTemplates"
+
+
+def _is_exact(path: str) -> bool:
+    last = path.rsplit(".", 1)[-1]
+    return last in EXACT or (path.startswith(CLAIM_TEMPLATES) and last in ("labels", "annotations"))
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
@@ -15,7 +25,7 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
         if not isinstance(found, Mapping):
             return [path] if wanted else []
         out = [d for k, v in wanted.items() for d in differences(v, found.get(k), f"{path}.{k}")]
-        if path.rsplit(".", 1)[-1] in EXACT and "matchLabels" not in wanted:
+        if _is_exact(path) and "matchLabels" not in wanted:
             out += [f"{path}.{k}" for k in found if k not in wanted]
         return out
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
@@ -24,10 +34,19 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
         if not isinstance(found, Sequence) or len(found) != len(wanted):
             return [path]
         return [d for i, v in enumerate(wanted) for d in differences(v, found[i], f"{path}[{i}]")]
+    if ".resources." in path and _same_amount(wanted, found):
+        return []  # The API server writes 500m for 0.5.
     if found is None and (wanted is None or wanted is False):
         # The API server leaves out what is false by default.
         return []
     return [] if wanted == found else [path]
+
+
+def _same_amount(wanted: Any, found: Any) -> bool:
+    try:
+        return parse_quantity(str(wanted)) == parse_quantity(str(found))
+    except ValueError:
+        return False
 
 
 def outdated(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

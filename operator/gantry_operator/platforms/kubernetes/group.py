@@ -11,8 +11,17 @@ from gantry_broker.config import BrokerConfig
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
-from gantry_operator.plan import LIVE_FIELDS, BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
-from gantry_operator.platforms.kubernetes import leaving_groups, names, nameserver, pods, volumes
+from gantry_operator.plan import (
+    LIVE_FIELDS,
+    BrokerAddresses,
+    GroupPlan,
+    MemberPlan,
+    Plan,
+    broker_config,
+    member_name,
+    text_of,
+)
+from gantry_operator.platforms.kubernetes import leaving_groups, names, nameserver, pod_template, pods, volumes
 from gantry_operator.platforms.kubernetes.digest import digest
 
 GRACE_SECONDS = 60
@@ -67,16 +76,17 @@ def _replication_address(cluster: BrokerCluster, member: MemberPlan) -> str:
 
 
 def objects(
-    cluster: BrokerCluster, plan: Plan, group: GroupPlan, image: str, external: Mapping[str, str], replicas: int
-) -> list[dict[str, Any]]:
+    cluster: BrokerCluster, plan: Plan, group: GroupPlan, image: str, external: Mapping[str, str], replicas: int,
+    running: int | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The objects, in the order in which they are applied. `replicas` may exceed the plan's number while members
-    leave.
+    leave. `running`: fewer processes than that, for a cluster that hibernates.
     """
     name = names.group_set(cluster.name, group.name)
     meta = names.metadata(cluster, name, names.BROKER, group.name)
     selector = names.selector(cluster.name, names.BROKER, group.name)
     members = with_leaving(cluster, group, replicas)
-    configs = {f"{m.name}.json": config(cluster, plan, m, external).model_dump_json(indent=1) for m in members}
+    configs = {f"{m.name}.json": text_of(config(cluster, plan, m, external)) for m in members}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": configs},
         {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": _headless(selector)},
@@ -99,7 +109,13 @@ def objects(
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
             },
         },
-        _stateful_set(cluster, group, image, replicas, _common(configs[f"{group.members[0].name}.json"])),
+        _stateful_set(
+            cluster,
+            group,
+            image,
+            replicas if running is None else running,
+            _common(configs[f"{group.members[0].name}.json"]),
+        ),
     ]
 
 
@@ -194,24 +210,28 @@ def _stateful_set(
             # A StatefulSet never deletes volumes. The operator does so under `reclaim: Delete`.
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
             "selector": {"matchLabels": selector},
-            "template": {
-                "metadata": {
-                    "labels": names.labels(cluster.name, names.BROKER, group.name),
-                    "annotations": pods.pod_annotations(cluster, config_hash),
+            "template": pod_template.merge(
+                {
+                    "metadata": {
+                        "labels": names.labels(cluster.name, names.BROKER, group.name),
+                        "annotations": pods.pod_annotations(cluster, config_hash),
+                    },
+                    "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
+                    | pods.placement(cluster.spec.placement_of(group.name), selector)
+                    | {
+                        "terminationGracePeriodSeconds": GRACE_SECONDS,
+                        "containers": [container],
+                        "volumes": [
+                            {"name": "config", "configMap": {"name": name}},
+                            pods.token_volume(cluster),
+                            *pods.tls_volumes(cluster, group.name),
+                            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+                        ],
+                    },
                 },
-                "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                | pods.placement(cluster.spec.placement_of(group.name), selector)
-                | {
-                    "terminationGracePeriodSeconds": GRACE_SECONDS,
-                    "containers": [container],
-                    "volumes": [
-                        {"name": "config", "configMap": {"name": name}},
-                        pods.token_volume(cluster),
-                        *pods.tls_volumes(cluster, group.name),
-                        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
-                    ],
-                },
-            },
+                cluster.spec.podTemplate,
+                selector,
+            ),
             "volumeClaimTemplates": [
                 {
                     "metadata": {"name": "data", **volumes.claim_metadata(storage, selector)},

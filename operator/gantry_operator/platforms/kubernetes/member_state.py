@@ -139,6 +139,22 @@ def notable(pod: Object | None, problem: str) -> bool:
     return why_not(pod, "") != "" and _BENIGN.match(problem) is None
 
 
+OWN_CONTAINERS = ("broker", "namesrv")
+
+
+def former_images(stateful_sets: Iterable[Object], pods: Iterable[Object], image: str) -> list[str]:
+    """Images other than `image` that StatefulSets name, or that pods of an old revision run.
+
+    A pod of the newest revision has the right image, even if a webhook has given it another name.
+    """
+    sets = list(stateful_sets)
+    newest = {(s.get("status") or {}).get("updateRevision") for s in sets}
+    old = [p for p in pods if (p["metadata"].get("labels") or {}).get(REVISION_LABEL) not in newest]
+    specs = [s["spec"]["template"]["spec"] for s in sets] + [p.get("spec") or {} for p in old]
+    containers = (c for spec in specs for c in spec.get("containers") or [] if c.get("name") in OWN_CONTAINERS)
+    return sorted({str(c.get("image", "")) for c in containers} - {image})
+
+
 def node_lost(pod: Object) -> bool:
     """The node of the pod has stopped reporting. Kubernetes then marks the pod as not ready, and leaves its containers
     as they were.

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import LIVE_FIELDS, Plan, name_server_config
-from gantry_operator.platforms.kubernetes import names, pods
+from gantry_operator.plan import LIVE_FIELDS, Plan, name_server_config, text_of
+from gantry_operator.platforms.kubernetes import names, pod_template, pods
 from gantry_operator.platforms.kubernetes.digest import digest
 
 
@@ -28,28 +28,34 @@ def _at_port(cluster: BrokerCluster, plan: Plan, port: int) -> list[str]:
 def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
     listeners = {names.EXTERNAL: names.NAME_SERVER_EXTERNAL_PORT} if cluster.spec.external is not None else {}
     return {
-        f"{s.name}.json": name_server_config(
-            cluster,
-            s,
-            listen_host="0.0.0.0",
-            port=names.NAME_SERVER_PORT,
-            http_port=names.NAME_SERVER_HTTP_PORT,
-            registration_port=names.NAME_SERVER_REGISTRATION_PORT,
-            token_file=pods.TOKEN_FILE,
-            tls=pods.tls_folders(cluster),
-            listeners=listeners,
-            http_hosts=[
-                form
-                for service in (s.name, names.name_servers(cluster.name))
-                for form in names.host_forms(names.service_host(service, cluster.namespace))
-            ],
-        ).model_dump_json(indent=1)
+        f"{s.name}.json": text_of(
+            name_server_config(
+                cluster,
+                s,
+                listen_host="0.0.0.0",
+                port=names.NAME_SERVER_PORT,
+                http_port=names.NAME_SERVER_HTTP_PORT,
+                registration_port=names.NAME_SERVER_REGISTRATION_PORT,
+                token_file=pods.TOKEN_FILE,
+                tls=pods.tls_folders(cluster),
+                listeners=listeners,
+                http_hosts=[
+                    form
+                    for service in (s.name, names.name_servers(cluster.name))
+                    for form in names.host_forms(names.service_host(service, cluster.namespace))
+                ],
+            )
+        )
         for s in plan.name_servers
     }
 
 
-def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, Any]]:
-    """The objects, in the order in which they are applied."""
+def objects(
+    cluster: BrokerCluster, plan: Plan, image: str, *, stopped: bool = False, hold: bool = False
+) -> list[dict[str, Any]]:
+    """The objects, in the order in which they are applied. `stopped`: no process runs. `hold`: running pods
+    stay as they are, whatever changes.
+    """
     name = names.name_servers(cluster.name)
     meta = names.metadata(cluster, name, names.NAME_SERVER)
     selector = names.selector(cluster.name, names.NAME_SERVER)
@@ -70,8 +76,20 @@ def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, An
             "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
         },
         # The hash of the first config covers all, so an added NameServer restarts none.
-        _stateful_set(cluster, plan, image, meta, selector, _common(configs[f"{plan.name_servers[0].name}.json"])),
+        _held(
+            _stateful_set(cluster, plan, image, meta, selector, _common(configs[f"{plan.name_servers[0].name}.json"])),
+            0 if stopped else len(plan.name_servers),
+            hold=hold,
+        ),
     ]
+
+
+def _held(stateful_set: dict[str, Any], replicas: int, *, hold: bool) -> dict[str, Any]:
+    stateful_set["spec"]["replicas"] = replicas
+    if hold:
+        # Kubernetes replaces pods from this number on.
+        stateful_set["spec"]["updateStrategy"] = {"type": "RollingUpdate", "rollingUpdate": {"partition": replicas}}
+    return stateful_set
 
 
 def _common(first: str) -> str:
@@ -125,23 +143,27 @@ def _stateful_set(
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "RollingUpdate"},
             "selector": {"matchLabels": selector},
-            "template": {
-                "metadata": {
-                    "labels": names.labels(cluster.name, names.NAME_SERVER),
-                    "annotations": pods.pod_annotations(cluster, config_hash),
+            "template": pod_template.merge(
+                {
+                    "metadata": {
+                        "labels": names.labels(cluster.name, names.NAME_SERVER),
+                        "annotations": pods.pod_annotations(cluster, config_hash),
+                    },
+                    "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
+                    | pods.placement(cluster.spec.nameServers.placement or cluster.spec.placement, selector)
+                    | {
+                        "terminationGracePeriodSeconds": 15,
+                        "containers": [container],
+                        "volumes": [
+                            {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
+                            pods.token_volume(cluster),
+                            *pods.tls_volumes(cluster, names.NAME_SERVER),
+                            {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
+                        ],
+                    },
                 },
-                "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                | pods.placement(cluster.spec.nameServers.placement or cluster.spec.placement, selector)
-                | {
-                    "terminationGracePeriodSeconds": 15,
-                    "containers": [container],
-                    "volumes": [
-                        {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
-                        pods.token_volume(cluster),
-                        *pods.tls_volumes(cluster, names.NAME_SERVER),
-                        {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
-                    ],
-                },
-            },
+                cluster.spec.nameServers.podTemplate,
+                selector,
+            ),
         },
     }

@@ -97,9 +97,10 @@ class ObjectReconciler:
         return True
 
     async def keep(
-        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult
-    ) -> bool:
-        """One pass over all objects. False: it is not complete yet, so look again."""
+        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult,
+        *, running: Mapping[str, int] | None = None, hold: bool = False,
+    ) -> bool:  # fmt: skip
+        """One pass over all objects. False: it is not complete yet, so look again. `running`, `hold`: see `render`."""
         addresses: dict[str, str] | None = None
         complete = True
         self._pin_ports(cluster, wanted)
@@ -117,6 +118,8 @@ class ObjectReconciler:
             external_addresses=addresses,
             pinned_ports=self._pinned,
             replicas=sizes,
+            running=running,
+            hold=hold,
             running_proxies=proxy.running_replicas(self.live("Deployment", names.proxies(cluster.name))),
         )
         waiting = proxy.missing_secrets(cluster, self.live)

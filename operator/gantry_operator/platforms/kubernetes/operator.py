@@ -5,7 +5,9 @@ forward events to each cluster's `ClusterController`. `informer_cache` watches t
 
 The chart sets these environment variables: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE, POD_NAME, POD_IP,
 GANTRY_SERVICE (name of the operator's Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty: all),
-GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT,
+GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text),
+GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_UPGRADES (Paused: clusters keep their
+image), GANTRY_HTTP_PORT,
 GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
 GANTRY_OTLP_INTERVAL (60s).
 """
@@ -23,14 +25,16 @@ from typing import Any
 
 import kopf
 import uvloop
+from gantry_broker import logs
 from gantry_broker.config import OtlpConfig
 from gantry_broker.http.otlp import OtlpPush
 from prometheus_client.core import Metric
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.api.base import parse_duration
+from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.platforms.kubernetes import allowed, logs, metrics, names
+from gantry_operator.platforms.kubernetes import allowed, metrics, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
 from gantry_operator.platforms.kubernetes.client import (
@@ -46,6 +50,7 @@ from gantry_operator.platforms.kubernetes.desired_objects import OperatorSetting
 from gantry_operator.platforms.kubernetes.health_server import HealthServer
 from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, InformerCache
 from gantry_operator.platforms.kubernetes.leader_election import Election
+from gantry_operator.platforms.kubernetes.pod_template import NEED_PERMISSION
 from gantry_operator.platforms.kubernetes.topics import release
 from gantry_operator.platforms.kubernetes.topics import stray_status as stray_resource
 from gantry_operator.platforms.kubernetes.users import stray_status
@@ -84,7 +89,9 @@ class Operator:
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
             heard = self._listener(name, JOB_LABEL)
             self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
-        self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity, self._unlisted)
+        self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity)
+        self.shared.unlisted = self._unlisted
+        self.shared.upgrades = UpgradeQueue(paused=settings.upgrades_paused)
 
     def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
         def heard(event: str, obj: Object) -> None:
@@ -289,6 +296,13 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         why = allowed.bad_pattern(entry)
         if why:
             raise SystemExit(f"GANTRY_ALLOWED_SPARK_CONF (analytics.allowedSparkConf of the chart): {entry}: {why}")
+    parts = listed("GANTRY_ALLOWED_POD_TEMPLATE")
+    for part in parts:
+        if part not in NEED_PERMISSION:
+            raise SystemExit(
+                f"GANTRY_ALLOWED_POD_TEMPLATE (podTemplate.allowed of the chart): {part}: write some of "
+                f"{', '.join(NEED_PERMISSION)}"
+            )
     otlp = None
     if environ.get("GANTRY_OTLP_ENDPOINT"):
         try:
@@ -304,6 +318,8 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         watch_namespaces=listed("GANTRY_WATCH_NAMESPACES"),
         allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
         allowed_spark_conf=spark_conf,
+        allowed_pod_template=parts,
+        upgrades_paused=environ.get("GANTRY_UPGRADES", "") == "Paused",
         otlp=otlp,
     )
 

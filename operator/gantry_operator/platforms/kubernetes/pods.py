@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.pod_template import CONTAINERS
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.plan import TlsFolders
 from gantry_operator.platforms.kubernetes import names
@@ -141,8 +142,10 @@ def http_scheme(cluster: BrokerCluster) -> str:
 
 def scheme_of(pod: Mapping[str, Any] | None) -> str:
     """How the HTTP interface of this pod is called, by its probes; without a pod: http."""
-    containers = ((pod or {}).get("spec") or {}).get("containers") or [{}]
-    probe = (containers[0].get("livenessProbe") or {}).get("httpGet") or {}
+    containers = ((pod or {}).get("spec") or {}).get("containers") or []
+    # Sidecars may stand before it: some are put in by a webhook.
+    own: Mapping[str, Any] = next((c for c in containers if c.get("name") in CONTAINERS), {})
+    probe = (own.get("livenessProbe") or {}).get("httpGet") or {}
     return "https" if probe.get("scheme") == "HTTPS" else "http"
 
 

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from gantry_broker.client import Credentials
@@ -20,9 +21,10 @@ from gantry_operator.access import ADMIN
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.cluster.live import Facts, MemberPlace
 from gantry_operator.cluster.live_watch import Source
+from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
-from gantry_operator.platforms.kubernetes import access, names
+from gantry_operator.platforms.kubernetes import access, names, preview
 from gantry_operator.platforms.kubernetes.certificates import decoded
 from gantry_operator.platforms.kubernetes.client import (
     BROKER_CLUSTER,
@@ -60,6 +62,10 @@ class TargetError(Exception):
     """A command that failed. The text names the reason and the remedy."""
 
 
+class NoCluster(TargetError):
+    """There is no such cluster, namespace or context."""
+
+
 class KubeTarget:
     """One BrokerCluster through the Kubernetes API. Use it as an async context manager.
 
@@ -79,9 +85,10 @@ class KubeTarget:
     async def __aenter__(self) -> KubeTarget:
         """Raises TargetError if there is no such cluster, or no single one."""
         try:
+            namespace = self._wanted_namespace or current_namespace(self._context)
             configuration = await load_config(self._context)
             self._api = KubeApi(configuration)
-            self.namespace = self._wanted_namespace or current_namespace(self._context)
+            self.namespace = namespace
             self.name = self._wanted_name or await self._only_one()
             await self.resource()
         except (ApiError, ApiUnavailable) as error:
@@ -114,16 +121,18 @@ class KubeTarget:
 
     async def _only_one(self) -> str:
         found, _ = await self.api.list(BROKER_CLUSTER, self.namespace)
+        if not found:
+            raise NoCluster(f"namespace {self.namespace} does not exist or has no BrokerCluster: name another with -n")
         if len(found) != 1:
-            known = ", ".join(o["metadata"]["name"] for o in found) or "none"
-            raise TargetError(f"namespace {self.namespace} has no single cluster but {known}: name one with --cluster")
+            known = ", ".join(o["metadata"]["name"] for o in found)
+            raise NoCluster(f"namespace {self.namespace} has the clusters {known}: name one with --cluster")
         return str(found[0]["metadata"]["name"])
 
     async def resource(self) -> Object:
         """The BrokerCluster in the API, status included. Raises TargetError if it does not exist."""
         found = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
         if found is None:
-            raise TargetError(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
+            raise NoCluster(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
         return found
 
     async def events(self) -> list[dict[str, Any]]:
@@ -142,6 +151,36 @@ class KubeTarget:
             }
             for e in ours
         ]
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        """What a spec (None: the present one) would change; `image`: another default image of the operator's chart.
+
+        Raises TargetError with the API server's reason if it refuses the spec.
+        """
+        present = await self.resource()
+        warnings = []
+        if wanted is not None:
+            body = wanted.model_dump(mode="json", by_alias=True, include={"apiVersion", "kind"})
+            body |= {"metadata": {"name": self.name, "namespace": self.namespace}}
+            body |= {"spec": wanted.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)}
+            try:
+                await self.api.apply(body, "gantry-plan", dry_run=True)
+            except ApiError as error:
+                raise TargetError(f"the API server refuses it: {error}") from None
+        cluster = parse_manifest(present) if wanted is None else wanted
+        cluster.metadata.namespace, cluster.metadata.uid = self.namespace, present["metadata"]["uid"]
+        status = present.get("status") or {}
+        masters = [m["name"] for m in status.get("members") or [] if m.get("role") == "Master"]
+        not_ready = [m["name"] for m in status.get("members") or [] if not m.get("ready")]
+        live = await preview.live_objects(self.api, self.namespace, self.name)
+        found = preview.preview(cluster, live, image, masters)
+        if found["replaced"] and not_ready:
+            warnings.append(f"the first one is replaced once {', '.join(not_ready)} is in sync")
+        if found["replaced"] and cluster.spec.maintenanceWindow is not None:
+            warnings.append(
+                wait_for(cluster.spec.maintenanceWindow, datetime.now(UTC)) or "the maintenance window is open"
+            )
+        return found | {"warnings": warnings}
 
     async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
         """Ask the operator for a switchover of the group. Returns the result. Raises TargetError with the reason of
@@ -333,5 +372,5 @@ def current_namespace(context: str | None) -> str:
     contexts, active = kube_config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
     chosen = active if context is None else next((c for c in contexts if c["name"] == context), None)
     if chosen is None:
-        raise TargetError(f"the kubeconfig has no context {context}, but {', '.join(c['name'] for c in contexts)}")
+        raise NoCluster(f"the kubeconfig has no context {context}, but {', '.join(c['name'] for c in contexts)}")
     return str(chosen["context"].get("namespace") or "default")

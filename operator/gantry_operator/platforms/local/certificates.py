@@ -95,9 +95,14 @@ def holders(cluster: BrokerCluster, plan: Plan) -> dict[str, certificates.Names]
         found[PROXIES] = certificates.Names(f"{name}-proxy", hosts, ())
     if not uses_tls(cluster):
         return found
-    found[NAME_SERVERS] = certificates.Names(f"{name}-namesrv", hosts, Identity(name, "", 0).uris)
+    found[NAME_SERVERS] = certificates.Names(
+        f"{name}-namesrv", hosts, Identity(cluster.broker_cluster_name, "", 0).uris
+    )
     for group in plan.groups:
-        uris = dict.fromkeys(Identity(name, group.name, m.number).uris[-1] for m in group.members)
+        uris = dict.fromkeys(
+            Identity(cluster.broker_cluster_name, cluster.broker_name(group.name), m.number).uris[-1]
+            for m in group.members
+        )
         found[group.name] = certificates.Names(f"{name}-{group.name}", hosts, tuple(uris))
     return found
 

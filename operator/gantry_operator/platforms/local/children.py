@@ -93,7 +93,9 @@ class Children:
         for plan in plans:
             child = self.table.get(plan.name)
             if child is not None:
-                child.plan = plan
+                changed, child.plan = child.plan.config != plan.config, plan
+                if changed and child.record is not None and not child.outdated:
+                    self._write_config(plan)  # Only what a running process reads again has changed.
                 continue
             child = self.table[plan.name] = Child(plan)
             record = self._take_over(child)
@@ -164,6 +166,12 @@ class Children:
         self.table.pop(name, None)
         self._folder.process(name).unlink(missing_ok=True)
         self._folder.config(name).unlink(missing_ok=True)
+
+    async def rest(self, name: str) -> None:
+        """End it cleanly until `plan` names it again. Its config stays, which marks it as part of the cluster."""
+        await self.stop(name)
+        self.table.pop(name, None)
+        self._folder.process(name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Stop watching. The processes keep running."""
@@ -252,6 +260,12 @@ class Children:
             )
             self._start_later(child)
         self._on_change()
+
+    def _write_config(self, plan: ProcessPlan) -> None:
+        try:
+            write_durably(self._folder.config(plan.name), plan.config)
+        except OSError as error:
+            self._event("Warning", "ConfigNotWritten", f"the config of {plan.name}: {error}", plan.name)
 
     def _start_later(self, child: Child) -> None:
         child.pause_s = pause_before_start(child.failures, self._group_goes_on(child))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import BrokerGroup
@@ -35,16 +36,29 @@ def begin_removal(folder: ClusterFolder, group: str) -> None:
     write_durably(_markers(folder) / f"{group}.json", "{}")
 
 
+def group_in_name(cluster: str, process: str) -> str | None:
+    """The broker group of a member, by the name of its process: CLUSTER-GROUP-NUMBER. None: it is no member."""
+    rest = process.removeprefix(f"{cluster}-")
+    group, _, number = rest.rpartition("-")
+    return group if rest != process and number.isdigit() and group.isalnum() else None
+
+
 def leaving_groups(folder: ClusterFolder, cluster: BrokerCluster) -> tuple[BrokerGroup, ...]:
     """The groups that are not in the spec, and whose members have configs."""
     wanted = {g.name for g in cluster.spec.brokerGroups} | set(removing_groups(folder))
-    members: dict[str, int] = {}
+    found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.configs.glob("*.json")):
-        known = read_json(path)
-        group, number = (known.get("group"), known.get("member")) if isinstance(known, dict) else (None, None)
-        if isinstance(group, str) and type(number) is int and 0 <= number < MOST_MEMBERS and group not in wanted:
-            members[group] = max(members.get(group, 0), number + 1)
-    return tuple(BrokerGroup(name=name, members=count) for name, count in sorted(members.items()))
+        known, group = read_json(path), group_in_name(cluster.name, path.stem)
+        if not isinstance(known, dict) or group is None or group in wanted or "group" not in known:
+            continue
+        number = known.get("member")
+        if type(number) is not int or not 0 <= number < MOST_MEMBERS:
+            continue
+        fields = found.setdefault(group, {"name": group, "members": 0})
+        fields["members"] = max(fields["members"], number + 1)
+        if known["group"] != group:
+            fields["brokerName"] = known["group"]
+    return tuple(BrokerGroup.model_validate(fields) for _, fields in sorted(found.items()))
 
 
 def running_cluster(folder: ClusterFolder, cluster: BrokerCluster) -> BrokerCluster:

@@ -17,6 +17,7 @@ from gantry_operator.plan import (
     proxy_config,
     proxy_restarts,
     restarts,
+    text_of,
 )
 from gantry_operator.platforms.local.certificates import (
     NAME_SERVERS,
@@ -70,7 +71,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             tls=tls_folders(cluster, folder, NAME_SERVERS),
             loopback=on_loopback(),
         )  # fmt: skip
-        whole = config.model_dump_json(indent=1)
+        whole = text_of(config)
         found.append(ProcessPlan(server.name, NAME_SERVER, whole, decisive=restarts(config)))
     for member in plan.members:
         addresses = BrokerAddresses(
@@ -96,7 +97,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             ProcessPlan(
                 member.name,
                 BROKER,
-                config_of_broker.model_dump_json(indent=1),
+                text_of(config_of_broker),
                 member.group,
                 member.number,
                 decisive,

@@ -91,7 +91,11 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         asked = await asyncio.gather(*(_ask(client, _member_url(cluster, ports, m)) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
-            *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
+            *(
+                _known(remoting, f"127.0.0.1:{port}", cluster.broker_name(g.name), ports.address(f"group/{g.name}"))
+                for port in servers
+                for g in planned.groups
+            )
         )
         if cluster.spec.mode == "Raft":
             said = list(zip(planned.members, asked, strict=True))
@@ -123,12 +127,17 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         )
         for s, port, answers in zip(planned.name_servers, servers, by_server, strict=True)
     ]
+    running = [name for name in (*(m.name for m in planned.members), *(r.name for r in rows)) if _pid(folder, name)]
+    progress = [doing["rolling"]] if doing["rolling"] else []
+    if cluster.spec.hibernate and running:
+        progress = [f"hibernation: {', '.join(running)} still stop"]
     seen = ObservedState(
         members=members,
         name_servers=rows,
         available=dict(zip((g.name for g in planned.groups if g.name in staying), why_not, strict=True)),
         problems=problems,
-        progress=[doing["rolling"]] if doing["rolling"] else [],
+        progress=progress,
+        hibernated=cluster.spec.hibernate and not running,
         drains=_drains(doing, saved, planned),
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
@@ -223,10 +232,10 @@ def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, pro
     )
 
 
-async def _known(client: RemotingClient, server: str, ports: Ports, group: str) -> str | None:
+async def _known(client: RemotingClient, server: str, broker_name: str, address: str) -> str | None:
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await name_server_knows(client, server, group, ports.address(f"group/{group}"))
+            return await name_server_knows(client, server, broker_name, address)
     except TimeoutError:
         return f"NameServer {server} does not answer in time"
 
@@ -278,7 +287,9 @@ def _before(folder: ClusterFolder) -> BrokerClusterStatus:
 
 def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
     """Keep the times of the conditions. The status is shown even if the folder cannot be written."""
-    kept = status.model_copy(update={"members": [], "nameServerMembers": []})
+    # Of members only what is shown while they do not run.
+    last = [m for m in status.members if m.maxOffset is not None]
+    kept = status.model_copy(update={"members": last, "nameServerMembers": []})
     try:
         write_whole(folder.conditions, kept.model_dump_json(by_alias=True))
     except OSError:

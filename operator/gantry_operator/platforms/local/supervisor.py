@@ -14,15 +14,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gantry_broker import logs
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.tls import TlsOptions
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import MODE_IS_FIXED
+from gantry_operator.cluster import maintenance
 from gantry_operator.cluster.access_control import LOOK_S, AccessControl
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
@@ -119,9 +122,10 @@ class Supervisor:
         """TLS of `_remoting`."""
         self._tasks: set[asyncio.Task[None]] = set()
         replacement = ProcessReplacement(
-            lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again
-        )
-        self._rolling = RollingChange(replacement, self.controllers, self.event)
+            lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again,
+            lambda: not self.cluster.spec.hibernate,
+        )  # fmt: skip
+        self._rolling = RollingChange(replacement, self.controllers, self.event, hold=self._hold)
         self._changes = GroupChanges(self, self.controllers, self._client, self._wanted_groups, self.event)
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
@@ -184,11 +188,43 @@ class Supervisor:
             self.events.add("Warning", "PortInUse", f"the port of {use} is used by another program now", use)
         self._keep_certificates()
         self._rolling.joining |= self._newcomers()
+        if self.cluster.spec.hibernate:
+            self.children.plan(self._process_plans(), keep_alive=False)
+            if not any(map(self.children.running, names)):
+                return
+            self._groups.update(self.cluster)
+            self._spawn(self._fall_asleep())
+            return
         self.children.plan(self._process_plans())
         for process in surplus:
             if not self.children.adopt(process):
                 self.folder.config(process.name).unlink(missing_ok=True)
         self._groups.update(self.cluster)
+
+    def _hold(self) -> str:
+        return maintenance.wait_for(self.cluster.spec.maintenanceWindow, datetime.now(UTC))
+
+    async def _fall_asleep(self) -> None:
+        """Stop all processes: in each group the leader last, then the NameServers."""
+        self.events.add(
+            "Normal", "Hibernating", "all processes stop; data and leadership records stay", self.cluster.name
+        )
+        for group in self.plan.groups:
+            controller = self.controllers.get(group.name)
+            leadership = None if controller is None else controller.leadership
+            leader = None if leadership is None or leadership.master is None else leadership.master.member
+            followers = [m.name for m in group.members if m.number != leader]
+            await asyncio.gather(*map(self.children.rest, followers))
+            await self._groups.end(group.name)
+            await asyncio.gather(*(self.children.rest(m.name) for m in group.members if m.number == leader))
+            if not self.cluster.spec.hibernate:
+                break
+        brokers = {m.name for m in self.plan.members}
+        for name in sorted(self.children.table, key=lambda name: (name not in brokers, name)):
+            if self.cluster.spec.hibernate:  # Members that leave, proxies, NameServers.
+                await self.children.rest(name)
+        if not self.cluster.spec.hibernate:
+            await self._bring_up_again()  # The spec changed meanwhile.
 
     def _process_plans(self) -> list[ProcessPlan]:
         whole = with_leaving(self.plan, self.leaving.values())
@@ -240,9 +276,10 @@ class Supervisor:
 
     def _topic_cluster(self) -> Cluster | None:
         """For the decisions about topics and groups."""
+        paused = self.cluster.paused or self.cluster.spec.hibernate
         groups = [g.name for g in self.plan.groups]
         staying = self._wanted_groups().staying
-        return Cluster(self.cluster.name, groups, frozenset(groups) - set(staying), self.cluster.paused)
+        return Cluster(self.cluster.name, groups, frozenset(groups) - set(staying), paused)
 
     def _reached(self, group: str) -> str | None:
         """Where clients of this machine reach the master of a group; None: it has no port yet."""
@@ -258,17 +295,25 @@ class Supervisor:
             await asyncio.sleep(READY_POLL_S)
         self.ready = True
         seconds = self._ready_after_s = time.monotonic() - self._started_at
-        self.events.add("Normal", "ClusterReady", f"a client can send and read ({seconds:.1f} s)", self.cluster.name)
+        if not self.cluster.spec.hibernate:
+            self.events.add(
+                "Normal", "ClusterReady", f"a client can send and read ({seconds:.1f} s)", self.cluster.name
+            )
         print(self.describe_ready(), flush=True)
 
     async def _why_not_ready(self) -> str:
         """Empty: a message was sent to every group and read back; else the reason."""
+        if self.cluster.spec.hibernate:
+            running = [name for name in self.children.table if self.children.running(name)]
+            return f"{', '.join(running)} still stop" if running else ""
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
         wanted = {g.name for g in self.wanted.spec.brokerGroups}
         for group in self.plan.groups:
             if group.name not in wanted:
                 continue  # It takes no messages any more.
-            controller = self.controllers[group.name]
+            controller = self.controllers.get(group.name)
+            if controller is None:
+                return f"group {group.name} starts"
             leader = controller.leader_watch
             problem = not_writable(
                 controller.blocking_wait,
@@ -277,7 +322,9 @@ class Supervisor:
             )
             if problem is None:
                 address = self.ports.address(f"group/{group.name}")
-                problem = await check_group(self._remoting, servers, group.name, address, address)
+                problem = await check_group(
+                    self._remoting, servers, self.cluster.broker_name(group.name), address, address
+                )
             if problem is not None:
                 return f"group {group.name}: {problem}"
         for proxy in self.plan.proxies:
@@ -288,6 +335,8 @@ class Supervisor:
 
     def describe_ready(self) -> str:
         """Print the addresses and commands for the user who started the cluster."""
+        if self.cluster.spec.hibernate:
+            return f"\n{self.cluster.name} hibernates: nothing runs, and the messages are kept\n"
         servers = ";".join(self.ports.address(s.name) for s in self.plan.name_servers)
         lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
         for group in self.plan.groups:
@@ -401,7 +450,7 @@ class Supervisor:
             removing=removing,
             extend=spec.topicDefaults.extendToNewGroups,
             policy=spec.drain,
-            managed=self.topics.managed,
+            managed=self.topics.managed_topics(),
         )
 
     async def begin_removal(self, group: str) -> None:
@@ -538,7 +587,8 @@ class Supervisor:
             self.ready, self.not_ready, self._started_at = False, "the spec was changed", time.monotonic()
             self._spawn(self._report_ready())
         self.events.add("Normal", "SpecApplied", "the spec was changed", wanted.name)
-        self._rolling.start("the spec was changed")
+        if not wanted.spec.hibernate:
+            self._rolling.start("the spec was changed")
         return {"applied": True}
 
 
@@ -556,6 +606,17 @@ def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
             f"spec.security.tls.internal is {str(after).lower()}, was {str(before).lower()}: members with TLS and "
             "members without it could not reach each other while they are replaced; write the former value"
         )
+    if new.broker_cluster_name != old.broker_cluster_name:
+        raise control.ControlError(
+            f"spec.brokerClusterName is {new.broker_cluster_name}, was {old.broker_cluster_name}: clients, "
+            "messages and consumers' progress have the former name; write that one"
+        )
+    for group in old.spec.brokerGroups:
+        if new.broker_name(group.name) != group.broker_name:
+            raise control.ControlError(
+                f"spec.brokerGroups: brokerName of {group.name} is {new.broker_name(group.name)}, was "
+                f"{group.broker_name}: clients and consumers' progress have the former name; write that one"
+            )
     refuse_elsewhere(new)
     size = "mappedFileSizeCommitLog"
     if getattr(new.spec.broker, size) != getattr(old.spec.broker, size):
@@ -583,7 +644,7 @@ def load_saved(folder: ClusterFolder) -> BrokerCluster:
 def main(argv: Sequence[str]) -> int:
     """`python -m gantry_operator.platforms.local.supervisor DIR FD`. DIR holds the manifest. FD is the lock of the
     folder, which the caller has taken."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure("WARNING")
     folder = ClusterFolder(Path(argv[0]))
     with os.fdopen(int(argv[1]), "a"), suppress(KeyboardInterrupt):
         asyncio.run(_run(folder))

@@ -16,6 +16,9 @@ two runs at once ignores such Jobs.
 SHOW_S = 300
 """Seconds after which the pod that shows a report is ended."""
 
+KEPT_S = 86_400
+"""Seconds for which a run on demand is kept after its end. The CronJob's limits count its own runs only."""
+
 
 def job_now(cron_job: Object, stamp: str) -> dict[str, Any]:
     """A Job of this CronJob (an object of the API) that runs at once, as `kubectl create job --from` creates it."""
@@ -31,7 +34,7 @@ def job_now(cron_job: Object, stamp: str) -> dict[str, Any]:
             "annotations": {BY_HAND: "manual"},
             "ownerReferences": [_owner(cron_job)],
         },
-        "spec": spec["spec"],
+        "spec": spec["spec"] | {"ttlSecondsAfterFinished": KEPT_S},
     }
 
 
@@ -42,7 +45,8 @@ def _owner(cron_job: Object) -> dict[str, Any]:
         "kind": "CronJob",
         "name": meta["name"],
         "uid": meta["uid"],
-        "controller": True,
+        # Not its controller: a CronJob reports each job that it controls and did not make (UnexpectedJob).
+        "controller": False,
         "blockOwnerDeletion": True,
     }
 

@@ -1,0 +1,165 @@
+"""`podTemplate`: additions to the pods of brokers or NameServers, in the form of a Kubernetes pod template.
+
+The operator merges it into its own template (`platforms.kubernetes.pod_template`). What follows from the rest of the
+spec stays the operator's, and is refused here with its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from gantry_operator.api.base import Strict
+
+CONTAINERS: Final = ("broker", "namesrv", "proxy")
+"""Names of the operator's own containers."""
+OWN_VOLUMES: Final = ("admin", "client-tls", "config", "data", "tls", "tmp")
+OWN_MOUNTS: Final = (
+    "/etc/gantry", "/etc/gantry-admin", "/etc/gantry-ca", "/etc/gantry-client-tls", "/etc/gantry-tls", "/tmp",
+    "/var/lib/gantry",
+)  # fmt: skip
+OWN_POD: Final[Mapping[str, str]] = {
+    "activeDeadlineSeconds": "leave it out: the pods run for ever",
+    "automountServiceAccountToken": "leave it out: the pods never use the Kubernetes API",
+    "enableServiceLinks": "leave it out",
+    "ephemeralContainers": "use kubectl debug",
+    "hostIPC": "leave it out",
+    "hostNetwork": "leave it out, and write spec.external for clients outside",
+    "hostPID": "leave it out",
+    "hostname": "leave it out: members find each other by the StatefulSet's names",
+    "nodeName": "write nodeSelector or affinity",
+    "readinessGates": "leave it out",
+    "restartPolicy": "leave it out: the pods always restart",
+    "serviceAccount": "write serviceAccountAnnotations for the cluster's own account",
+    "serviceAccountName": "write serviceAccountAnnotations for the cluster's own account",
+    "shareProcessNamespace": "leave it out",
+    "subdomain": "leave it out: members find each other by the StatefulSet's names",
+}
+"""Fields of a pod's spec that are the operator's, and what to do instead."""
+OWN_CONTAINER: Final[Mapping[str, str]] = {
+    "args": "leave it out",
+    "command": "leave it out",
+    "image": "write spec.image",
+    "imagePullPolicy": "write spec.imagePullPolicy",
+    "lifecycle": "leave it out: the hook hands the group over before a stop",
+    "livenessProbe": "leave it out",
+    "ports": "leave it out, or give a sidecar its own ports",
+    "readinessProbe": "leave it out",
+    "resources": "write spec.resources or spec.nameServers.resources",
+    "startupProbe": "leave it out",
+    "stdin": "leave it out",
+    "tty": "leave it out",
+    "workingDir": "leave it out",
+}
+"""The same of the operator's own containers."""
+POD: Final = (
+    "affinity", "containers", "dnsConfig", "dnsPolicy", "hostAliases", "imagePullSecrets", "initContainers",
+    "nodeSelector", "os", "overhead", "preemptionPolicy", "priorityClassName", "runtimeClassName", "schedulerName",
+    "securityContext", "setHostnameAsFQDN", "terminationGracePeriodSeconds", "tolerations",
+    "topologySpreadConstraints", "volumes",
+)  # fmt: skip
+"""Fields of a pod's spec that people may write."""
+OWN_ENV: Final = ("POD_NAME",)
+RESERVED: Final = re.compile(r"(.*\.)?gantry\.dev/.*|app\.kubernetes\.io/.*|apps\.kubernetes\.io/.*|"
+                             r"statefulset\.kubernetes\.io/.*|controller-revision-hash")  # fmt: skip
+MIN_GRACE_S: Final = 40
+"""Seconds that a pod needs for a handover (30) and a clean stop."""
+
+
+class TemplateMetadata(Strict):
+    """Labels and annotations of the pods."""
+
+    labels: dict[str, str] = Field(default_factory=dict, max_length=64, description="Further labels.")
+    annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Further annotations.")
+
+    @field_validator("labels", "annotations")
+    @classmethod
+    def _not_ours(cls, found: dict[str, str]) -> dict[str, str]:
+        for key in found:
+            if RESERVED.fullmatch(key):
+                _refuse(f"{key} is the operator's: write a name of your own")
+        return found
+
+
+class PodTemplate(Strict):
+    """Additions to the pods, merged into the operator's template: lists by name, maps by key."""
+
+    metadata: TemplateMetadata = Field(
+        default_factory=lambda: TemplateMetadata(), description="Labels and annotations of the pods."
+    )
+    spec: dict[str, Any] = Field(
+        default_factory=dict,
+        description="As the spec of any pod: affinity, tolerations, volumes, env and volumeMounts of the container "
+        "broker (or namesrv), sidecars, initContainers, ... Sidecars, initContainers, volumes, env and "
+        "securityContext need podTemplate.allowed in the operator's chart.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+    @field_validator("spec")
+    @classmethod
+    def _mergeable(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        for problem in problems(spec):
+            _refuse(problem)
+        return spec
+
+
+def _refuse(message: str) -> None:
+    raise PydanticCustomError("rule", "{message}", {"message": message, "field": ""})
+
+
+def problems(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Why a pod spec cannot be merged: fields that are the operator's or that no pod has."""
+    for key, value in spec.items():
+        if key in OWN_POD:
+            yield f"{key} is the operator's: {OWN_POD[key]}"
+        elif key not in POD:
+            near = difflib.get_close_matches(key, POD, n=1, cutoff=0.6)
+            yield f"{key} is no field of a pod: " + (
+                f"did you mean {near[0]}?" if near else f"write one of {', '.join(POD)}"
+            )
+        elif key in ("containers", "initContainers", "volumes", "imagePullSecrets", "tolerations",
+                     "topologySpreadConstraints", "hostAliases") and not _is_list_of_maps(value):  # fmt: skip
+            yield f"{key} is no list of mappings: write a list"
+    if any(True for key in spec if key not in POD):
+        return
+    for kind in ("containers", "initContainers"):
+        for found in spec.get(kind) or []:
+            yield from _container_problems(kind, found)
+    for volume in spec.get("volumes") or []:
+        if volume.get("name") in OWN_VOLUMES or not volume.get("name"):
+            yield f"volumes: {volume.get('name')!r} is the operator's or no name: write another name"
+    grace = spec.get("terminationGracePeriodSeconds")
+    if grace is not None and (not isinstance(grace, int) or grace < MIN_GRACE_S):
+        yield f"terminationGracePeriodSeconds is {grace!r}: write {MIN_GRACE_S} or more: a handover takes up to 30"
+
+
+def _container_problems(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
+    name = found.get("name")
+    if not isinstance(name, str) or not name:
+        yield f"{kind} has an entry without a name: write broker or namesrv, or the name of a sidecar"
+        return
+    own = name in CONTAINERS
+    if own and kind == "initContainers":
+        yield f"initContainers: {name} is the operator's name: write another name"
+    if own:
+        for key in found:
+            if key in OWN_CONTAINER:
+                yield f"{kind}[{name}].{key} is the operator's: {OWN_CONTAINER[key]}"
+        for env in found.get("env") or []:
+            if not isinstance(env, Mapping) or env.get("name") in OWN_ENV:
+                yield f"{kind}[{name}].env: {', '.join(OWN_ENV)} is the operator's: write another name"
+        for mount in found.get("volumeMounts") or []:
+            path = str(mount.get("mountPath", "") if isinstance(mount, Mapping) else "").rstrip("/")
+            if path in OWN_MOUNTS or not path:
+                yield f"{kind}[{name}].volumeMounts: {path or 'no path'} is the operator's: write another path"
+    elif not found.get("image"):
+        yield f"{kind}[{name}] has no image: write one, or the name of the operator's container"
+
+
+def _is_list_of_maps(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, Mapping) for v in value)

@@ -1,0 +1,52 @@
+"""`gantry plan`: what a manifest, or another image of the operator's chart, would change. It changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.output import console, print_json
+from gantry_operator.cli.target import Target, run_async
+
+FIELDS = 6
+
+
+def show_plan(target: Target, file: Path | None, image: str, as_json: bool) -> None:
+    """Print the effect. Raises CliError for a manifest that is refused."""
+    wanted = None if file is None else _load(file)
+    found = run_async(target.preview(wanted, image))
+    if as_json:
+        print_json(found)
+        return
+    _show(found)
+
+
+def _load(file: Path) -> BrokerCluster:
+    try:
+        return load_manifest(file)
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}", Exit.USAGE) from None
+    except ManifestError as error:
+        raise CliError(str(error).replace("\n", "\nerror: "), Exit.USAGE) from None
+
+
+def _show(found: dict[str, Any]) -> None:
+    out = console()
+    for change in found["changes"]:
+        fields = change["fields"]
+        more = f", and {len(fields) - FIELDS} more" if len(fields) > FIELDS else ""
+        where = f": {', '.join(fields[:FIELDS])}{more}" if fields else ""
+        out.print(
+            escape(f"{change['action']} {change['kind']} {change['name']}{where}"), highlight=False, soft_wrap=True
+        )
+    for key, text in (("replaced", "replace, in this order"), ("started", "start"), ("stopped", "stop")):
+        if found[key]:
+            out.print(escape(f"{text}: {', '.join(found[key])}"), highlight=False, soft_wrap=True)
+    for warning in found.get("warnings") or []:
+        out.print(escape(f"note: {warning}"), highlight=False, soft_wrap=True)
+    if not any(found[key] for key in ("changes", "replaced", "started", "stopped")):
+        out.print("nothing would change", highlight=False)

@@ -1,0 +1,174 @@
+"""`podTemplate`: additions are merged by name; what is the operator's, or needs a permission, is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.pod_template import CONTAINERS, OWN_CONTAINER, OWN_POD, POD
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import allowed, drift
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.pod_template import NEED_PERMISSION
+from gantry_operator.platforms.kubernetes.pods import scheme_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SETTINGS = OperatorSettings("broker:1")
+EVERYTHING: dict[str, Any] = {
+    "metadata": {"labels": {"team": "orders"}, "annotations": {"sidecar.istio.io/inject": "false"}},
+    "spec": {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+        "tolerations": [{"key": "mq", "operator": "Exists"}],
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"},
+        ],
+        "priorityClassName": "high",
+        "terminationGracePeriodSeconds": 120,
+        "imagePullSecrets": [{"name": "registry"}],
+        "securityContext": {"fsGroup": 4711},
+        "volumes": [{"name": "agent", "emptyDir": {}}],
+        "initContainers": [{"name": "prepare", "image": "tools:1"}],
+        "containers": [
+            {
+                "name": "broker",
+                "env": [{"name": "TZ", "value": "Europe/Berlin"}],
+                "volumeMounts": [{"name": "agent", "mountPath": "/agent"}],
+            },
+            {"name": "agent", "image": "tools:1", "resources": {"limits": {"cpu": "0.5"}}},
+        ],
+    },
+}  # fmt: skip
+
+
+def cluster(template: dict[str, Any] | None, **spec: Any) -> BrokerCluster:
+    document = {
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "demo", "uid": "u"},
+        "spec": {"brokerGroups": [{"name": "a"}], "podTemplate": template, **spec},
+    }  # fmt: skip
+    return parse_manifest(document)
+
+
+def template_of(made: BrokerCluster, name: str = "demo-a") -> dict[str, Any]:
+    objects = render(made, plan(made), SETTINGS)
+    found = next(o for o in objects if o["kind"] == "StatefulSet" and o["metadata"]["name"] == name)
+    template: dict[str, Any] = found["spec"]["template"]
+    return template
+
+
+def test_additions_are_merged_by_name_and_ours_stay() -> None:
+    before, after = template_of(cluster(None)), template_of(cluster(EVERYTHING))
+    spec = after["spec"]
+    assert after["metadata"]["labels"] == before["metadata"]["labels"] | {"team": "orders"}
+    assert after["metadata"]["annotations"].items() >= before["metadata"]["annotations"].items()
+    assert [c["name"] for c in spec["containers"]] == ["broker", "agent"]
+    broker, plain = spec["containers"][0], before["spec"]["containers"][0]
+    assert {k: v for k, v in broker.items() if k not in ("env", "volumeMounts")} == {
+        k: v for k, v in plain.items() if k not in ("env", "volumeMounts")
+    }
+    assert broker["env"] == [*plain["env"], {"name": "TZ", "value": "Europe/Berlin"}]
+    assert broker["volumeMounts"] == [*plain["volumeMounts"], {"name": "agent", "mountPath": "/agent"}]
+    assert spec["volumes"] == [*before["spec"]["volumes"], {"name": "agent", "emptyDir": {}}]
+    assert spec["securityContext"] == before["spec"]["securityContext"] | {"fsGroup": 4711}
+    assert set(spec["affinity"]) == {"nodeAffinity", "podAntiAffinity"}
+    assert spec["topologySpreadConstraints"][-1]["labelSelector"]["matchLabels"]
+    assert spec["terminationGracePeriodSeconds"] == 120
+    assert template_of(cluster(EVERYTHING), "demo-namesrv") == template_of(cluster(None), "demo-namesrv")
+    servers = cluster(None, nameServers={"podTemplate": {"metadata": {"labels": {"team": "names"}}}})
+    assert template_of(servers, "demo-namesrv")["metadata"]["labels"]["team"] == "names"
+    assert template_of(servers) == before
+
+
+def test_annotations_of_the_account() -> None:
+    made = cluster(None, serviceAccountAnnotations={"eks.amazonaws.com/role-arn": "arn:x"})
+    account = next(o for o in render(made, plan(made), SETTINGS) if o["kind"] == "ServiceAccount")
+    assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"] == "arn:x"
+
+
+def test_an_amount_in_another_form_is_no_difference() -> None:
+    wanted = {"spec": {"containers": [{"name": "agent", "resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}}}]}}
+    found = {"spec": {"containers": [{"name": "agent", "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}}]}}
+    assert drift.differences(wanted, found) == []
+    found["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "600m"  # type: ignore[index]
+    assert drift.differences(wanted, found) == [".spec.containers[0].resources.limits.cpu"]
+
+
+def test_the_scheme_of_a_pod_is_that_of_our_container() -> None:
+    https = {"name": "broker", "livenessProbe": {"httpGet": {"scheme": "HTTPS"}}}
+    assert scheme_of({"spec": {"containers": [{"name": "istio-proxy"}, https]}}) == "https"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    *(({"spec": {field: "x"}}, f"{field} is the operator's: {instead}") for field, instead in OWN_POD.items()),
+    *(
+        ({"spec": {"containers": [{"name": "broker", field: "x"}]}}, f"containers[broker].{field} is the operator's")
+        for field in OWN_CONTAINER
+    ),
+    ({"spec": {"tolerationz": []}}, "did you mean tolerations?"),
+    ({"spec": {"zzz": []}}, "zzz is no field of a pod: write one of affinity"),
+    ({"spec": {"containers": {"name": "x"}}}, "containers is no list"),
+    ({"spec": {"containers": [{"image": "x"}]}}, "entry without a name"),
+    ({"spec": {"containers": [{"name": "agent"}]}}, "containers[agent] has no image"),
+    ({"spec": {"initContainers": [{"name": "broker", "image": "x"}]}}, "broker is the operator's name"),
+    ({"spec": {"containers": [{"name": "broker", "env": [{"name": "POD_NAME"}]}]}}, "POD_NAME is the operator's"),
+    (
+        {
+            "spec": {
+                "containers": [{"name": "broker", "volumeMounts": [{"name": "x", "mountPath": "/var/lib/gantry/"}]}]
+            }
+        },
+        "/var/lib/gantry is the operator's",
+    ),
+    ({"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}}, "'data' is the operator's"),
+    ({"spec": {"terminationGracePeriodSeconds": 5}}, "write 40 or more"),
+    ({"metadata": {"labels": {"gantry.dev/role": "master"}}}, "gantry.dev/role is the operator's"),
+    ({"metadata": {"annotations": {"gantry.dev/config-hash": "x"}}}, "gantry.dev/config-hash is the operator's"),
+]
+
+
+@pytest.mark.parametrize(("template", "words"), BAD, ids=[words[:40] for _, words in BAD])
+def test_what_the_operator_owns_is_refused_with_its_name(template: dict[str, Any], words: str) -> None:
+    with pytest.raises(ManifestError) as refused:
+        cluster(template)
+    assert words in str(refused.value)
+    assert "spec.podTemplate" in str(refused.value)
+
+
+def test_parts_that_bring_code_or_rights_need_the_charts_permission() -> None:
+    made = cluster(EVERYTHING)
+    with pytest.raises(ManifestError) as refused:
+        allowed.check(made, SETTINGS)
+    said = str(refused.value)
+    assert all(f"podTemplate.allowed: [{part}]" in said for part in NEED_PERMISSION)
+    assert "image.allowed" in said
+    allowed.check(made, replace(SETTINGS, allowed_pod_template=NEED_PERMISSION, allowed_images=("tools:*",)))
+    harmless = {"metadata": EVERYTHING["metadata"], "spec": {"tolerations": [{"operator": "Exists"}]}}
+    allowed.check(cluster(harmless), SETTINGS)
+    with pytest.raises(ManifestError, match="Kubernetes' own pods"):
+        allowed.check(cluster({"spec": {"priorityClassName": "system-node-critical"}}), SETTINGS)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "image", "env", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from([*POD, *OWN_POD]), json_values, max_size=4))
+def test_no_addition_takes_away_what_is_ours(spec: dict[str, Any]) -> None:
+    """Whatever is accepted, the operator's container, volumes and labels are in the result as before."""
+    try:
+        made = cluster({"spec": spec})
+    except ManifestError:
+        return
+    before, after = template_of(cluster(None)), template_of(made)
+    own = {c["name"]: c for c in after["spec"]["containers"] if c.get("name") in CONTAINERS}
+    plain = before["spec"]["containers"][0]
+    assert all(own["broker"][k] == plain[k] for k in OWN_CONTAINER if k in plain)
+    assert all(v in after["spec"]["volumes"] for v in before["spec"]["volumes"])
+    assert after["metadata"]["labels"].items() >= before["metadata"]["labels"].items()
+    assert not set(OWN_POD) & (set(after["spec"]) - set(before["spec"]))
