@@ -30,7 +30,9 @@ REAL_PROCESSES = (
     "delivery",
     "integration",
     "interop",
+    "interop5",
     "local",
+    "proxy",
     "security",
     "spark",
 )

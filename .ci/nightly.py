@@ -31,9 +31,16 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
             "histories", "pair_histories", "power_loss", "failing_calls"))],
         {"STORE_HISTORIES": "2000"},
     ),
+    "groups": (
+        [*PYTEST, "tests/drain", "tests/local/test_rebalance.py"], {"DRAIN_HISTORIES": "20000", "LOCAL": "full"},
+    ),
     "properties": ([*PYTEST, "tests", "-m", "hypothesis"], {"HYPOTHESIS_PROFILE": "explore"}),
     "fuzz": ([*PYTEST, "tests/fuzz"], {"GANTRY_FUZZ_INPUTS": "200000"}),
+    "http2": ([*PYTEST, "tests/proxy/test_http2.py", "tests/proxy/test_hpack.py"], {"HTTP2_HISTORIES": "40000"}),
+    "h2spec": ([sys.executable, "-m", "tests.proxy.h2spec"], {}),
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
+    "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
+    "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),
     "e2e rounds": (["e2e/run", "-k", "rounds"], {"E2E_ROUNDS": "12", "E2E_NODES": "3"}),
 }  # fmt: skip

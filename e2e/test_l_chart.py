@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 import yaml
 from kube import ROOT, SYSTEM, Cluster, Load, apply, example, get, helm_install, kubectl, run, until
@@ -134,6 +138,92 @@ def test_pod_monitors_find_every_process(demo: Cluster, pod_monitors: None) -> N
         assert {p["metadata"]["name"] for p in [*demo.pods(), *servers]} | set(operators()) <= found
     finally:
         helm_install()
+
+
+@contextmanager
+def forwarded(service: str) -> Iterator[str]:
+    """The URL of a Service of the operator's namespace, through the API server."""
+    command = ["kubectl", "-n", SYSTEM, "port-forward", f"service/{service}", ":80", "--address", "127.0.0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            line = running.stdout.readline()
+            assert "Forwarding from" in line, line
+            yield f"http://{line.split()[2]}"
+        finally:
+            running.terminate()
+
+
+def bearer(namespace: str, name: str, verbs: str) -> str:
+    """The token of a new account with these rights on BrokerClusters."""
+    kubectl("-n", namespace, "create", "serviceaccount", name)
+    if verbs:
+        kubectl("-n", namespace, "create", "role", name, f"--verb={verbs}", "--resource=brokerclusters.gantry.dev")
+        kubectl(
+            "-n", namespace, "create", "rolebinding", name, f"--role={name}", f"--serviceaccount={namespace}:{name}"
+        )
+    return kubectl("-n", namespace, "create", "token", name).strip()
+
+
+class Browser:
+    """A person's browser. It keeps the cookie itself: httpx sends none of this kind without TLS, browsers do here."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self.signed_in = httpx.post(f"{url}/login", data={"bearer": token}, timeout=20)
+        self._cookie = self.signed_in.headers.get("set-cookie", "").split(";")[0]
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers={"cookie": self._cookie}, timeout=20)
+
+    def post(self, path: str, **form: str) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", data=form, headers={"cookie": self._cookie}, timeout=20)
+
+
+def test_the_console_shows_what_a_persons_own_rights_allow(demo: Cluster) -> None:
+    helm_install("--set", "console.enabled=true")
+    try:
+        namespace, page = demo.namespace, f"/c/{demo.namespace}/{demo.name}"
+        tokens = {name: bearer(namespace, name, verbs) for name, verbs in
+                  (("nobody", ""), ("reader", "get,list"), ("owner", "get,list,update,patch"))}  # fmt: skip
+        with forwarded("gantry-console") as url:
+            assert httpx.get(f"{url}{page}", timeout=20).status_code == 401
+            assert Browser(url, "no-token-of-anybody").signed_in.status_code == 401
+            nobody, reader, owner = (Browser(url, tokens[name]) for name in ("nobody", "reader", "owner"))
+            assert nobody.signed_in.status_code == 303, "who it is, is known"
+
+            def shown() -> bool:
+                told = reader.get(page)
+                return told.status_code == 200 and all(m["name"] in told.text for m in demo.status()["members"])
+
+            until("a reader sees the members", shown, 60)
+            refused = nobody.get(page)
+            assert refused.status_code == 404, "who may not read a cluster does not learn that it exists"
+            assert "demo-a-0" not in refused.text
+            assert demo.name not in nobody.get("/").text.replace("demonstration", "")
+
+            def form(browser: Browser) -> str:
+                found = re.search(r'name="csrf" value="([^"]+)"', browser.get(page).text)
+                assert found is not None
+                return found[1]
+
+            change = {"topic": "ByConsole", "queues": "4"}
+            assert nobody.post(f"{page}/actions/topic", csrf="x", **change).status_code == 404
+            assert reader.post(f"{page}/actions/topic", csrf=form(reader), **change).status_code == 403
+            made = owner.post(f"{page}/actions/topic", csrf=form(owner), **change)
+            assert made.status_code in (200, 303), made.text[-500:]
+            until("the topic is shown", lambda: "ByConsole" in reader.get(f"{page}/topics?q=ByConsole").text, 60)
+            kubectl("-n", namespace, "delete", "rolebinding", "reader")
+            until("a right that was taken away ends", lambda: reader.get(page).status_code == 404, 60)
+    finally:
+        helm_install()
+
+
+def test_gantry_top_shows_one_frame(demo: Cluster) -> None:
+    command = (sys.executable, "-m", "gantry_operator.cli", "top", "--once", "-n", demo.namespace)
+    told = run(*command, timeout=90)
+    for words in (demo.name, *(m["name"] for m in demo.status()["members"]), "Master"):
+        assert words in told, told
 
 
 def test_uninstalled_and_installed_again(demo: Cluster) -> None:

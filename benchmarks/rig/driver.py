@@ -1,4 +1,4 @@
-"""The Java driver program of tests/interop/java as a session: commands in, JSON lines out."""
+"""Driver programs as sessions: commands in, JSON lines out. `Driver` is the one of tests/interop/java."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ Line = dict[str, Any]
 class Running:
     """One command of a session, with its lines as the driver prints them."""
 
-    def __init__(self, driver: Driver, number: str, words: list[str]) -> None:
+    def __init__(self, driver: Session, number: str, words: list[str]) -> None:
         self.driver, self.number, self.words = driver, number, words
         self.queue: queue.Queue[Line] = queue.Queue()
         self.lines: list[Line] = []
@@ -38,7 +38,7 @@ class Running:
                 line = self.queue.get(timeout=0.5)
             except queue.Empty:
                 if self.driver.popen.poll() is not None and self.queue.empty():
-                    raise RuntimeError(f"the Java driver ended: {self.driver.tail()}") from None
+                    raise RuntimeError(f"{self.driver.what} ended: {self.driver.tail()}") from None
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{self.words[:8]}: no answer within {timeout_s} s") from None
                 continue
@@ -82,28 +82,16 @@ class Result:
         return found[-1]
 
 
-class Driver:
-    """One JVM with one version of the client and one header serialization; it runs commands concurrently."""
+class Session:
+    """A driver program that runs commands concurrently: it reads lines, and answers lines that begin with "{"."""
 
-    def __init__(self, target: Target, version: str, serialize: str, log: Path, more_flags: Sequence[str] = ()) -> None:
-        """`more_flags`: further ones of the JVM."""
-        self.target, self.version, self.serialize, self.log = target, version, serialize, log
-        # The client stores offsets of broadcasting groups and its log below this home, not below the user's.
-        home = (log.parent / f"home-{log.stem}").absolute()
-        (home / "conf").mkdir(parents=True, exist_ok=True)
-        (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
-        flags = [
-            f"-Drocketmq.serialize.type={serialize}", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}",
-            f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=4",
-            # The client finds a new retry topic with a rebalance, by default every 20 s.
-            "-Drocketmq.client.rebalance.waitInterval=1000", *more_flags,
-        ]  # fmt: skip
-        words = java.command(f"driver{version}", "dev.gantry.interop.Driver", "session", heap="768m", flags=flags)
+    def __init__(self, what: str, words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> None:
+        """`what` names the program in errors; its error output goes to `log`."""
+        self.what, self.log = what, log
         with log.open("ab") as err:
             self.popen = subprocess.Popen(
-                [*target.prefix, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
-                start_new_session=True, env={**os.environ, "ROCKETMQ_HOME": str(home)},
-                cwd=home,  # `mqadmin consumerStatus` writes files to its working directory
+                list(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
+                start_new_session=True, env={**os.environ, **env}, cwd=cwd,
             )  # fmt: skip
         self._commands: dict[str, Running] = {}
         self._count = 0
@@ -111,7 +99,7 @@ class Driver:
         threading.Thread(target=self._read, daemon=True).start()
         if not self._ready.wait(60):
             self.close()
-            raise RuntimeError(f"the Java driver does not start: {self.tail()}")
+            raise RuntimeError(f"{what} does not start: {self.tail()}")
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
@@ -129,32 +117,18 @@ class Driver:
             if command is not None:
                 command.queue.put(line)
 
-    def start(self, command: str, *words: object, **options: object) -> Running:
-        """Starts a command; options become `--name value` (True: a switch, None: omitted), `_` becomes `-`."""
-        texts = [str(word) for word in words]
-        if command not in ("mqadmin", "stop"):
-            options = {"namesrv": self.target.namesrv, **options}
-        for name, value in options.items():
-            if value is None or value is False:
-                continue
-            texts.append("--" + name.replace("_", "-"))
-            if value is not True:
-                texts.append(str(value))
+    def submit(self, words: list[str], line: Callable[[str], str]) -> Running:
+        """Starts a command. `words` describe it in errors; `line` makes its text from its number."""
         self._count += 1
-        running = Running(self, str(self._count), [command, *texts])
+        running = Running(self, str(self._count), words)
         self._commands[running.number] = running
-        assert self.popen.stdin is not None
-        self.popen.stdin.write("\t".join([running.number, command, *texts]) + "\n")
-        self.popen.stdin.flush()
+        self.write(line(running.number))
         return running
 
-    def run(self, command: str, *words: object, within_s: float = 120, **options: object) -> Result:
-        """Runs a command to its end. Raises TimeoutError when it is silent for within_s."""
-        return self.start(command, *words, **options).finish(within_s)
-
-    def mqadmin(self, *words: object, within_s: float = 60) -> str:
-        """Returns the output of one `mqadmin` command; `-n` is added."""
-        return str(self.run("mqadmin", *words, "-n", self.target.namesrv, within_s=within_s).summary["output"])
+    def write(self, line: str) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line + "\n")
+        self.popen.stdin.flush()
 
     def close(self) -> None:
         if self.popen.poll() is None:
@@ -170,6 +144,48 @@ class Driver:
             self.popen.stdout.close()
 
 
+class Driver(Session):
+    """One JVM with one version of the client and one header serialization."""
+
+    def __init__(self, target: Target, version: str, serialize: str, log: Path, more_flags: Sequence[str] = ()) -> None:
+        """`more_flags`: further ones of the JVM."""
+        self.target, self.version, self.serialize = target, version, serialize
+        # The client stores offsets of broadcasting groups and its log below this home, not below the user's.
+        home = (log.parent / f"home-{log.stem}").absolute()
+        (home / "conf").mkdir(parents=True, exist_ok=True)
+        (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
+        flags = [
+            f"-Drocketmq.serialize.type={serialize}", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}",
+            f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=4",
+            # The client finds a new retry topic with a rebalance, by default every 20 s.
+            "-Drocketmq.client.rebalance.waitInterval=1000", *more_flags,
+        ]  # fmt: skip
+        words = java.command(f"driver{version}", "dev.gantry.interop.Driver", "session", heap="768m", flags=flags)
+        # `mqadmin consumerStatus` writes files to its working directory.
+        super().__init__("the Java driver", [*target.prefix, *words], log, {"ROCKETMQ_HOME": str(home)}, home)
+
+    def start(self, command: str, *words: object, **options: object) -> Running:
+        """Starts a command; options become `--name value` (True: a switch, None: omitted), `_` becomes `-`."""
+        texts = [str(word) for word in words]
+        if command not in ("mqadmin", "stop"):
+            options = {"namesrv": self.target.namesrv, **options}
+        for name, value in options.items():
+            if value is None or value is False:
+                continue
+            texts.append("--" + name.replace("_", "-"))
+            if value is not True:
+                texts.append(str(value))
+        return self.submit([command, *texts], lambda number: "\t".join([number, command, *texts]))
+
+    def run(self, command: str, *words: object, within_s: float = 120, **options: object) -> Result:
+        """Runs a command to its end. Raises TimeoutError when it is silent for within_s."""
+        return self.start(command, *words, **options).finish(within_s)
+
+    def mqadmin(self, *words: object, within_s: float = 60) -> str:
+        """Returns the output of one `mqadmin` command; `-n` is added."""
+        return str(self.run("mqadmin", *words, "-n", self.target.namesrv, within_s=within_s).summary["output"])
+
+
 @contextlib.contextmanager
 def driver(target: Target, version: str, serialize: str, folder: Path) -> Iterator[Driver]:
     """Starts a session; version: "49" or "55"; serialize: "JSON" or "ROCKETMQ"."""
@@ -180,4 +196,4 @@ def driver(target: Target, version: str, serialize: str, folder: Path) -> Iterat
         session.close()
 
 
-__all__ = ["Driver", "Line", "Result", "Running", "driver"]
+__all__ = ["Driver", "Line", "Result", "Running", "Session", "driver"]

@@ -85,9 +85,14 @@ def build() -> Path:
     return OUT / "classpath"
 
 
-def command(classpath: str, main: str, *words: str, heap: str = "256m", flags: list[str] | None = None) -> list[str]:
-    """Returns the command line of one Java program; classpath is a module of tests/interop/java, e.g. "driver49"."""
-    jars = build() / classpath
+def command(
+    classpath: str | Path, main: str, *words: str, heap: str = "256m", flags: list[str] | None = None
+) -> list[str]:
+    """Returns the command line of one Java program.
+
+    `classpath`: a module of tests/interop/java, e.g. "driver49", or a folder of jars.
+    """
+    jars = classpath if isinstance(classpath, Path) else build() / classpath
     return [
         shutil.which("java") or "java", f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", *JVM_OPENS, *(flags or []),
         "-cp", f"{jars}{os.sep}*", main, *words,

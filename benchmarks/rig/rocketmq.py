@@ -46,15 +46,17 @@ def rocketmq(
     *,
     heap: str = "1g",
     direct: str = "2g",
-    server: str = "server49",
+    server: str | Path = "server49",
 ) -> Iterator[Target]:
     """Starts Apache RocketMQ; settings are lines of its broker.conf.
 
-    `server`: the module of tests/interop/java with the version: 4.9.7 is server49, 5.5.0 is server55.
+    `server`: the module of tests/interop/java with the version (4.9.7 is server49, 5.5.0 is server55), or a folder of
+    jars.
 
     Raises JavaMissing or NamespaceUnavailable.
     """
-    java.build()
+    if isinstance(server, str):
+        java.build()
     env = environment(folder)
     namesrv = folder / "namesrv.properties"
     namesrv.write_text(f"listenPort=9876\nkvConfigPath={folder}/kvConfig.json\n")

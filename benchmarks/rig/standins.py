@@ -24,7 +24,7 @@ from gantry_broker.http.models import (
     MemberStatus,
 )
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
+from gantry_broker.protocol.bodies import BrokerData, ClusterInfo, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
@@ -97,8 +97,41 @@ class Deaf:
         """Ignores the connection."""
 
 
+class Topics:
+    """Topics and consumer groups of all brokers, as one table: kept in memory, and told by GET /v1/tables."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicConfig] = {}
+        self.groups: dict[str, SubscriptionGroup] = {}
+
+    def put_topic(self, ext: dict[str, str]) -> None:
+        name, write = ext["topic"], int(ext["writeQueueNums"])
+        self.topics[name] = TopicConfig(name, int(ext["readQueueNums"]), write, int(ext["perm"]))
+
+    def put_group(self, body: bytes) -> None:
+        group = SubscriptionGroup.from_json(fastjson.loads(body))
+        self.groups[group.name] = group
+
+    def tables(self, group: str) -> dict[str, Any]:
+        topics = {
+            name: {
+                "perm": c.perm, "write_queues": c.write_queues, "config": c.to_json(), "system": False, "in": 0,
+                "bytes_in": 0, "queues": [[0, 0] for _ in range(c.read_queues)],
+            }
+            for name, c in self.topics.items()
+        }  # fmt: skip
+        return {
+            "now_ms": 0, "started_ms": 1, "group": group, "settled": True, "topics": topics,
+            "groups": {n: {"system": False, "config": g.to_json()} for n, g in self.groups.items()},
+            "lags": [], "lags_without_age": 0, "consumers": {}, "producers": {},
+        }  # fmt: skip
+
+
 class Masters(Deaf):
-    """The client port of all brokers: returns each connection's last message."""
+    """The client port of all brokers: returns each connection's last message, and keeps topics and groups."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         for frame in frames:
@@ -108,6 +141,12 @@ class Masters(Deaf):
                 conn.send(Frame.response_to(frame, ResponseCode.SUCCESS, None, fields))
             elif frame.code == RequestCode.PULL_MESSAGE:
                 conn.send(Frame.response_to(frame, ResponseCode.SUCCESS, None, {}, conn.attrs["last"]))
+            elif frame.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+                self._topics.put_topic(frame.ext)
+                conn.send(Frame.response_to(frame, ResponseCode.SUCCESS))
+            elif frame.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
+                self._topics.put_group(frame.body)
+                conn.send(Frame.response_to(frame, ResponseCode.SUCCESS))
             else:
                 conn.send(Frame.response_to(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, str(frame.code)))
 
@@ -138,14 +177,18 @@ class StandIns:
         self._servers: dict[str, RemotingServer] = {}
         self._addresses = (f"10.244.{i >> 8}.{i & 255}" for i in itertools.count(10))
         self._made: set[tuple[str, str]] = set()
+        self._topics = Topics()
+        self.tables = 0
+        """Answers about topics so far."""
 
     async def run(self) -> None:
         app = web.Application()
         app.add_routes([web.get("/v1/status/stream", self._stream), web.put("/v1/assignment", self._assignment)])
+        app.add_routes([web.get("/v1/tables", self._tables)])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "0.0.0.0", names.BROKER_HTTP_PORT).start()
-        masters = RemotingServer(Masters(), "0.0.0.0", names.BROKER_PORT)
+        masters = RemotingServer(Masters(self._topics), "0.0.0.0", names.BROKER_PORT)
         await masters.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -215,6 +258,11 @@ class StandIns:
         return web.Response(
             text=self._asked(request).assign(assignment).model_dump_json(), content_type="application/json"
         )
+
+    async def _tables(self, request: web.Request) -> web.Response:
+        self.tables += 1
+        text = fastjson.dumps(self._topics.tables(self._asked(request).group))
+        return web.Response(body=text, content_type="application/json")
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import tracemalloc
@@ -165,6 +166,47 @@ def test_a_pull_of_another_groups_retries_needs_that_group() -> None:
     assert reason(made, signed(RequestCode.PULL_MESSAGE, topic="%RETRY%billing", consumerGroup="billing")) == ""
     assert reason(made, signed(RequestCode.PULL_MESSAGE, topic="%RETRY%x", consumerGroup="billing")) == "permission"
     assert reason(made, signed(RequestCode.PULL_MESSAGE, topic="orders", consumerGroup="x")) == "permission"
+
+
+def test_pops_need_topic_and_group_and_retry_topics_belong_to_it() -> None:
+    made = gate({"name": "orders", "rules": [GROUP, SUB]})
+    for code in (RequestCode.POP_MESSAGE, RequestCode.PEEK_MESSAGE, RequestCode.ACK_MESSAGE, RequestCode.NOTIFICATION):
+        assert reason(made, signed(code, topic="orders", consumerGroup="billing")) == ""
+        assert reason(made, signed(code, topic="secret", consumerGroup="billing")) == "permission"
+        assert reason(made, signed(code, topic="orders", consumerGroup="x")) == "permission"
+        assert reason(made, signed(code, topic="%RETRY%x+orders", consumerGroup="billing")) == "permission"
+    for code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
+        for topic in ("%RETRY%billing_orders", "%RETRY%billing+orders"):
+            assert reason(made, signed(code, topic=topic, consumerGroup="billing")) == ""
+        assert reason(made, signed(code, topic="%RETRY%x_orders", consumerGroup="billing")) == "permission"
+    assert reason(made, signed(RequestCode.RECALL_MESSAGE, topic="orders")) == "permission"
+    assert reason(gate({"name": "orders", "rules": [PUB]}), signed(RequestCode.RECALL_MESSAGE, topic="orders")) == ""
+
+
+def test_batches_of_acknowledgements_need_each_topic_and_group() -> None:
+    made = gate({"name": "orders", "rules": [GROUP, SUB]})
+
+    def batch(*places: tuple[str, str]) -> Frame:
+        one = {"r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 1, "b": "AQ=="}
+        acks = [{**one, "c": group, "t": topic} for group, topic in places]
+        return signed(RequestCode.BATCH_ACK_MESSAGE, body=json.dumps({"brokerName": "a", "acks": acks}).encode())
+
+    assert reason(made, batch(("billing", "orders"))) == ""
+    assert reason(made, batch(("billing", "orders"), ("billing", "secret"))) == "permission"
+    assert reason(made, batch(("billing", "orders"), ("x", "orders"))) == "permission"
+    assert reason(made, signed(RequestCode.BATCH_ACK_MESSAGE, body=b"{")) == "permission"
+
+
+def test_the_mode_of_a_group_is_for_those_who_may_update_it() -> None:
+    body = json.dumps({"topic": "orders", "consumerGroup": "billing", "mode": "POP"}).encode()
+    frame = signed(RequestCode.SET_MESSAGE_REQUEST_MODE, body=body)
+    assert reason(gate({"name": "orders", "rules": [GROUP, SUB]}), frame) == "permission"
+    update = {"type": "Group", "name": "billing", "actions": ["Update"]}
+    shown = {"type": "Topic", "name": "orders", "actions": ["Get"]}
+    assert reason(gate({"name": "orders", "rules": [update, shown]}), frame) == ""
+    asked = signed(RequestCode.QUERY_ASSIGNMENT, body=body)
+    assert reason(gate({"name": "orders", "rules": [GROUP, SUB]}), asked) == ""
+    assert reason(gate({"name": "orders", "rules": [update, shown]}), asked) == "permission"
 
 
 def test_a_heartbeat_needs_each_group_and_subscription() -> None:

@@ -105,7 +105,10 @@ async def test_a_closing_group_takes_sends_and_a_closed_one_refuses_them(make_be
     bench = make_bench(settings={"messageDelayLevel": "1s"})
     await bench.lead()
     await bench.send(b"x", properties="DELAY\x011")
-    routed = lambda: fastjson.loads(bench.parts.registrar.body())["topicConfigSerializeWrapper"]  # noqa: E731
+
+    def routed() -> Any:
+        return fastjson.loads(bench.parts.registrar.body())["topicConfigSerializeWrapper"]
+
     version = routed()["dataVersion"]
     await mark(bench.broker, MarksRequest(drain="closing"))
     assert routed()["topicConfigTable"]["T"]["perm"] == 4

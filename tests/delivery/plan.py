@@ -12,6 +12,9 @@ TOPIC = "Deliveries"
 ALL, ORDERED, FILTERED = "everything", "inorder", "fifths"
 GROUPS = (ALL, ORDERED, FILTERED)
 """A concurrent group with retries, an orderly one, and one that pulls with a filter."""
+POPPED, POPPED_ORDERED = "popped", "poppedinorder"
+POP_GROUPS = (POPPED, POPPED_ORDERED)
+"""A concurrent group and an orderly one whose members go through gRPC proxies."""
 RETRIES = 16
 
 LOG_ENTRY = struct.Struct("<BiqB")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from gantry_operator.drain import extension, machine
 
 from tests.drain.world import Broken, play
 from tests.simulation.mutants.planting import Edit, Mutant, plant
 
-SEEDS = 80
+SEEDS = int(os.environ.get("DRAIN_HISTORIES", "80"))
+MUTANT_SEEDS = 800
 
 MUTANTS = (
     ("sends are refused at once", Edit(machine, "seen.now - since >= ROUTES_S and", "")),
@@ -33,7 +36,7 @@ def test_nothing_is_lost_no_send_fails_and_every_drain_ends() -> None:
 @pytest.mark.parametrize(("name", "edit"), MUTANTS, ids=[name for name, _ in MUTANTS])
 def test_a_mutant_is_found(name: str, edit: Edit) -> None:
     with plant(Mutant(0, name, (edit,))):
-        for seed in range(10 * SEEDS):
+        for seed in range(MUTANT_SEEDS):
             try:
                 play(seed)
             except Broken:

@@ -17,7 +17,7 @@ from gantry_operator.drain import GroupConfigs, Progress, Seen, decide, homeless
 
 ROUTE_S = 30.0
 """Age of a route at which clients ask for a new one."""
-PARKED_S = 2.0
+APPENDED_AFTER_S = 2.0
 """A send that was checked before a write pause is appended so much later."""
 RETENTION_MS = 400_000
 
@@ -52,7 +52,7 @@ class Group:
     """By consumer group: numbers of messages that it has acknowledged."""
     durable: dict[str, set[int]] = field(default_factory=dict)
     """Of them, those in the log."""
-    parked: list[tuple[float, Message]] = field(default_factory=list)
+    delayed_sends: list[tuple[float, Message]] = field(default_factory=list)
     sends: int = 0
     old: DrainReport | None = None
     """What a former master, which does not know of its successor, still answers."""
@@ -105,7 +105,7 @@ class World:
     def step(self) -> None:
         self.now += self.random.choice((0.2, 0.5, 1.0, 1.0, 2.0))
         for group in self.groups.values():
-            self._append_parked(group)
+            self._append_delayed(group)
         kinds: list[Any] = (
             [self.send] * 4 + [self.consume] * 4 + [self.commit] * 2 + [self.control] * 6 + [self.confirm] * 2
         )
@@ -150,13 +150,13 @@ class World:
             message.due, message.half = float("inf"), True
         group.sends += 1
         if self.random.random() < 0.1:
-            group.parked.append((self.now + PARKED_S, message))
+            group.delayed_sends.append((self.now + APPENDED_AFTER_S, message))
         else:
             self._append(group, message)
 
-    def _append_parked(self, group: Group) -> None:
-        due = [m for at, m in group.parked if at <= self.now]
-        group.parked = [(at, m) for at, m in group.parked if at > self.now]
+    def _append_delayed(self, group: Group) -> None:
+        due = [m for at, m in group.delayed_sends if at <= self.now]
+        group.delayed_sends = [(at, m) for at, m in group.delayed_sends if at > self.now]
         for message in due:
             self._append(group, message)
 
@@ -216,7 +216,7 @@ class World:
         group.epoch += 1
         # What was not confirmed was not acknowledged to anybody.
         del group.log[group.confirmed :]
-        group.parked.clear()
+        group.delayed_sends.clear()
         group.acked = {c: set(n) for c, n in group.durable.items()}
         group.sends = 0
         self.say(f"group {group.name} fails over to epoch {group.epoch}")
@@ -253,7 +253,7 @@ class World:
         return DrainReport(
             epoch=group.epoch,
             leading=True,
-            drain=group.drain,  # type: ignore[arg-type]
+            drain=group.drain,
             settled=group.confirmed == len(group.log) and flushed,
             end=len(group.log),
             now_ms=now_ms,
@@ -332,7 +332,7 @@ class World:
     def _remove(self, group: Group) -> None:
         self.say(f"group {group.name} is removed")
         self.removed += 1
-        messages = [*group.log, *(m for _, m in group.parked)]
+        messages = [*group.log, *(m for _, m in group.delayed_sends)]
         expired = {m.number for m in messages if m.stored * 1000 + RETENTION_MS <= self.now * 1000}
         for message in messages:
             waits = message.due > self.now

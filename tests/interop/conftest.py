@@ -20,6 +20,8 @@ from benchmarks.rig.driver import Driver
 from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
 
+LONG = frozenset({"test_drain"})
+"""Modules that take minutes: only with INTEROP=full."""
 COMPARED = frozenset({"test_send"})
 """Modules that run against Apache RocketMQ each time."""
 
@@ -36,10 +38,16 @@ PATIENCE = {"waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests against Apache RocketMQ, except those of `COMPARED`."""
+    """Deselects the tests of `LONG`, and those against Apache RocketMQ, except those of `COMPARED`."""
     if os.environ.get("INTEROP") == "full":
         return
-    left_out = [item for item in items if _is_of_apache(item) and item.path.stem not in COMPARED]
+    here = Path(__file__).parent
+    left_out = [
+        item
+        for item in items
+        if (_is_of_apache(item) and item.path.stem not in COMPARED)
+        or (item.path.parent == here and item.path.stem in LONG)
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

@@ -100,7 +100,9 @@ def problem(case: Case, answer: Frame, fine: Frame) -> str:
 
 
 def test_every_code_is_in_a_table() -> None:
-    assert fields.BROKER.keys() | fields.BODIES.keys() | fields.WITHOUT | fields.USERS >= compatibility.BROKER
+    assert (
+        fields.BROKER.keys() | fields.BODIES.keys() | fields.WITHOUT | fields.USERS | fields.POP >= compatibility.BROKER
+    )
     assert fields.NAME_SERVER.keys() | fields.WITHOUT >= compatibility.NAME_SERVER
     assert {*CASES} == {*THEIRS}, "the recording is stale: run `python -m tests.interop.fields`"
 

@@ -35,7 +35,6 @@ REASONS: Final = {
     "stats of a group with messages in flight": "consumerOffset is that of the first message in flight, "
     "so that the difference to pullOffset tells how many are; in 5.5.0 both are the same",
     "change without consumerGroup": "nothing is in flight without a group",
-    "change with the old handle": "5.5.0 then delivers the message once for each handle",
     "change of an unknown group": "nothing is in flight",
     "peek": "restNum counts what is behind the answer, as in pops",
     "peek again": "as before",

@@ -14,7 +14,8 @@ from gantry_operator.platforms.kubernetes.analytics import manifests
 from gantry_operator.platforms.kubernetes.client import KINDS
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.object_reconciler import REMOVABLE
-from gantry_operator.platforms.kubernetes.operator import CACHED, FOR_REPORTS
+from gantry_operator.platforms.kubernetes.operator import CACHED, FOR_REPORTS, OF_USERS
+from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +58,11 @@ def needed() -> dict[str, set[str]]:
     for kind in CACHED:
         if kind not in FOR_REPORTS:
             out[KINDS[kind].plural] |= {"list", "watch"}
+    for kind in OF_USERS:
+        out[KINDS[kind].plural] |= {"list", "watch"}
+        out[f"{KINDS[kind].plural}/status"] |= {"patch"}
+    for kind in TOPIC_KINDS:
+        out[KINDS[kind].plural].add("patch")  # Finalizers; the annotation of an offset reset.
     for kind in applied:
         out[KINDS[kind].plural] |= {"get", "create", "patch"}
     for kind in REMOVABLE:
@@ -71,7 +77,6 @@ def needed() -> dict[str, set[str]]:
     out["events"] |= {"create", "patch"}
     out["brokerclusters"] |= {"get", "list", "watch", "patch"}
     out["brokerclusters/status"] |= {"patch"}
-    out["brokerusers/status"] |= {"patch"}
     out["brokerclusters/finalizers"] |= {"update"}
     return dict(out)
 

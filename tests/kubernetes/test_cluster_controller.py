@@ -28,7 +28,7 @@ from gantry_operator.platforms.kubernetes.desired_objects import OperatorSetting
 from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
-from gantry_operator.platforms.kubernetes.operator import CACHED
+from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
 
@@ -51,7 +51,7 @@ async def kept(
     unlisted: Sequence[str] = (),
 ) -> AsyncIterator[ClusterController]:
     """A new controller, with the present resource or another spec."""
-    kinds = {k: k for k in CACHED} | {JOBS: "Job", PODS: "Pod"}
+    kinds = {k: k for k in (*CACHED, *OF_USERS)} | {JOBS: "Job", PODS: "Pod"}
     caches = {name: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
     following = [asyncio.create_task(m.run()) for m in caches.values()]
     await asyncio.gather(*(m.ready() for m in caches.values()))
@@ -532,3 +532,40 @@ async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_not
         await until(lambda: any(e.get("reason") == "InvalidSpec" for k, e in fake.objects.items() if k[0] == "Event"))
         after = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
         assert after == before
+
+
+async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goes(fake: FakeApi, api: KubeApi) -> None:
+    both = {"brokerGroups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}]}
+    async with kept(fake, api, both) as controller:
+        await until(lambda: fake.get("StatefulSet", "demo-b") and fake.get("PodDisruptionBudget", "demo-b"))
+        alone = fake.put(
+            fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"brokerGroups": both["brokerGroups"][:1]}}
+        )
+        alone["metadata"]["generation"] = 2
+        controller.update(alone)
+        await until(lambda: controller._staying == ("a",))
+        assert set(controller._groups.controllers) == {"a", "b"}, "its failover goes on"
+        assert controller._drains()["b"].phase == "Waiting"
+        wanted = controller._wanted_groups()
+        assert wanted is not None
+        assert (wanted.staying, wanted.leaving, wanted.removing) == (("a",), ("b",), ())
+        assert fake.get("PodDisruptionBudget", "demo-b") is not None
+
+        await controller._changes._platform.begin_removal("b")
+        controller._dirty.set()
+        await until(lambda: fake.get("StatefulSet", "demo-b") is None)
+        controller._dirty.set()
+        await until(lambda: not [o for o in fake.objects.values() if _of_group(o, "b") and o["kind"] != "Secret"])
+        assert controller._plan is not None
+        assert [g.name for g in controller._plan.groups] == ["a"]
+        assert set(controller._groups.controllers) == {"a"}
+
+        again = fake.put(fake.objects["BrokerCluster", "mq", "demo"] | {"spec": both})
+        again["metadata"]["generation"] = 3
+        controller.update(again)
+        await until(lambda: fake.get("StatefulSet", "demo-b"))
+        assert "gantry.dev/removing" not in fake.objects["StatefulSet", "mq", "demo-b"]["metadata"]["annotations"]
+
+
+def _of_group(obj: dict[str, Any], group: str) -> bool:
+    return bool((obj["metadata"].get("labels") or {}).get(names.GROUP_LABEL) == group)

@@ -80,3 +80,14 @@ def test_edits_are_seen() -> None:
 )
 def test_differences(wanted: Any, found: Any, paths: list[str]) -> None:
     assert differences(wanted, found) == paths
+
+
+def test_labels_of_claim_templates_are_compared_both_ways() -> None:
+    def made(labels: dict[str, str], annotations: dict[str, str] | None) -> dict[str, Any]:
+        meta = {"name": "data", "labels": labels} | ({} if annotations is None else {"annotations": annotations})
+        return {"kind": "StatefulSet", "metadata": {}, "spec": {"volumeClaimTemplates": [{"metadata": meta}]}}
+
+    assert outdated(made({"a": "b"}, {}), made({"a": "b"}, None)) == []
+    assert outdated(made({}, {}), made({"a": "b"}, None)) == [".spec.volumeClaimTemplates[0].metadata.labels.a"]
+    assert outdated(made({}, {}), made({}, {"x": "y"})) == [".spec.volumeClaimTemplates[0].metadata.annotations.x"]
+    assert outdated(made({}, {"x": "y"}), made({}, None)) == [".spec.volumeClaimTemplates[0].metadata.annotations"]

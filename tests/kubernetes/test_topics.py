@@ -372,6 +372,20 @@ async def test_what_the_brokers_refuse_is_said_in_their_words(rig: Rig) -> None:
         await until(lambda: rig.ready() == "True")
 
 
+async def test_a_broker_that_does_not_keep_what_it_accepts_is_not_asked_without_a_pause(rig: Rig) -> None:
+    async def deaf(address: str, frame: Frame, timeout: float) -> Frame:
+        rig.brokers.requests.append((address, frame.code))
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+    rig.brokers.request = deaf  # type: ignore[method-assign]
+    rig.topic()
+    async with rig.operator():
+        await until(lambda: rig.brokers.requests)
+        await asyncio.sleep(0.5)
+        assert len(rig.brokers.requests) < 40
+        assert rig.condition("BrokerTopic", "orders", "Synced")["reason"] == "Applying"
+
+
 async def test_a_resource_that_cannot_be_read_says_so(rig: Rig) -> None:
     obj = rig.topic()
     rig.fake.put(obj | {"spec": obj["spec"] | {"queues": 9}})

@@ -25,7 +25,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local.certificates import client_options
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.ports import Ports, registration, replication
+from gantry_operator.platforms.local.ports import Ports, http, registration, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.supervisor import load_saved, save_manifest
@@ -33,6 +33,8 @@ from gantry_operator.platforms.local.supervisor import load_saved, save_manifest
 from tests.support.free_ports import free_ports
 
 UP_S = 60
+NO_PROXY = {"replicas": 0}
+"""`gantry up` adds a proxy where the manifest says nothing. Most tests need none."""
 
 
 class Cluster:
@@ -51,13 +53,15 @@ class Cluster:
         ports = Ports(self.folder.ports)
         uses = [use for s in plan(made).name_servers for use in (s.name, registration(s.name))]
         uses += [f"group/{g.name}" for g in plan(made).groups]
-        uses += [use for m in plan(made).members for use in (m.name, replication(m.name), f"{m.name}/http")]
+        uses += [use for m in plan(made).members for use in (m.name, replication(m.name), http(m.name))]
+        uses += [use for p in plan(made).proxies for use in (p.name, http(p.name))]
         ports.taken = dict(zip(uses, free_ports(len(uses)), strict=True))
         self.folder.ports.write_text(json.dumps(ports.taken))
 
     def write(self, **spec: Any) -> None:
         """Change the manifest. JSON is YAML."""
-        wanted = {"nameServers": {"replicas": 2}, "brokerGroups": [{"name": "a", "members": 3}]} | spec
+        usual = {"nameServers": {"replicas": 2}, "brokerGroups": [{"name": "a", "members": 3}], "proxy": NO_PROXY}
+        wanted = usual | spec
         manifest = {
             "apiVersion": "gantry.dev/v1alpha1",
             "kind": "BrokerCluster",

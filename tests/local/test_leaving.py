@@ -11,7 +11,7 @@ from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import MemberPlan, plan
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes
 from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.process_plan import process_plans
@@ -45,7 +45,7 @@ async def test_a_new_supervisor_knows_the_leaving_members(tmp_path: Path) -> Non
     folder = folder_of(tmp_path, made(5, name_servers=2))
     now = made(3)
     assert leaving_members(folder, plan(now)) == {f"t-a-{n}": MemberPlan(f"t-a-{n}", "a", n) for n in (3, 4)}
-    assert [s.name for s in surplus_name_servers(folder, plan(now))] == ["t-namesrv-1"]
+    assert [s.name for s in surplus_processes(folder, plan(now))] == ["t-namesrv-1"]
     supervisor = Supervisor(folder, now, show=lambda line: None)
     supervisor.watch_only("a")
     ports = Ports.load(folder.ports)
@@ -101,6 +101,12 @@ async def test_only_members_new_in_an_existing_group_are_waited_for(tmp_path: Pa
     assert Supervisor(empty, made(3), show=lambda line: None)._newcomers() == set()
 
 
+def brokers_and_servers(cluster: Cluster) -> list[str]:
+    """The processes with a config, without proxies."""
+    names = (path.stem for path in cluster.folder.configs.glob("*.json"))
+    return sorted(name for name in names if "-proxy-" not in name)
+
+
 def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
     """Also when a master leaves, and the whole cluster was stopped in between."""
     cluster = Cluster(tmp_path)
@@ -117,7 +123,7 @@ def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
         assert start_mark(leaving) is None
         assert cluster.master()["name"] in ("t-a-0", "t-a-1")
         left = ["t-a-0", "t-a-1", "t-namesrv-0"]
-        cluster.until("a NameServer less", lambda: sorted(p.stem for p in cluster.folder.configs.glob("*")) == left)
+        cluster.until("a NameServer less", lambda: brokers_and_servers(cluster) == left)
         cluster.write(nameServers={"replicas": 1})
         cluster.up()
         assert cluster.whole(), "`gantry up` returns once the new member is in sync"
@@ -126,7 +132,7 @@ def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
         cluster.write(**fewer)
         cluster.up()
         cluster.until("both are in sync", cluster.whole)
-        assert sorted(p.stem for p in cluster.folder.configs.glob("*.json")) == left
+        assert brokers_and_servers(cluster) == left
         cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
     finally:
         take_down(cluster)

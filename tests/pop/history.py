@@ -49,6 +49,8 @@ class Told:
     unsure: bool = False
     """A change of the invisible time was not answered."""
     changes: int = 0
+    changed_ms: int = 0
+    """When the last change of the invisible time was asked for."""
 
 
 @dataclass
@@ -57,6 +59,9 @@ class Model:
     sent: dict[bytes, tuple[int, str, int]] = field(default_factory=dict)
     """Confirmed messages that are there: queue, tag, number."""
 
+    peak_ms: int = 0
+    """The highest time from which the clock was set back."""
+
     def delivered(self, group: str, message: Message, popped: Popped, attempt: str | None) -> None:
         told = self.told[group, message.body]
         where = f"group {group}, message {message.body!r} at {message.topic} {message.queue_id} {message.offset}"
@@ -64,21 +69,24 @@ class Model:
             if told.acked:
                 raise Violation(f"{where}: delivered again after its acknowledgement")
             same = attempt is not None and told.attempt == attempt
-            if told.handle is not None and not told.unsure and not same and told.visible_ms > popped.pop_ms:
+            now = max(popped.pop_ms, self.peak_ms)
+            again = told.attempt is not None  # The same attempt may pop again, for a shorter time, without an answer.
+            if told.handle is not None and not told.unsure and not again and told.visible_ms > now:
                 raise Violation(f"{where}: delivered at {popped.pop_ms}, invisible until {told.visible_ms}")
             if told.handle is not None and not told.suspended and not told.unsure and not same:
                 told.attempts += 1
             if message.times < told.attempts:
                 raise Violation(f"{where}: attempt {message.times}, {told.attempts} failed before")
         told.handle, told.visible_ms = message.handle, message.handle.visible_ms
-        told.suspended = told.unsure = False
+        told.suspended = False
+        told.unsure = told.unsure and told.changed_ms >= popped.pop_ms
         told.attempt = attempt
 
     def lift(self, bodies: Any, groups: Any = GROUPS) -> None:
         for group in groups:
             for body in bodies:
                 told = self.told[group, body]
-                told.free, told.handle = True, None
+                told.free, told.handle, told.acked = True, None, False
 
 
 class History:
@@ -151,21 +159,24 @@ class History:
     async def ack(self, group: str, body: bytes, handle: Handle) -> None:
         told, began = self.model.told[group, body], self.world.ms
         resets = self.resets
+        before = told.perhaps
         if not told.free and handle == told.handle:
             told.perhaps = True
         try:
             (result,) = await self.world.pop.ack([Ack(group=group, topic="T", handle=handle)])
         except (NotWritable, RequestRejected):
             return
+        if result in (AckResult.INVALID, AckResult.NO_MESSAGE):
+            told.perhaps = before
         if resets != self.resets or told.free:
             return
-        if result is AckResult.OK and handle.visible_ms > began and (handle == told.handle):
-            told.acked = True
+        if result is AckResult.OK and handle.visible_ms > began and handle == told.handle and not told.unsure:
+            told.acked = True  # After a change without an answer, the delivery may have ended before.
         elif result is AckResult.INVALID and handle == told.handle and not told.unsure and not told.acked:
             if handle.visible_ms > self.latest:
                 raise Violation(f"group {group}, message {body!r}: {handle} is refused before its time")
 
-    def step_stale_ack(self) -> None:
+    async def step_stale_ack(self) -> None:
         """Acknowledges with a handle of an earlier delivery: nothing may happen."""
         held = self.held()
         if not held:
@@ -183,7 +194,11 @@ class History:
             h.queue_id,
             h.offset,
         )
+        before = len(self.world.pop._log.state)
         self.start(self.quietly(self.world.pop.ack([Ack(group=group, topic="T", handle=old)])))
+        await self.world.passes(2)
+        if len(self.world.pop._log.state) < before:
+            raise Violation(f"group {group}: the handle {old} of an earlier delivery has finished a message")
 
     async def quietly(self, work: Awaitable[Any]) -> None:
         try:
@@ -203,9 +218,14 @@ class History:
         suspend = self.random.random() < 0.3
         told.unsure = True
         told.changes += 1
+        told.changed_ms = self.world.ms
         number = told.changes
         change = ChangeInvisible(
-            group=group, topic="T", handle=handle, invisible_ms=self.random.randint(0, 300) * 100, suspend=suspend
+            group=group,
+            topic="T",
+            handle=handle,
+            invisible_ms=self.random.choice((0, 1_000, 20_000, 60_000)),
+            suspend=suspend,
         )
         try:
             renewed = await self.world.pop.change_invisible(change)
@@ -218,6 +238,7 @@ class History:
         self.world.ms += self.random.choice((10, 500, 3_000, 9_000, 25_000))
 
     def step_clock_set_back(self) -> None:
+        self.model.peak_ms = max(self.model.peak_ms, self.world.ms)
         self.world.ms -= self.random.choice((700, 4_000))
 
     def step_replicate(self) -> None:
@@ -336,7 +357,7 @@ class History:
                 raise Violation(f"pops of group {group} wait beside messages")
         for queue in range(2):
             state = world.pop._log.state.queues.get(("o", "T", queue))
-            blocked = state is not None and state.order is not None and state.order.visible_ms() > world.ms
+            blocked = state is not None and state.order is not None and state.order.visible_ms() + 50 > world.ms
             there = state is not None and world.store.max_offset("T", queue) > state.next
             if world.pop.waiting("o", "T") and there and not blocked and state is not None and not state.count:
                 raise Violation("an orderly pop waits beside messages of a queue that is not blocked")
@@ -350,8 +371,8 @@ class History:
                 )
 
     STEPS = {
-        "send": 10, "pop": 16, "ack": 12, "stale_ack": 2, "change": 5, "time": 8, "clock_set_back": 1, "replicate": 12,
-        "replicate_all": 6, "time_out": 2, "failover": 3, "write_all": 2, "flush_offsets": 2, "reset": 1,
+        "send": 10, "pop": 16, "ack": 12, "stale_ack": 2, "change": 7, "time": 8, "clock_set_back": 1, "replicate": 12,
+        "replicate_all": 6, "time_out": 2, "failover": 4, "write_all": 4, "flush_offsets": 2, "reset": 1,
         "delete_topic": 0.5, "delete_group": 0.5,
     }  # fmt: skip
 
@@ -371,8 +392,9 @@ class History:
                 await world.expire()
                 self.gather()
                 self.check_offsets()
+                if world.store.confirmed == world.store.end:
+                    self.check_waiting()
             await self.quiet()
-            self.check_waiting()
             await self.drain()
         except Exception as error:
             error.add_note(f"after {len(self.steps)} steps: {' '.join(self.steps[-30:])}")
@@ -386,7 +408,17 @@ class History:
     async def drain(self) -> None:
         """Consumes everything; each message must have been acknowledged in the end, or be a dead letter."""
         if self.random.random() < 0.5:
+            if self.random.random() < 0.5:
+                await self.step_write_all()
+                self.replicate()
             await self.step_failover()
+            for _ in range(3):
+                self.world.ms += self.random.choice((3_000, 9_000))
+                await self.world.expire()
+                for group in GROUPS:
+                    self.start_pop(group, most=32)
+                    await self.quiet()
+            self.latest = max(self.latest, self.world.ms)
         idle = 0
         while idle < 2:
             self.world.ms += 60_000
@@ -415,6 +447,12 @@ class History:
                 told = self.model.told[group, body]
                 if told.acked and not told.free and not told.perhaps:
                     raise Violation(f"group {group}: the dead letter {body!r} was acknowledged")
+        for (group, topic, queue), state in self.world.pop._log.state.queues.items():
+            high = self.world.store.max_offset(topic, queue)
+            if state.lowest() != high:
+                raise Violation(
+                    f"group {group}: all of {topic} {queue} is consumed to {high}, the offset is {state.lowest()}"
+                )
         for body, (queue, tag, _) in self.model.sent.items():
             for group in GROUPS:
                 told = self.model.told[group, body]
@@ -432,4 +470,4 @@ def run_history(seed: int, path: Path, steps: int = 60) -> None:
     asyncio.run(run())
 
 
-HISTORIES = int(os.environ.get("POP_HISTORIES", "200"))
+HISTORIES = int(os.environ.get("POP_HISTORIES", "160"))

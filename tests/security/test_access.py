@@ -290,6 +290,27 @@ async def test_a_change_of_the_table_counts_at_once(group: Group) -> None:
         assert (await producer.request(group.group_address, send_frame("Secret"), 10)).code == ResponseCode.SUCCESS
 
 
+async def test_a_pop_that_waits_ends_when_its_right_does(group: Group) -> None:
+    async with raw(ORDERS) as producer, raw(BILLING) as consumer:
+        assert (await producer.request(group.group_address, send_frame("Orders"), 10)).code == ResponseCode.SUCCESS
+        ext = {
+            "consumerGroup": "billing", "topic": "Orders", "queueId": "-1", "maxMsgNums": "32",
+            "invisibleTime": "60000", "pollTime": "60000", "initMode": "0",
+        }  # fmt: skip
+
+        async def pop() -> Frame:
+            return await consumer.request(group.group_address, Frame(RequestCode.POP_MESSAGE, ext=ext), 70)
+
+        assert (await pop()).code == ResponseCode.SUCCESS
+        waits = asyncio.create_task(pop())
+        await asyncio.sleep(0.5)
+        assert not waits.done()
+        await put(group, 2, known=users(billing=None))
+        async with asyncio.timeout(5):
+            assert (await waits).code == ResponseCode.POLLING_TIMEOUT
+        assert (await pop()).code == ResponseCode.NO_PERMISSION
+
+
 async def test_two_keys_while_one_is_rotated(group: Group) -> None:
     new = Credentials("orders", "newer-secret")
     async with Producer(group.name_server, credentials=ORDERS) as old_one:

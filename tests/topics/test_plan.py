@@ -351,11 +351,30 @@ def test_a_silent_group_hinders_no_other_one() -> None:
     rig = Rig("a", "b")
     found = rig.look(topic(), silent={"b"})
     assert [s.group for s in found.steps] == ["a"]
-    assert found.results["t"].known.origin == "", "b may have it"
+    assert found.results["t"].known.origin == "Created"
     rig.brokers["a"].do(found.steps[0])
-    rig.known = {}
     found = rig.look(topic(), silent={"b"})
     assert (found.results["t"].ready.status, found.results["t"].blind) == ("Unknown", True)
+
+
+def test_nobody_knows_the_origin_while_no_group_answers() -> None:
+    rig = Rig("a", "b")
+    assert rig.look(topic(), silent={"a", "b"}).results["t"].known.origin == ""
+    assert rig.settle(topic()).results["t"].ready.reason == "Created"
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_a_group_that_comes_and_goes_while_a_topic_shrinks_is_no_drift(report: bool) -> None:
+    rig = Rig("a", "b")
+    wanted = topic(per_group=None, queues=6, report=report)
+    rig.settle(wanted)
+    rig.brokers["c"] = Broker("c")
+    rig.settle(wanted)
+    assert rig.queues() == {"a": (2, 3), "b": (2, 3), "c": (2, 2)}
+    del rig.brokers["c"]
+    found = rig.settle(wanted)
+    assert rig.queues() == {"a": (3, 3), "b": (3, 3)}
+    assert (found.results["t"].synced.status, rig.notes) == ("True", [])
 
 
 def test_a_paused_cluster_is_left_alone() -> None:

@@ -59,6 +59,8 @@ PASS_BATCHES: Final = 4
 """Batches of one level in one pass; other work has its turn after that."""
 LOOKS: Final = 64
 """Buckets of the timer topic of which one pass reads the first message."""
+CONFIRM_MS: Final = 5
+"""Pause in milliseconds while late messages that were rolled over are not confirmed yet."""
 PLACES: Final = 1_000
 """Entries of queues that one call of `WaitingMessages.lowest` reads, in some 20 ms."""
 READS: Final = 4
@@ -216,8 +218,8 @@ class Delays:
 
 
 Recalled = tuple[str, str]
-"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user with the right to send to one topic
-could recall messages of all others."""
+"""The topic and the unique key of a recalled message. 5.x needs the key alone, so that a user of one topic could recall
+messages of all others."""
 
 
 class WaitingMessages:
@@ -274,10 +276,15 @@ class Buckets:
         """Bucket to the time at which its minute begins, for the other buckets with messages that were not read yet."""
         self._recalled: dict[int, set[Recalled]] = {}
         """Bucket to what is recalled in it, for the buckets that were read."""
+        self._late: set[int] = set()
+        """Buckets to which messages that are due already were rolled over, and not read yet."""
+        self._late_end = 0
+        """The end of the log behind them."""
         self._failed = False
         """The last delivery failed midway: some of its messages are in none of these tables."""
 
     def clear(self) -> None:
+        self._late.clear()
         self._ready.clear()
         self._read.clear()
         self._unknown.clear()
@@ -322,6 +329,9 @@ class Buckets:
         return self._meta.working.timer_done.get(bucket, frozenset())
 
     def next_due(self, now: int) -> Iterator[int]:
+        if self._late and self._store.confirmed < self._late_end:
+            yield now + CONFIRM_MS
+            return
         if self._unknown:
             yield now
         if self._ready:
@@ -341,20 +351,37 @@ class Buckets:
         for bucket in list(self._unknown)[:LOOKS]:
             self._read_first(bucket)
             del self._unknown[bucket]
+        # What was not looked at, not read or not confirmed may recall a message: nothing is delivered before.
+        if self._unknown:
+            return
+        if self._late:
+            if self._store.confirmed < self._late_end:
+                return
+            for bucket in self._late:
+                self._first[bucket] = min(self._first.get(bucket, now), now)
+            self._late.clear()
         reads = READS
         for bucket in [b for b, at in self._first.items() if at <= now]:
             reads = self._read_bucket(bucket, now, reads)
             if reads <= 0:
-                return  # The next pass goes on. What was not read may recall a message.
+                return
         puts: dict[int, list[tuple[int, Put | None]]] = {}
         count = size = 0
         while self._ready and self._ready[0][0] <= now and count < BATCH and size < BATCH_BYTES:
-            _, bucket, offset = heapq.heappop(self._ready)
-            count += 1
+            until, bucket, offset = heapq.heappop(self._ready)
             got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+            count += 1
             size += len(got.data)
             for record in decode_records(got.data)[:1]:
-                puts.setdefault(bucket, []).append((offset, self._outcome(record, bucket, now)))
+                props = parse_properties(record.properties)
+                due = _due(props)
+                if _until(props) >= due and self._late:
+                    heapq.heappush(self._ready, (until, bucket, offset))
+                    count = BATCH
+                    break
+                if _until(props) < due <= now:
+                    self._late.add(timer_bucket(due))
+                puts.setdefault(bucket, []).append((offset, self._outcome(record, props, bucket, now)))
             if got.damaged >= 0:
                 heapq.heappush(self._ready, (now + RETRY_MS, bucket, offset))
         for bucket, items in puts.items():
@@ -367,12 +394,15 @@ class Buckets:
             if above:
                 change["timerDone"] = {str(bucket): above}
             self._changes.append(change, [put for _, put in items if put is not None])
+        self._late_end = self._store.end
 
-    def _outcome(self, record: Record, bucket: int, now: int) -> Put | None:
-        """Returns what becomes of a message whose time in its bucket is over; None: nothing."""
-        props = parse_properties(record.properties)
+    def _outcome(self, record: Record, props: dict[str, str], bucket: int, now: int) -> Put | None:
+        """Returns what becomes of a message whose time in its bucket is over; None: nothing.
+
+        One that is late goes to its last place, too, where its recall may be.
+        """
         due = _due(props)
-        if due > now:
+        if _until(props) < due:
             return rolled_over(record, props, due, now, timer_window(self._store.config.settings.fileReservedTime))
         recalled = self._recalled.get(bucket)
         if Prop.TIMER_DEL_UNIQKEY in props:

@@ -240,7 +240,7 @@ def wire(
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
     dispatcher = Dispatcher(processor, forwarder, role, clients, notifier, access.gate)
     # Who waits for a message may have lost the right to it: the client asks again, and is checked.
-    access.on_changed += [pulls.settle_soon, registrar.soon, events.status_changed]
+    access.on_changed += [pulls.settle_soon, pop.settle, registrar.soon, events.status_changed]
 
     # Ports and the clock.
     ports = Ports(

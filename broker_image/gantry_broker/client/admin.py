@@ -19,6 +19,7 @@ from gantry_broker.protocol.bodies import (
     ClientConnection,
     ClusterInfo,
     ConsumeOffset,
+    RequestMode,
     SubscriptionData,
     SubscriptionGroup,
     TopicConfig,
@@ -368,6 +369,13 @@ class Admin:
             )
             found |= offset_table(answer.body)
         return dict(sorted(found.items()))
+
+    async def set_request_mode(self, mode: RequestMode) -> None:
+        """Says whether a group's clients that let brokers assign queues shall pull a topic's messages or pop them."""
+        for address in self._masters_of(await self.topic_route(mode.topic)):
+            body = fastjson.dumps(mode.to_json())
+            what = f"mode of {mode.group} for {mode.topic}"
+            await self._call(address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, what, body)
 
     # Messages
 

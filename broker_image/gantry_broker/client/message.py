@@ -129,7 +129,7 @@ class SendResult:
     queue_offset: int
     transaction_id: str = ""
     recall_handle: str = ""
-    """By which a timed message can be recalled."""
+    """For `Producer.recall`: of a message with a delivery time of its own."""
 
 
 class ReceivedMessage:

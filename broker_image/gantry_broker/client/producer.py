@@ -19,7 +19,14 @@ from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
 from gantry_broker.client.message import MAX_BODY, Message, ReceivedMessage, SendResult, check_group, pack_properties
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
-from gantry_broker.client.session import BACKOFF_FIRST, ROUTE_POLL_SECONDS, Session, next_backoff, session_of
+from gantry_broker.client.session import (
+    BACKOFF_FIRST,
+    CALL_SECONDS,
+    ROUTE_POLL_SECONDS,
+    Session,
+    next_backoff,
+    session_of,
+)
 from gantry_broker.client.spans import Spans, spans_of
 from gantry_broker.client.trace import GROUP_PREFIX, MessageTrace, Sent, TraceRecord, now_ms, sent
 from gantry_broker.client.uniqueid import create_unique_key
@@ -37,8 +44,9 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.compression import Compression, compress
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import parse_int
+from gantry_broker.protocol.headers import RecallHeader, parse_int
 from gantry_broker.protocol.message import BatchItem, encode_batch
+from gantry_broker.protocol.recall_handle import RecallHandle
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 from gantry_broker.remoting.tls import TlsOptions
 
@@ -225,6 +233,20 @@ class Producer:
         self._set_queue(frame, queue)
         frame.flag |= FLAG_ONEWAY
         await self.session.remoting.oneway(await self.session.master(queue.broker, message.topic), frame)
+
+    async def recall(self, topic: str, handle: str, timeout: float | None = None) -> None:
+        """Takes back a message that is not delivered yet. `handle`: `SendResult.recall_handle`.
+
+        Brokers refuse it unless their setting `recallMessageEnable` is on. Raises BrokerError, RemotingError, NoRoute.
+        """
+        try:
+            broker = RecallHandle.decode(handle).broker
+        except ValueError as error:
+            raise BrokerError(f"recall in {topic}", ResponseCode.ILLEGAL_OPERATION, str(error)) from None
+        header = RecallHeader(topic, handle, self.group)
+        address = await self.session.master(broker, topic)
+        frame = Frame(RequestCode.RECALL_MESSAGE, ext=header.ext())
+        await self.session.call_checked(address, frame, f"recall in {topic}", timeout or CALL_SECONDS)
 
     async def send_reply(self, message: Message, extra: dict[str, str], timeout: float | None = None) -> SendResult:
         """Sends a reply. The properties in `extra` name the client that the broker pushes it to. Raises as `send`."""

@@ -320,7 +320,7 @@ class SimpleConsumer:
         await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
 
     async def change_invisible_duration(self, message: PoppedMessage, seconds: float, *, suspend: bool = False) -> None:
-        """Makes a message visible to others in `seconds` from now, 0: at once; only its new handle is valid then.
+        """Makes a message visible to others in `seconds` from now, 0: at once, and gives it a new handle.
 
         `suspend`: this delivery does not count as an attempt. Raises as `ack`, and ValueError.
         """

@@ -14,6 +14,7 @@ from gantry_broker.broker.metadata.tables import DRAIN
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.http.models import DrainReport, Unread
 from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group
+from gantry_broker.pop.retry import original_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import decode_records
 
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
 
 SHOWN: Final = 100
+OFFSETS_AT_ONCE: Final = 1_000
+"""Pairs of topic and group whose offsets one look writes, in some 10 ms."""
 BROADCAST: Final = "BROADCASTING"
+
+
+def is_retry_topic(group: str, topic: str) -> bool:
+    """Return whether a consumer group's retries are in this topic: those of push consumers, or of POP."""
+    return topic == RETRY_PREFIX + group or (topic.startswith(RETRY_PREFIX) and original_topic(group, topic) != topic)
 
 
 class TimerTimes:
@@ -52,10 +60,10 @@ class DrainReports:
         """Works in slices: there may be very many topics and groups."""
         broker, store = self._broker, self._broker.store
         meta = broker.meta
-        broker.changes.flush_offsets()
+        broker.changes.flush_offsets(OFFSETS_AT_ONCE)
         begin = store.end
         epoch, leading = broker.replication.epoch, broker.role.may_append
-        readers = self._readers()
+        readers = await self._readers()
         unread: list[Unread] = []
         newest = dead_letters = 0
         queues = store.topics_queues()
@@ -64,9 +72,12 @@ class DrainReports:
                 continue
             ends = {q: (store.min_offset(topic, q), store.max_offset(topic, q)) for q in ids}
             ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
-            for queue, (_, high) in ends.items():
+            async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
                 newest = max(newest, self._times.of(broker, topic, queue, high - 1) or 0)
-            rows = [self._unread(topic, group, ends) for group in readers.get(topic, ())]
+            groups = readers.get(topic, [])
+            if not groups and ends and topic.startswith(RETRY_PREFIX):
+                groups = [group for group in meta.working.groups if is_retry_topic(group, topic)]
+            rows = [self._unread(topic, group, ends) for group in groups]
             if topic.startswith(DLQ_PREFIX):
                 best = min((row.messages for row in rows), default=sum(high - low for low, high in ends.values()))
                 dead_letters += best
@@ -114,7 +125,7 @@ class DrainReports:
             timers=timers,
             timers_until_ms=until,
             half=half,
-            in_flight=0,
+            in_flight=broker.pop.messages_in_flight,
             dead_letters=dead_letters,
         )
 
@@ -123,18 +134,18 @@ class DrainReports:
         config = self._broker.config
         return topic in (config.cluster, config.group) or topic.endswith(f"_{REPLY_TOPIC_SUFFIX}")
 
-    def _readers(self) -> dict[str, list[str]]:
+    async def _readers(self) -> dict[str, list[str]]:
         """Return the consumer groups of each topic."""
         tables, consumers = self._broker.meta.working, self._broker.clients.consumers
         found: dict[str, dict[str, None]] = {}
-        for key in tables.offsets:
+        async for key in self._broker.slices.sliced(list(tables.offsets)):
             topic, _, group = key.rpartition("@")
             members = consumers.get(group)
             left = members is not None and members.clients and topic not in members.subscriptions
-            retry = topic == RETRY_PREFIX + group
+            retry = is_retry_topic(group, topic)
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
                 found.setdefault(topic, {})[group] = None
-        for members in consumers.values():
+        async for members in self._broker.slices.sliced(list(consumers.values())):
             for topic in members.subscriptions if not is_system_group(members.name) else ():
                 found.setdefault(topic, {})[members.name] = None
         for group in tables.groups:

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool = True) -> dict[str, Any]:
     """Return the tables. Works in slices: there may be very many topics and groups.
 
-    `ages` False: without the ages of unread messages, which nobody asked for. `config`: of topics and groups, as
-    RocketMQ's protocol has it; a group without one has offsets only. `settled`: a leader that knows how far its log is
-    confirmed; until then the ends of queues may be too low. `topics`: queues as [first offset, next offset]; `in`: messages of producers since the start of the process.
-    `lags`: by topic and group, queues as [queue, next offset of the queue, committed offset].
+    `ages` False: without the ages of unread messages, which nobody asked for.
+
+    `settled`: a leader that knows how far its log is confirmed; until then the ends of queues may be too low. `config`:
+    of topics and groups, as RocketMQ's protocol has it; a group without one has offsets only. `topics`: queues as
+    [first offset, next offset]; `in`: messages of producers since the start of the process. `lags`: by topic and group,
+    queues as [queue, next offset of the queue, committed offset].
     """
     store, stats, tables = broker.store, broker.stats, broker.meta.working
     topics: dict[str, Any] = {}

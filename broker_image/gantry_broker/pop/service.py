@@ -195,10 +195,12 @@ class PopService:
             )  # fmt: skip
         if not queue.is_delivered(handle.offset, handle.pop_ms):
             raise BadHandle("the message is not in flight, or was delivered again")
-        self._log.changes.renew(queue, handle.offset, now, change.invisible_ms, change.suspend)
+        pop_ms = queue.renewal_ms(handle.offset, now)
+        invisible_ms = max(now + change.invisible_ms - pop_ms, 0)
+        self._log.changes.renew(queue, handle.offset, pop_ms, invisible_ms, change.suspend)
         await self._log.stored()
         return Handle(
-            handle.offset, now, change.invisible_ms, handle.revive_queue, handle.kind, self._broker, handle.queue_id,
+            handle.offset, pop_ms, invisible_ms, handle.revive_queue, handle.kind, self._broker, handle.queue_id,
             handle.offset,
         )  # fmt: skip
 
@@ -237,6 +239,10 @@ class PopService:
     def write_whole(self) -> bool:
         """Writes the whole state at times; returns True while more of it waits. A task calls it every second."""
         return self._log.write_whole()
+
+    def settle(self) -> None:
+        """Ends all waiting pops without messages: their clients ask again, and are checked."""
+        self._settle()
 
     def close(self) -> None:
         self._expiry.stop()

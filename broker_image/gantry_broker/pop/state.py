@@ -84,7 +84,8 @@ class Order:
 
     def is_delivered(self, offset: int, pop_ms: int) -> bool:
         """Returns whether a handle with that pop time is of a message's present delivery."""
-        present = self.since_ms <= pop_ms <= self.pop_ms or pop_ms == self.pop_ms
+        first, last = sorted((self.since_ms, self.pop_ms))
+        present = first <= pop_ms <= last
         return present and offset in self.offsets[: self.given]
 
     def again(self, same_attempt: bool) -> list[tuple[int, int]]:
@@ -192,9 +193,12 @@ class Queue:
         place = self.place(offset)
         if place is None:
             return False
-        moved = self.moved.get(offset)
-        first = self.chunks[place[0]].pops[place[1]]
-        return pop_ms == first or (moved is not None and (first <= pop_ms <= moved[0] or pop_ms == moved[0]))
+        return pop_ms >= self.chunks[place[0]].pops[place[1]]
+
+    def renewal_ms(self, offset: int, now_ms: int) -> int:
+        """Returns the pop time of a renewal's handle: not before the delivery began, whatever the clock says."""
+        place = self.place(offset)
+        return now_ms if place is None else max(now_ms, self.chunks[place[0]].pops[place[1]])
 
     def offsets(self, start: int, bits: int) -> Iterator[int]:
         """Yields the unfinished offsets of a batch."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gantry_broker.exposition import Family, Kind
 from gantry_broker.http.metrics import build_info
 from gantry_broker.proxy.http2.endpoint import Endpoint
 from gantry_broker.proxy.service import Service
+
+MAX_KINDS: Final = 100
+"""Kinds of clients that have series of their own: versions are what clients say."""
 
 
 def families(service: Service, endpoint: Endpoint) -> list[Family]:
@@ -15,6 +20,8 @@ def families(service: Service, endpoint: Endpoint) -> list[Family]:
     clients: dict[tuple[str, str, str], int] = {}
     for client in service.clients:
         place = client.kind.name, client.language, client.version
+        if place not in clients and len(clients) >= MAX_KINDS:
+            place = client.kind.name, "other", "other"
         clients[place] = clients.get(place, 0) + 1
     found: list[Family] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -19,7 +20,7 @@ from gantry_broker.protocol.message import Record, decode_records
 from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, overall, refusal_of, set_status
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients
-from gantry_broker.proxy.contract import Code, FilterType, v2
+from gantry_broker.proxy.contract import ClientType, Code, FilterType, v2
 from gantry_broker.proxy.messages import millis, received, set_millis
 from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals
 from gantry_broker.proxy.rpc import Call
@@ -43,6 +44,9 @@ MAX_ORPHANS: Final = 10_000
 RENEW_S: Final = 0.5
 MAX_RENEWING: Final = 256
 """Renewals under way at the same time."""
+FIRST_TURNS_MS: Final = (500, 1_000)
+TURN_MS: Final = 2_000
+"""How long a simple consumer waits at one broker group before the proxy looks at the others."""
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.3
 _SINCE_5_0_3: Final = (5, 0, 3)
@@ -188,16 +192,18 @@ class Receiving:
         masters = self._brokers.masters(route)
         if not masters:
             raise Refusal(Code.FORBIDDEN, "no readable queue")
-        broker, queue_id = request.message_queue.broker.name, request.message_queue.id
+        # As 5.5.0's proxy: only the broker of the queue counts. A client that asks one queue after another would wait
+        # at empty ones while another one has messages.
+        broker = request.message_queue.broker.name
         if broker not in masters:
-            broker, queue_id = random.choice(masters), -1
+            broker = random.choice(masters)
         fifo = settings.HasField("subscription") and settings.subscription.fifo
         by_sql = request.filter_expression.type == FilterType.SQL
         expression = request.filter_expression.expression or "*"
         ext = {
             "consumerGroup": group,
             "topic": topic,
-            "queueId": str(queue_id),
+            "queueId": "-1",
             "maxMsgNums": str(min(max(request.batch_size, 1), MAX_MESSAGES)),
             "invisibleTime": str(invisible_ms),
             "initMode": "1",
@@ -208,7 +214,11 @@ class Receiving:
         }
         if request.HasField("attempt_id") and request.attempt_id:
             ext["attemptId"] = request.attempt_id[:255]
-        popped, code, text = await self._pop(broker, topic, group, ext, poll_ms)
+        others = [] if fifo or client.kind != ClientType.SIMPLE_CONSUMER else masters
+        if len(others) > 1:
+            popped, code, text = await self._pop_in_turn(broker, others, topic, group, ext, poll_ms)
+        else:
+            popped, code, text = await self._pop(broker, topic, group, ext, poll_ms)
         attempts = settings.backoff_policy.max_attempts
         tags = None if by_sql else tags_of(expression)
         if popped is not None and popped.items:
@@ -255,6 +265,33 @@ class Receiving:
         part = v2.ReceiveMessageResponse()
         set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
         await call.send(part.SerializeToString())
+
+    async def _pop_in_turn(
+        self, asked: str, masters: list[str], topic: str, group: str, ext: dict[str, str], poll_ms: int
+    ) -> tuple[Popped | None, Code, str]:
+        """Pop for a simple consumer, which asks one broker group after another: while it waits at one, a message may
+        come to another (9145). So the proxy looks at the others from time to time.
+        """
+        ends = time.monotonic() + poll_ms / 1_000
+        others = [master for master in masters if master != asked]
+        random.shuffle(others)
+        waits = itertools.chain(FIRST_TURNS_MS, itertools.repeat(TURN_MS))
+        answer = await self._pop(asked, topic, group, ext | {"bname": asked}, 0)
+        while answer[0] is None:
+            for other in others:
+                try:
+                    answer = await self._pop(other, topic, group, ext | {"bname": other}, 0)
+                except FAILURES as error:
+                    log.info("receive from %s of %s: %s", topic, other, error)
+                if answer[0] is not None:
+                    return answer
+            left_ms = int((ends - time.monotonic()) * 1_000)
+            if left_ms <= 0:
+                break
+            answer = await self._pop(asked, topic, group, ext | {"bname": asked}, min(left_ms, next(waits)))
+            if time.monotonic() >= ends:
+                break
+        return answer
 
     async def _pop(
         self, broker: str, topic: str, group: str, ext: dict[str, str], poll_ms: int

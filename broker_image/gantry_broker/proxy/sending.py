@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
 import time
 from collections import OrderedDict
@@ -35,6 +33,7 @@ from gantry_broker.protocol.message import (
     java_hash,
     parse_message_id,
 )
+from gantry_broker.protocol.recall_handle import RecallHandle
 from gantry_broker.proxy.answers import FAILURES, Refusal, set_status
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Clients
@@ -320,9 +319,10 @@ class Sending:
 
     async def recall(self, topic: str, request: Any) -> Any:
         handle: str = request.recall_handle
-        broker = _broker_of(handle)
-        if broker is None:
-            raise Refusal(Code.INTERNAL_SERVER_ERROR, "recall handle is invalid")
+        try:
+            broker = RecallHandle.decode(handle[:MAX_RECALL_HANDLE]).broker
+        except ValueError as error:
+            raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from None
         ext = {"producerGroup": topic, "topic": topic, "recallHandle": handle, "bname": broker}
         address = await self._brokers.address(broker, topic)
         answer_frame = await self._brokers.session.call_checked(
@@ -331,14 +331,3 @@ class Sending:
         answer = v2.RecallMessageResponse(message_id=answer_frame.ext.get("msgId", ""))
         set_status(answer)
         return answer
-
-
-def _broker_of(handle: str) -> str | None:
-    """Return the broker that a recall handle names: Base64 of `v1 topic broker time id`. Pure."""
-    if len(handle) > MAX_RECALL_HANDLE:
-        return None
-    try:
-        parts = base64.urlsafe_b64decode(handle + "=" * (-len(handle) % 4)).decode().split(" ")
-    except (binascii.Error, ValueError):
-        return None
-    return parts[2] if len(parts) == 5 and parts[0] == "v1" else None

@@ -17,9 +17,9 @@ from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, refusal_of, set_status
 from gantry_broker.proxy.authentication import Authentication, Need
 from gantry_broker.proxy.brokers import Brokers
-from gantry_broker.proxy.clients import Client, Clients
+from gantry_broker.proxy.clients import Client, Clients, answered_settings
 from gantry_broker.proxy.config import split_endpoint
-from gantry_broker.proxy.contract import SERVICE, AddressScheme, Code, Permission, v2
+from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
 from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, topic_name
 from gantry_broker.proxy.receiving import Receiving
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, RpcError
@@ -33,6 +33,8 @@ UNIMPLEMENTED: Final = ("PullMessage", "UpdateOffset", "GetOffset", "QueryOffset
 SWEEP_S: Final = 5.0
 SETTINGS_S: Final = 1.0
 """Seconds that a receive waits for the settings of its client."""
+REQUEST_TIMEOUT_S: Final = 3
+"""Of a client that has told no settings: the default of clients."""
 
 
 class Caller:
@@ -313,10 +315,10 @@ class Service:
         try:
             caller = self.caller(call)
             client = await self._client_soon(caller)
-            if client is None:
-                raise Refusal(Code.INTERNAL_SERVER_ERROR, "cannot find client settings for this client")
             group, topic = group_name(request.group), topic_name(request.message_queue.topic)
             self.allow(caller, Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,)))
+            if client is None:
+                client = await self._client_of_group(caller, request, group)
             code = await self.receiving.receive(call, client, group, topic, request)
         except (Refusal, *FAILURES) as error:
             part = v2.ReceiveMessageResponse()
@@ -330,6 +332,26 @@ class Service:
         ends = time.monotonic() + SETTINGS_S
         while (client := self.known_client(caller)) is None and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+        return client
+
+    async def _client_of_group(self, caller: Caller, request: Any, group: str) -> Client:
+        """Return a consumer that has told no settings, with those of its group. A restarted proxy has forgotten them,
+        and clients tell them again only after minutes. Raises Refusal and `FAILURES`.
+        """
+        config = await self.brokers.group(group)
+        client = self.known_client(caller) or self.clients.enter(caller.client_id, caller.call.peer)
+        if client is None:
+            raise Refusal(Code.TOO_MANY_REQUESTS, "too many clients")
+        if client.settings is None:
+            kind = ClientType.PUSH_CONSUMER if request.auto_renew else ClientType.SIMPLE_CONSUMER
+            given = v2.Settings(client_type=kind)
+            given.subscription.group.CopyFrom(request.group)
+            given.subscription.subscriptions.add(
+                topic=request.message_queue.topic, expression=request.filter_expression
+            )
+            given.request_timeout.seconds = REQUEST_TIMEOUT_S
+            self.clients.set_settings(client, answered_settings(given, config))
+        client.seen = time.monotonic()
         return client
 
     # ---- by time

@@ -396,8 +396,8 @@ class BrokerClusterSpec(Model):
         Rule(
             f"!has(self.proxy) || !has(self.proxy.external) || {either('self.proxy.external.unprotected', False)} || "
             "((has(self.proxy.tls) && has(self.proxy.tls.mode) ? self.proxy.tls.mode : "
-            f"{either('self.security.tls.mode', 'Disabled')}) == "
-            f"'Required' && {either('self.security.authentication', 'Enabled')} == 'Enabled')",
+            f"{either('self.security.tls.mode', 'Disabled')}) == 'Required' && "
+            f"{either('self.security.authentication', 'Enabled')} == 'Enabled')",
             "proxy.external opens the cluster to clients outside without authentication and TLS: write "
             "proxy.tls.mode: Required and leave security.authentication at Enabled, or write "
             "proxy.external.unprotected: true if everybody who reaches the address may use the cluster in clear text",
@@ -406,8 +406,7 @@ class BrokerClusterSpec(Model):
         ),
         Rule(
             f"!has(self.proxy) || {either('self.security.tls.clientCertificates', 'None')} != 'Required' || "
-            "!has(self.proxy.tls) || "
-            "!has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
+            "!has(self.proxy.tls) || !has(self.proxy.tls.mode) || self.proxy.tls.mode == 'Required'",
             "proxy.tls.mode takes clear text, and security.tls.clientCertificates is Required, which means nothing "
             "then: write proxy.tls.mode: Required, or leave it out",
             _proxy_may_ask_for_certificates,

@@ -70,7 +70,7 @@ class BrokerTopicSpec(Model):
         f"{DEFAULT_QUEUES} queues in each group.",
     )  # fmt: skip
     permission: Permission | None = Field(
-        None, description="What clients may do, whoever they are. A new topic has ReadWrite."
+        None, description="What clients may do, besides the rights of users. A new topic has ReadWrite."
     )
     messageType: MessageType | None = Field(
         None, description="RocketMQ 5's type of the topic's messages, its attribute message.type."

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 BUSY_S: Final = 1.0
 IDLE_S: Final = 2.0
+DRAINING_S: Final = 5.0
+"""Seconds between two looks at a group that consumers still read: a drain may take days."""
 READ_S: Final = 10.0
 WRITE_S: Final = 10.0
 ANSWER_LIMIT: Final = 64 << 20
@@ -53,8 +55,8 @@ class WantedGroups:
     extend: bool = True
     """A new group gets the topics that exist (`topicDefaults.extendToNewGroups`)."""
     policy: Policy = "WhenConsumed"
-    managed: Collection[str] = field(default=())
-    """Topics that something else spreads over the groups."""
+    managed: Collection[str] | None = field(default=())
+    """Topics that resources spread over the groups; None: not known yet."""
 
 
 class RemovalPlatform(Protocol):
@@ -95,6 +97,8 @@ class GroupChanges:
         self._on_event = on_event
         self._on_news = on_news
         self._memory: dict[str, Progress] = {}
+        self._next_look: dict[str, float] = {}
+        """By leaving group: when it is looked at again (monotonic seconds)."""
         self._said: dict[str, str] = {}
         self._wake = asyncio.Event()
 
@@ -133,6 +137,7 @@ class GroupChanges:
         for group in gone:
             self.drains.pop(group, None)
             self._memory.pop(group, None)
+            self._next_look.pop(group, None)
             self.progress.pop(group, None)
         busy = await self._extend(wanted)
         for group in wanted.staying:
@@ -171,10 +176,12 @@ class GroupChanges:
 
     async def _extend_to(self, group: str, joined: Collection[str], wanted: WantedGroups, complete: bool) -> None:
         """`complete`: every other group answers, so that nothing can be missing after this."""
+        if wanted.extend and wanted.managed is None:
+            return
         if wanted.extend:
             self.progress[group] = f"group {group} gets the topics of the cluster"
             others = [await self._configs(g) for g in joined]
-            missing = missing_on(await self._configs(group), others, wanted.managed)
+            missing = missing_on(await self._configs(group), others, wanted.managed or ())
             await self._create(group, missing)
             if missing:
                 self._event(
@@ -191,6 +198,7 @@ class GroupChanges:
     async def _stay(self, group: str) -> bool:
         """A group that was written back takes messages again. True: it does not yet."""
         self._memory.pop(group, None)
+        self._next_look.pop(group, None)
         self.drains.pop(group, None)
         marks = self._marks(group)
         if marks is None or not marks.get("drain"):
@@ -206,6 +214,8 @@ class GroupChanges:
     # ---- groups that go
 
     async def _drain(self, group: str, wanted: WantedGroups) -> None:
+        if time.monotonic() < self._next_look.get(group, 0.0):
+            return
         report = await self._report(group)
         controller = self._controllers.get(group)
         leadership = None if controller is None else controller.leadership
@@ -226,6 +236,8 @@ class GroupChanges:
             self._event("Normal", "DrainBegun", "the group left the spec; it goes once it is empty", group)
         self.drains[group] = self._row(group, step, report)
         self._tell_blocked(group, self.drains[group])
+        if step.phase == "Draining" and step.action == "wait":
+            self._next_look[group] = time.monotonic() + DRAINING_S
         if step.action == "spread":
             for other, lacks in missing.items():
                 await self._guarded(group, self._create(other, lacks))
@@ -284,6 +296,9 @@ class GroupChanges:
         lacks = homeless(await self._configs(group), list(staying.values()))
         if not lacks:
             return {}
+        managed = [t.name for t in lacks.topics if wanted.managed is None or t.name in wanted.managed]
+        if managed:
+            raise MemberRefused(f"topic {managed[0]} has no queues in another group yet")
         wanted_topics, wanted_groups = {t.name: t for t in lacks.topics}, {g.name: g for g in lacks.groups}
         return {g: missing_on(has, [GroupConfigs(wanted_topics, wanted_groups)]) for g, has in staying.items()}
 

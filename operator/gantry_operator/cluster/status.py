@@ -121,7 +121,8 @@ def status_of(
     groups = group_rows(observed, old, now)
     if observed.drains or any(c.type == "Draining" for c in old.conditions):
         conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
-    balance = unbalanced([g for g in groups if g.drain is None], old)
+    joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
+    balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)
     if balance is not None:
         conditions.append(_condition(old, "Unbalanced", *balance, now, generation))
     return BrokerClusterStatus(
@@ -375,7 +376,7 @@ LEAST_MESSAGES = 100.0
 
 
 def unbalanced(rows: Sequence[GroupRow], old: BrokerClusterStatus) -> tuple[Answer, str, str] | None:
-    """The condition over the groups that stay; None: there is only one."""
+    """The condition over the groups that stay and have all topics; None: there is only one."""
     if len(rows) < 2:
         return None
     was = any(c.type == "Unbalanced" and c.status == "True" for c in old.conditions)

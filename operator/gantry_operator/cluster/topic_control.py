@@ -90,7 +90,10 @@ class TopicStore(Protocol):
     async def report(
         self, resources: Resources, topics: Mapping[str, Result], groups: Mapping[str, Result]
     ) -> bool:  # fmt: skip
-        """Keep the outcome by resource, and say which resources cannot be read. False: some figures are not written yet. Raises StoreUnavailable."""
+        """Keep the outcome by resource, and say which resources cannot be read.
+
+        False: some figures are not written yet. Raises StoreUnavailable.
+        """
         ...
 
     async def keep_reset(self, group: str, reset: Mapping[str, Any] | None) -> None:
@@ -137,8 +140,14 @@ class TopicControl:
         self._problems: dict[str, str] = {}
         """By broker group: why its tables are not known."""
         self._failures = 0
+        self._last_steps: list[Step] = []
         self._dirty = True
         self._wake = asyncio.Event()
+
+    def managed_topics(self) -> frozenset[str] | None:
+        """Topics that resources describe: they get their queues on each broker group here. None: not known yet."""
+        found = self._store.observe()
+        return None if found is None else frozenset(t.topic for t in found.topics if not t.deleting)
 
     def wake(self) -> None:
         self._dirty = True
@@ -198,9 +207,12 @@ class TopicControl:
             for note in decision.notes:
                 self._store.note(kind, note)
         refused, later = await self._carry_out(steps)
-        for why, results, made in ((refused, topics.results, topics.steps), (refused, groups.results, groups.steps)):
-            for resource in {step.resource for step in made} & why.keys():
-                results[resource] = failed(results[resource], why[resource])
+        # The same steps once more: a broker does not keep what it accepts, or another program undoes it.
+        later = later or (bool(steps) and steps == self._last_steps)
+        self._last_steps = steps
+        for results, made in ((topics.results, topics.steps), (groups.results, groups.steps)):
+            for resource in {step.resource for step in made} & refused.keys():
+                results[resource] = failed(results[resource], refused[resource])
         if not steps or refused or later:
             complete = await self._report(resources, topics.results, groups.results)
         else:

@@ -31,8 +31,9 @@ LATER = (
     ResponseCode.SYSTEM_BUSY,
     ResponseCode.FLUSH_DISK_TIMEOUT,
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.NO_PERMISSION,
 )
-"""Answers in the middle of a failover, and of a busy broker."""
+"""Answers in the middle of a failover, of a busy broker, and of one that has no access table yet."""
 
 
 class Refused(Exception):

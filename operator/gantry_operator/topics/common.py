@@ -21,13 +21,11 @@ def first_of_each(wanted: Sequence[W], name: Callable[[W], str]) -> dict[str, W]
     return out
 
 
-def origin_of(known: Known, found: bool, silent: bool) -> Origin:
-    """Decided once, before the first step. While a broker group is silent and none has it, nobody knows."""
-    if known.origin:
+def origin_of(known: Known, found: bool, answered: bool) -> Origin:
+    """Decided once, before the first step. `answered`: a broker group says what it has."""
+    if known.origin or not answered:
         return known.origin
-    if found:
-        return "Adopted"
-    return "" if silent else "Created"
+    return "Adopted" if found else "Created"
 
 
 def in_words(parts: Sequence[str]) -> str:

@@ -77,10 +77,10 @@ def row_of(config: SubscriptionGroup) -> Row:
 
 def _one(w: WantedGroup, seen: Observed, all_steps: list[Step], notes: list[Note]) -> Result:
     answering = {g: t for g, t in seen.tables.items() if t is not None}
-    silent = [g for g, t in seen.tables.items() if t is None]
+    silent = [g for g, t in seen.tables.items() if t is None and g not in seen.draining]
     found = {g: c for g, t in answering.items() if (c := t.consumer_group(w.group)) is not None}
     rows = {g: row_of(c) for g, c in found.items()}
-    origin = origin_of(w.known, bool(found), bool(silent))
+    origin = origin_of(w.known, bool(found), bool(answering))
     if origin == "Adopted" and not w.known.origin:
         notes.append(Note("Normal", "GroupAdopted", f"the brokers have {w.group} already", w.resource))
     steps: list[Step] = []

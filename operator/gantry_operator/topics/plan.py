@@ -131,6 +131,8 @@ class _Topic:
     """Why a shrinking or a deletion does not go on yet."""
     drift: list[str] = field(default_factory=list)
     """What others have changed."""
+    drifted: set[str] = field(default_factory=set)
+    """Broker groups where they did."""
 
     def decide(self) -> Result:
         w, seen = self.w, self.seen
@@ -140,8 +142,9 @@ class _Topic:
         rows = {g: row_of(topic) for g, topic in found.items()}
         if w.deleting:
             return self._deletion(answering, silent, rows)
+        silent = [g for g in silent if g not in seen.draining]
         targets = self.targets()
-        origin = origin_of(w.known, bool(found), bool(silent))
+        origin = origin_of(w.known, bool(found), bool(answering))
         if origin == "Adopted" and not w.known.origin:
             self.notes.append(Note("Normal", "TopicAdopted", f"the brokers have {w.topic} already", w.resource))
         for group in seen.groups:
@@ -153,7 +156,7 @@ class _Topic:
             elif targets.get(group, 0):
                 self._missing(group, targets[group])
         usable = self._usable(targets, found)
-        known = replace(w.known, origin=origin)
+        known = replace(w.known, origin=origin, rows=self._rows_of_others(rows))
         if seen.paused:
             self.steps, self.waits = [], []
             return Result(usable, paused(), known, rows, finalizer=w.delete)
@@ -241,9 +244,12 @@ class _Topic:
         return replace(config, write_queues=number, read_queues=read, perm=perm)
 
     def _left(self, group: str) -> bool:
-        """Whether the operator took its write permission: the last spec that all brokers had was another one."""
-        row = self.w.known.rows.get(group)
-        return not self._known_generation() and row is not None and "Write" in str(row[2])
+        """Whether the operator took its write permission: it was changing the group when the spec changed again."""
+        known = self.w.known
+        row = known.rows.get(group)
+        if known.generation is None:
+            return False
+        return row is None or (not self._known_generation() and "Write" in str(row[2]))
 
     def _leaving(self, tables: BrokerTables, topic: SeenTopic) -> TopicConfig | None:
         config, group = topic.config, tables.group
@@ -296,9 +302,14 @@ class _Topic:
             return False
         return row is None or row[0] != number or known[0] == number
 
+    def _rows_of_others(self, now: Mapping[str, Row]) -> dict[str, Row]:
+        """The rows to compare with. One that this program is changing is none of them until all brokers are in step."""
+        return {g: r for g, r in self.w.known.rows.items() if g in self.drifted or now.get(g, r) == r}
+
     def _keeps_drift(self, group: str, differences: list[str]) -> bool:
         """True: the differences stay."""
         self.drift += differences
+        self.drifted.add(group)
         self.waits = [] if self.w.report else self.waits
         return self.w.report
 

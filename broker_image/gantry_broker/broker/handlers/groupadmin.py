@@ -377,7 +377,7 @@ async def reset_offsets(broker: BrokerContext, conn: Connection, frame: Frame) -
     async for queue_id in broker.slices.sliced(queues):
         now = broker.meta.working.offset(header.topic, header.group, queue_id)
         wanted = _reset_to(broker, header, queue_id)
-        if now < 0 or header.isForce or wanted <= now or header.timestamp < 0:
+        if now < 0 or header.isForce or wanted <= now or header.timestamp < 0 or server_side:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = wanted
         else:
             table[MessageQueue(header.topic, broker.config.group, queue_id)] = now
@@ -405,7 +405,13 @@ def _as_item(queue: MessageQueue, offset: int) -> dict[str, Any]:
 
 
 def _reset_to(broker: BrokerContext, header: ResetOffsetHeader, queue_id: int) -> int:
-    if header.offset is not None and header.offset >= 0:
+    if header.queueId is not None and header.offset is not None and header.offset != -1:
+        low, high = broker.store.min_offset(header.topic, queue_id), broker.store.max_offset(header.topic, queue_id)
+        if not low <= header.offset <= high:
+            raise RequestRejected(
+                ResponseCode.SYSTEM_ERROR,
+                f"Target offset {header.offset} not in consume queue range [{low}-{high}]",
+            )
         return int(header.offset)
     if header.timestamp < 0:
         return broker.store.max_offset(header.topic, queue_id)

@@ -148,10 +148,10 @@ async def notification(broker: BrokerContext, conn: Connection, frame: Frame) ->
     if not found and asyncio.get_running_loop().time() < ends:
         full = len(_notified) >= MAX_NOTIFICATIONS
     if not found and not full:
-        me = object()
+        me, policy = object(), broker.access.gate.policy
         _notified.add(me)
         try:
-            while not found and not conn.closed and broker.role.leading:
+            while not found and not conn.closed and broker.role.leading and broker.access.gate.policy is policy:
                 left = ends - asyncio.get_running_loop().time()
                 if left <= 0:
                     break

@@ -174,6 +174,11 @@ class Decoder:
             name = self._entry(number)[0]
         else:
             name, at = _string(block, at)
+        first = block[at] if at < len(block) else 0xFF
+        if first & 0x7F < 0x7F and at + 1 + (first & 0x7F) <= len(block):  # the usual case, without two calls
+            stop = at + 1 + (first & 0x7F)
+            raw = block[at + 1 : stop]
+            return (name, huffman_decode(raw) if first & 0x80 else raw.decode("latin-1")), stop
         value, at = _string(block, at)
         return (name, value), at
 

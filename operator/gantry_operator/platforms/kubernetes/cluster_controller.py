@@ -295,7 +295,9 @@ class ClusterController:
         if self._cluster is None or self._plan is None:
             return None
         paused = self._cluster.paused or self._cluster.spec.hibernate
-        return Cluster(self.name, [g.name for g in self._plan.groups], paused=paused)
+        groups = [g.name for g in self._plan.groups]
+        draining = frozenset(groups) - frozenset(self._staying)
+        return Cluster(self.name, groups, draining, paused=paused)
 
     def _reached(self, group: str) -> str | None:
         """Where this process reaches the master of a group as clients do; None: it has no Service yet."""
@@ -582,6 +584,7 @@ class ClusterController:
             removing=removing,
             extend=spec.topicDefaults.extendToNewGroups,
             policy=spec.drain,
+            managed=self.topics.managed_topics(),
         )
 
     def _groups_changed(self) -> None:

@@ -11,13 +11,21 @@ EXACT = ("selector", "matchLabels", "data")
 """Maps without additions by others: an additional label in a selector disables a Service."""
 
 
+CLAIM_TEMPLATES = ".spec.volumeClaimTemplates"
+
+
+def _is_exact(path: str) -> bool:
+    last = path.rsplit(".", 1)[-1]
+    return last in EXACT or (path.startswith(CLAIM_TEMPLATES) and last in ("labels", "annotations"))
+
+
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
     """Paths at which `found` lacks or contradicts `wanted`. Additions by others or the API server are ignored."""
     if isinstance(wanted, Mapping):
         if not isinstance(found, Mapping):
             return [path] if wanted else []
         out = [d for k, v in wanted.items() for d in differences(v, found.get(k), f"{path}.{k}")]
-        if path.rsplit(".", 1)[-1] in EXACT and "matchLabels" not in wanted:
+        if _is_exact(path) and "matchLabels" not in wanted:
             out += [f"{path}.{k}" for k in found if k not in wanted]
         return out
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):

@@ -71,10 +71,7 @@ def of_another_class(claim: Object, wanted: str | None, missing: Iterable[str]) 
 
 def claim_metadata(storage: Storage, selector: Mapping[str, str]) -> dict[str, Any]:
     """Labels and annotations of a volume claim."""
-    out: dict[str, Any] = {"labels": {**storage.labels, **selector}}
-    if storage.annotations:
-        out["annotations"] = dict(storage.annotations)
-    return out
+    return {"labels": {**storage.labels, **selector}, "annotations": dict(storage.annotations)}
 
 
 async def _keep_metadata(api: KubeApi, claims: InformerCache, claim: Object, storage: Storage) -> str:

@@ -36,26 +36,29 @@ def begin_removal(folder: ClusterFolder, group: str) -> None:
     write_durably(_markers(folder) / f"{group}.json", "{}")
 
 
+def group_in_name(cluster: str, process: str) -> str | None:
+    """The broker group of a member, by the name of its process: CLUSTER-GROUP-NUMBER. None: it is no member."""
+    rest = process.removeprefix(f"{cluster}-")
+    group, _, number = rest.rpartition("-")
+    return group if rest != process and number.isdigit() and group.isalnum() else None
+
+
 def leaving_groups(folder: ClusterFolder, cluster: BrokerCluster) -> tuple[BrokerGroup, ...]:
     """The groups that are not in the spec, and whose members have configs."""
     wanted = {g.name for g in cluster.spec.brokerGroups} | set(removing_groups(folder))
-    members: dict[str, int] = {}
-    broker_names: dict[str, str | None] = {}
+    found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.configs.glob("*.json")):
-        known = read_json(path)
-        group, number = (_group_in(known), known.get("member")) if isinstance(known, dict) else (None, None)
-        if isinstance(group, str) and type(number) is int and 0 <= number < MOST_MEMBERS and group not in wanted:
-            members[group] = max(members.get(group, 0), number + 1)
-            broker_names[group] = known["group"] if known["group"] != group else None
-    return tuple(
-        BrokerGroup(name=name, members=count, brokerName=broker_names[name]) for name, count in sorted(members.items())
-    )
-
-
-def _group_in(config: dict[str, Any]) -> str | None:
-    """The group of a broker's config: its own name, not RocketMQ's. None: it is a NameServer's or damaged."""
-    group = config.get("resource_group") or config.get("group")
-    return group if isinstance(group, str) and isinstance(config.get("group"), str) else None
+        known, group = read_json(path), group_in_name(cluster.name, path.stem)
+        if not isinstance(known, dict) or group is None or group in wanted or "group" not in known:
+            continue
+        number = known.get("member")
+        if type(number) is not int or not 0 <= number < MOST_MEMBERS:
+            continue
+        fields = found.setdefault(group, {"name": group, "members": 0})
+        fields["members"] = max(fields["members"], number + 1)
+        if known["group"] != group:
+            fields["brokerName"] = known["group"]
+    return tuple(BrokerGroup.model_validate(fields) for _, fields in sorted(found.items()))
 
 
 def running_cluster(folder: ClusterFolder, cluster: BrokerCluster) -> BrokerCluster:

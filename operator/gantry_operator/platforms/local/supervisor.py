@@ -277,7 +277,9 @@ class Supervisor:
     def _topic_cluster(self) -> Cluster | None:
         """For the decisions about topics and groups."""
         paused = self.cluster.paused or self.cluster.spec.hibernate
-        return Cluster(self.cluster.name, [g.name for g in self.plan.groups], paused=paused)
+        groups = [g.name for g in self.plan.groups]
+        staying = self._wanted_groups().staying
+        return Cluster(self.cluster.name, groups, frozenset(groups) - set(staying), paused)
 
     def _reached(self, group: str) -> str | None:
         """Where clients of this machine reach the master of a group; None: it has no port yet."""
@@ -448,6 +450,7 @@ class Supervisor:
             removing=removing,
             extend=spec.topicDefaults.extendToNewGroups,
             policy=spec.drain,
+            managed=self.topics.managed_topics(),
         )
 
     async def begin_removal(self, group: str) -> None:

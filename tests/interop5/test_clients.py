@@ -1,0 +1,218 @@
+"""Each official client does each main thing: the same expectations for Apache RocketMQ 5.5.0 and for Gantry."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import pytest
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.headers import SendHeader
+from gantry_broker.protocol.message import format_properties
+
+from benchmarks.rig.driver import Line, Result
+from benchmarks.rig.processes import until
+from tests.interop5.conftest import World
+
+pytestmark = pytest.mark.timeout(240)
+LATE_MS = 10_000
+"""How much later than wanted something may happen on a busy machine."""
+
+
+def numbers(lines: Iterable[Line]) -> list[int]:
+    return sorted(line["n"] for line in lines)
+
+
+def taken(result: Result) -> list[Line]:
+    """The messages that the consumer acknowledged."""
+    return [line for line in result.of("message") if line["ok"]]
+
+
+def test_normal_messages_and_a_simple_consumer(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    sent = world.produce(topic, 20, tags=["a", "b"]).of("sent")
+    got = world.receive(topic, group, 20).of("message")
+    assert numbers(got) == list(range(20))
+    ids = {line["n"]: line["messageId"] for line in sent}
+    for line in got:
+        n = line["n"]
+        assert (line["tag"], line["keys"], line["attempt"]) == ("ab"[n % 2], [f"k{n}"], 1)
+        assert line["properties"]["n"] == str(n)
+        assert line["messageId"] == ids[n]
+        assert not line.get("corrupted")
+
+
+@pytest.mark.needs("push")
+def test_a_push_consumer(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    consumer = world.start("push", topic=topic, group=group, count=40, settle_ms=500)
+    consumer.wait_for("started")
+    world.produce(topic, 40)
+    got = consumer.finish().of("message")
+    assert numbers(got) == list(range(40)), "each once"
+    assert {line["attempt"] for line in got} == {1}
+
+
+def test_acknowledged_messages_do_not_come_back(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    world.produce(topic, 8)
+    world.receive(topic, group, 8)
+    world.produce(topic, 4, first=100)
+    assert numbers(world.receive(topic, group, 4).of("message")) == [100, 101, 102, 103]
+
+
+def test_a_message_without_ack_comes_back(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    world.produce(topic, 3)
+    got = world.receive(topic, group, 3, fail=1, invisible_ms=10_000, timeout_ms=60_000).of("message")
+    tries: dict[int, list[int]] = defaultdict(list)
+    for line in got:
+        tries[line["n"]].append(line["attempt"])
+    assert dict(tries) == {n: [1, 2] for n in range(3)}
+    for n in range(3):
+        first, second = (line["at"] for line in got if line["n"] == n)
+        assert 9_000 <= second - first <= 10_000 + LATE_MS
+
+
+@pytest.mark.needs("change")
+def test_a_changed_invisible_time_counts(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    world.produce(topic, 2)
+    got = world.receive(topic, group, 2, fail=1, change_ms=10_000, invisible_ms=60_000, timeout_ms=50_000)
+    lines = got.of("message")
+    assert Counter(line["n"] for line in lines) == {0: 2, 1: 2}
+    for n in range(2):
+        first, second = (line["at"] for line in lines if line["n"] == n)
+        assert 9_000 <= second - first <= 10_000 + LATE_MS
+
+
+def test_order_with_a_simple_consumer(world: World) -> None:
+    topic, group = world.topic("FIFO"), world.group(orderly=True)
+    world.produce(topic, 24, "fifo", groups=3)
+    got = taken(world.receive(topic, group, 24, timeout_ms=60_000))
+    by_group: dict[str, list[int]] = defaultdict(list)
+    for line in got:
+        by_group[line["group"]].append(line["n"])
+    assert dict(by_group) == {f"g{k}": list(range(k, 24, 3)) for k in range(3)}
+
+
+@pytest.mark.needs("push")
+def test_order_with_a_push_consumer_that_fails_first(world: World) -> None:
+    topic, group = world.topic("FIFO"), world.group(orderly=True)
+    world.produce(topic, 12, "fifo", groups=2)
+    got = world.run("push", topic=topic, group=group, count=12, fail=1, timeout_ms=90_000).of("message")
+    for key in ("g0", "g1"):
+        seen = [(line["n"], line["ok"]) for line in got if line["group"] == key]
+        mine = range(int(key[1]), 12, 2)
+        assert seen == [(n, ok) for n in mine for ok in (False, True)], "a failed one holds its message group"
+
+
+def test_delayed_messages(world: World) -> None:
+    topic, group = world.topic("DELAY"), world.group()
+    sent = {line["n"]: line["at"] for line in world.produce(topic, 3, "delay", delay_ms=4_000).of("sent")}
+    got = world.receive(topic, group, 3, timeout_ms=45_000).of("message")
+    assert numbers(got) == [0, 1, 2]
+    for line in got:
+        assert 2_500 <= line["at"] - sent[line["n"]] <= 6_000 + LATE_MS, "the time is in whole seconds"
+
+
+@pytest.mark.needs("recall")
+@pytest.mark.nightly
+def test_a_recalled_message_is_not_delivered(world: World) -> None:
+    topic, group = world.topic("DELAY"), world.group()
+    sent = world.produce(topic, 2, "delay", delay_ms=10_000).of("sent")
+    recalled = world.run("recall", topic=topic, handle=sent[0]["recallHandle"])
+    assert recalled.of("recalled"), recalled.errors
+    got = world.receive(topic, group, 2, timeout_ms=25_000).of("message")
+    assert numbers(got) == [1]
+
+
+def test_transactions_with_checks(world: World) -> None:
+    topic, group = world.topic("TRANSACTION"), world.group()
+    plan = ["commit", "rollback", "unknown-commit", "unknown-rollback"]
+    producer = world.start("produce", topic=topic, kind="transaction", count=8, plan=plan, settle_ms=60_000)
+    got = world.receive(topic, group, 4, timeout_ms=60_000, settle_ms=1_500).of("message")
+    asked: set[int] = set()
+    end = time.monotonic() + 30
+    while asked != {2, 3, 6, 7} and time.monotonic() < end:
+        line = producer.next(30)
+        assert line is not None
+        assert line["event"] != "error", line
+        if line["event"] == "check":
+            asked.add(line["n"])
+    world.driven.stop(producer)
+    assert numbers(got) == [0, 2, 4, 6]
+    assert asked == {2, 3, 6, 7}, "only the undecided ones are asked for"
+
+
+@pytest.mark.needs("push")
+def test_a_failed_message_is_tried_again(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    world.produce(topic, 4)
+    got = world.run("push", topic=topic, group=group, count=4, fail=2, timeout_ms=90_000).of("message")
+    tries: dict[int, list[int]] = defaultdict(list)
+    for line in got:
+        tries[line["n"]].append(line["attempt"])
+    assert dict(tries) == {n: [1, 2, 3] for n in range(4)}
+
+
+@pytest.mark.needs("push")
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_dead_letters(world: World, orderly: bool) -> None:
+    topic, group = world.topic("FIFO" if orderly else "NORMAL"), world.group(orderly, attempts=2)
+    world.produce(topic, 2, "fifo" if orderly else "normal")
+    consumer = world.start("push", topic=topic, group=group, count=2, fail=99, timeout_ms=90_000)
+    dead = f"%DLQ%{group}"
+    until("the dead letters", lambda: world.system.stored(dead, 1) == 2, 80)
+    world.driven.stop(consumer)
+    tries = Counter(line["n"] for line in consumer.finish().of("message"))
+    assert tries == {0: 3, 1: 3}, "the first one and two more"
+
+
+def test_tags(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    world.produce(topic, 30, tags=["red", "green", "blue"])
+    got = world.receive(topic, group, 20, expression="red || blue").of("message")
+    assert numbers(got) == [n for n in range(30) if n % 3 != 1]
+
+
+def test_sql92(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    world.produce(topic, 30, tags=["red", "green"])
+    got = world.receive(topic, group, 5, sql=True, expression="n BETWEEN 5 AND 14 AND TAGS = 'red'").of("message")
+    assert numbers(got) == [6, 8, 10, 12, 14]
+
+
+@pytest.mark.needs("push")
+def test_a_push_consumer_with_sql92(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    world.produce(topic, 30)
+    got = world.run(
+        "push", topic=topic, group=group, count=3, sql=True, expression="n IN ('3', '4') OR n > 28", settle_ms=500
+    )
+    assert numbers(got.of("message")) == [3, 4, 29]
+
+
+def test_large_bodies(world: World) -> None:
+    topic, group = world.topic(), world.group()
+    size = 4 * 1024 * 1024 - 1024
+    world.produce(topic, 2, size=size)
+    got = world.receive(topic, group, 2, batch=2).of("message")
+    assert [(line["size"], line.get("corrupted", False)) for line in got] == [(size, False)] * 2
+
+
+def test_a_body_that_a_remoting_producer_compressed(world: World) -> None:
+    """clients 667, 722: the API calls zlib GZIP, so the body passes as it is stored, with the digest of that."""
+    topic, group = world.topic(), world.group()
+    packed = zlib.compress(b"7 " + b"y" * 9_998)
+    header = SendHeader(
+        producerGroup="remoting", topic=topic, defaultTopic="TBW102", defaultTopicQueueNums=4, queueId=0,
+        sysFlag=1 | 0x300, bornTimestamp=int(time.time() * 1000), flag=0,
+        properties=format_properties({"UNIQ_KEY": f"01{time.time_ns():030X}"}).decode(),
+    )  # fmt: skip
+    with world.system.broker() as broker:
+        broker.call(RequestCode.SEND_MESSAGE, header.ext(), packed)
+    line = world.receive(topic, group, 1).of("message")[0]
+    assert (line["n"], line["size"], line.get("corrupted", False)) == (7, 10_000, False)

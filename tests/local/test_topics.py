@@ -1,0 +1,170 @@
+"""Topics and consumer groups of a local cluster: by a manifest and by commands, put back, reset, deleted; through a
+failover and without a supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gantry_broker.client import Admin
+from gantry_operator.api import BrokerTopic, ConsumerGroup
+
+from tests.local.cluster import Cluster, kill, take_down
+
+pytestmark = pytest.mark.timeout(300)
+
+SPEC: dict[str, Any] = {
+    "nameServers": {"replicas": 1},
+    "brokerGroups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}],
+}
+
+
+def write(cluster: Cluster, *resources: BrokerTopic | ConsumerGroup) -> None:
+    """The manifest with these resources, as further documents of its file."""
+    documents = [r.model_dump(mode="json", exclude={"status"}, exclude_none=True) for r in resources]
+    cluster.file.write_text("\n---\n".join([cluster.file.read_text().split("\n---\n")[0], *map(json.dumps, documents)]))
+
+
+def orders(**spec: Any) -> BrokerTopic:
+    return BrokerTopic.make("orders", "t", topicName="Orders", **spec)
+
+
+def billing(**spec: Any) -> ConsumerGroup:
+    return ConsumerGroup.make("billing", "t", **spec)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("topics"), **SPEC)
+    write(made, orders(queues=6, messageType="Normal"), billing(retryMax=3))
+    try:
+        made.up()
+        yield made
+    finally:
+        take_down(made)
+
+
+KINDS = {"topic": "BrokerTopic", "group": "ConsumerGroup"}
+
+
+def shown(cluster: Cluster, what: str, name: str) -> dict[str, Any]:
+    """As the command describes it."""
+    found: dict[str, Any] = json.loads(cluster.gantry(what, "describe", name, "-o", "json").stdout)
+    return found
+
+
+def statuses(cluster: Cluster, what: str) -> dict[str, dict[str, Any]]:
+    """By name of the resource, as the supervisor has written them."""
+    file = cluster.folder.resources_status
+    found: dict[str, dict[str, Any]] = json.loads(file.read_text())[KINDS[what]] if file.exists() else {}
+    return found
+
+
+def condition(cluster: Cluster, what: str, name: str, kind: str = "Ready") -> dict[str, Any]:
+    conditions = statuses(cluster, what).get(name, {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == kind), {})
+
+
+def queues(cluster: Cluster, name: str = "orders") -> dict[str, tuple[int, int]]:
+    """Write and read queues by broker group."""
+    return {r["name"]: (r["writeQueues"], r["readQueues"]) for r in statuses(cluster, "topic")[name]["groups"]}
+
+
+def listed(cluster: Cluster, what: str) -> dict[str, dict[str, Any]]:
+    return {row[what]: row for row in json.loads(cluster.gantry(what, "list", "-o", "json").stdout)}
+
+
+def test_the_manifest_makes_a_topic_and_a_group(cluster: Cluster) -> None:
+    cluster.until("it is ready", lambda: condition(cluster, "topic", "orders").get("status") == "True")
+    cluster.until("it is ready", lambda: condition(cluster, "group", "billing").get("status") == "True")
+    assert queues(cluster) == {"a": (3, 3), "b": (3, 3)}
+    assert shown(cluster, "topic", "Orders")["attributes"] == {"message.type": "NORMAL"}
+    assert listed(cluster, "topic")["Orders"]["resource"] == "orders"
+    assert listed(cluster, "group")["billing"]["resource"] == "billing"
+    assert {r["retryMax"] for r in shown(cluster, "group", "billing")["groups"]} == {3}
+
+
+async def test_changes_of_others_are_put_back(cluster: Cluster) -> None:
+    async with Admin(cluster.name_servers) as admin:
+        await admin.create_topic("Orders", queues=1)
+    await asyncio.to_thread(cluster.up)
+    cluster.until("it is put back", lambda: cluster.events("DriftCorrected"))
+    rows = shown(cluster, "topic", "Orders")["groups"]
+    assert [(r["group"], r["writeQueues"], r["readQueues"]) for r in rows] == [("a", 3, 3), ("b", 3, 3)]
+    refused = cluster.gantry("topic", "create", "Orders", "--queues", "2", check=False)
+    assert "managed by BrokerTopic orders" in refused.stderr
+
+
+def test_a_group_is_moved_after_a_preview(cluster: Cluster) -> None:
+    cluster.gantry("produce", "Orders", "--count", "12")
+    cluster.gantry("consume", "Orders", "-g", "billing", "--count", "12", "--timeout", "20", "-q")
+    reset = ("group", "reset", "billing", "--to", "earliest")
+    preview = json.loads(cluster.gantry(*reset, "-o", "json").stdout)
+    assert (preview["repeated"], preview["skipped"], preview["done"]) == (12, 0, False)
+    assert listed(cluster, "group")["billing"]["lag"] == 0
+    cluster.gantry(*reset, "--confirm")
+    assert listed(cluster, "group")["billing"]["lag"] == 12
+    latest = cluster.gantry("topic", "reset", "Orders", "-g", "billing", "--to", "latest", "--confirm").stdout
+    assert "12 messages were skipped, 0 repeated" in latest
+    wrong = cluster.gantry("group", "reset", "billing", "--to", "yesterday", check=False)
+    assert (wrong.returncode, "with a time like" in wrong.stderr) == (2, True)
+
+
+def test_a_topic_shrinks_and_grows_with_its_manifest(cluster: Cluster) -> None:
+    write(cluster, orders(queues=2), billing())
+    cluster.up()
+    cluster.until("it takes fewer", lambda: queues(cluster) == {"a": (1, 3), "b": (1, 3)})
+    assert condition(cluster, "topic", "orders", "Synced")["reason"] == "Shrinking"
+    assert condition(cluster, "topic", "orders")["status"] == "True"
+    write(cluster, orders(queues=2, force=True), billing())
+    cluster.up()
+    cluster.until("it has fewer", lambda: queues(cluster) == {"a": (1, 1), "b": (1, 1)})
+    write(cluster, orders(queuesPerGroup=2, deletionPolicy="Delete"), billing(deletionPolicy="Delete"))
+    cluster.up()
+    cluster.until("it grows", lambda: queues(cluster) == {"a": (2, 2), "b": (2, 2)})
+
+
+async def test_topics_are_made_in_the_middle_of_a_failover(cluster: Cluster) -> None:
+    former = cluster.master()
+    more = [BrokerTopic.make(f"more{n}", "t", queuesPerGroup=2) for n in range(30)]
+    write(cluster, *more)
+    kill(former["pid"], signal.SIGKILL)
+    await asyncio.to_thread(cluster.gantry, "up", str(cluster.file), "--dir", str(cluster.folder.root), "--detach")
+    cluster.until("another leads", lambda: cluster.master()["name"] != former["name"])
+    names = [f"more{n}" for n in range(30)]
+    cluster.until(
+        "all are there", lambda: {condition(cluster, "topic", n).get("status") for n in names} == {"True"}, 60
+    )  # fmt: skip
+    cluster.until("all are in sync", lambda: all(m["inSync"] for m in cluster.members().values()))
+
+
+def test_what_a_command_makes_is_kept_without_a_supervisor_and_made_later(cluster: Cluster) -> None:
+    kill(cluster.supervisor_pid(), signal.SIGKILL)
+    later = cluster.gantry("topic", "create", "Later", "--queues", "1", "--managed")
+    assert "no `gantry up` runs" in later.stderr
+    cluster.up()
+    cluster.until("it is made", lambda: condition(cluster, "topic", "later").get("status") == "True")
+    assert "later" in cluster.gantry("topic", "list").stdout
+    assert "its deletionPolicy is Retain" in cluster.gantry("topic", "delete", "Later").stdout
+    assert cluster.gantry("topic", "delete", "Later").stdout == "Later is deleted\n"
+    cluster.gantry("group", "create", "Direct", "--retry-max", "2")
+    assert {r["retryMax"] for r in shown(cluster, "group", "Direct")["groups"]} == {2}
+    assert "deleted with its offsets" in cluster.gantry("group", "delete", "Direct").stdout
+    assert "there is no topic Nothing" in cluster.gantry("topic", "delete", "Nothing", check=False).stderr
+    assert "topic of the system" in cluster.gantry("topic", "delete", "TBW102", check=False).stderr
+
+
+def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Cluster) -> None:
+    cluster.gantry("produce", "Orders", "--count", "4")
+    assert "once nothing in it is unread" in cluster.gantry("topic", "delete", "Orders").stdout
+    cluster.until("it waits", lambda: condition(cluster, "topic", "orders").get("reason") == "Unread")
+    cluster.gantry("consume", "Orders", "-g", "billing", "--count", "4", "--timeout", "20", "-q")
+    cluster.until("it is gone", lambda: "orders" not in statuses(cluster, "topic"), 60)
+    assert "Orders" not in listed(cluster, "topic")
+    assert "being deleted" in cluster.gantry("group", "delete", "billing").stdout
+    cluster.until("the group is gone", lambda: "billing" not in statuses(cluster, "group"), 60)

@@ -1,0 +1,41 @@
+"""Planted bugs of POP consumption. The histories must find each: this proves that they would find a real one."""
+
+from __future__ import annotations
+
+from gantry_broker.pop import expiry, finding, log, records, service, state
+
+from tests.simulation.mutants import Edit, Mutant
+
+MUTANTS = tuple(
+    Mutant(number, name, (Edit(module, before, after),))
+    for number, (name, module, before, after) in enumerate(
+        (
+            (
+                "answers_before_replication", log,
+                "self._writer.appended((lambda status, told=waiters: _tell(told, status)) if waiters else None)",
+                "_tell(waiters, SendStatus.SEND_OK); self._writer.appended(None)",
+            ),
+            (
+                "record_before_copies", log,
+                "puts.append(self._record(self.changes.take()))", "puts.insert(0, self._record(self.changes.take()))",
+            ),
+            ("half_batch_is_forgotten", log, "self._finish_copied()\n", "pass\n"),
+            ("acknowledgements_are_not_replayed", records, "state.finish(queue, offset)\n    elif", "pass\n    elif"),
+            ("renewals_are_not_replayed", records, "state.renew(queue, *change[2:])", "pass"),
+            ("parts_without_renewals", state, "moved.append((offset, *queue.moved[offset]))", "pass"),
+            ("whole_state_without_order", records, "if order is not None:\n                    changes", "if False:\n                    changes"),
+            ("base_behind_the_first_part", log, "self._base = stored.queue_offset", "self._base = stored.queue_offset + 1"),
+            ("renewed_messages_expire", state, "if offset not in queue.moved:\n                            found", "if True:\n                            found"),
+            ("handles_of_any_delivery", service, "matches = queue.is_delivered(handle.offset, handle.pop_ms)", "matches = True"),
+            ("order_is_not_blocked", finding, "if order is not None and not same and order.given and order.visible_ms() > found.now_ms:", "if False:"),
+            ("reset_keeps_what_is_in_flight", state, "self._clear(queue)\n        queue.next = next_offset", "queue.next = next_offset"),
+            ("deletion_drops_nothing", service, "if topic in names or group in members or f\"{topic}@{group}\" in keys:", "if False:"),
+            ("expiry_without_copy", expiry, "puts.append(put)\n                size", "size"),
+            ("attempts_do_not_count", expiry, "counts=not item.suspended", "counts=False"),
+            ("committed_offset_is_the_next_pop", log, "low = queue.lowest()", "low = queue.next"),
+            ("retry_arrivals_wake_nobody", service, "if (topic == asked and request.queue_id not in (-1, queue_id)) or (topic != asked and request.order):", "if topic != asked or request.queue_id not in (-1, queue_id):"),
+            ("filtered_messages_block", finding, "changes.advance(queue, at)\n            found.more", "found.more"),
+        ),
+        1,
+    )
+)  # fmt: skip

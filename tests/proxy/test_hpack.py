@@ -1,0 +1,77 @@
+"""Header compression: the examples of RFC 7541, limits, and bytes that are no header block."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from gantry_broker.proxy.http2 import hpack
+from gantry_broker.proxy.http2.hpack import Decoder, HpackError, TooLarge
+
+FIRST = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "www.example.com")]
+
+
+def test_the_examples_of_the_rfc_in_one_connection() -> None:
+    decoder = Decoder()
+    assert decoder.decode(bytes.fromhex("828684418cf1e3c2e5f23a6ba0ab90f4ff")) == FIRST
+    second = [*FIRST, ("cache-control", "no-cache")]
+    assert decoder.decode(bytes.fromhex("828684be5886a8eb10649cbf")) == second
+    third = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":path", "/index.html"),
+        (":authority", "www.example.com"),
+        ("custom-key", "custom-value"),
+    ]
+    assert decoder.decode(bytes.fromhex("828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf")) == third
+
+
+def test_plain_text_and_an_entry_that_is_never_indexed() -> None:
+    decoder = Decoder()
+    assert decoder.decode(bytes.fromhex("100870617373776f726406736563726574")) == [("password", "secret")]
+    with pytest.raises(HpackError):
+        decoder.decode(b"\xbe")  # nothing was added to the table
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"\x80",  # entry 0
+        b"\xff\xff\xff\xff\xff\xff\x01",  # a number without end
+        b"\x40",  # cut off
+        b"\x40\x81\xff\x00",  # padding that is none
+        b"\x82\x3f\xe1\x1f",  # a change of size in the middle
+        b"\x3f\xe2\x1f",  # a table larger than allowed
+        b"\x00\x05ab",
+    ],
+)
+def test_what_is_no_block_is_refused(block: bytes) -> None:
+    with pytest.raises((HpackError, IndexError)):
+        Decoder().decode(block)
+
+
+def test_a_bomb_of_references_is_refused_before_it_is_built() -> None:
+    decoder = Decoder()
+    entry = b"\x40\x01a" + b"\x7f\xa1\x1e" + b"x" * 4_000
+    assert len(decoder.decode(entry)) == 1
+    with pytest.raises(TooLarge):
+        decoder.decode(b"\xbe" * 4_000)  # 4 KB that stand for 16 MB
+
+
+def test_random_bytes_end_in_a_block_or_a_refusal() -> None:
+    chance = random.Random(7)
+    for _ in range(8 * int(os.environ.get("HTTP2_HISTORIES", "400"))):
+        decoder = Decoder()
+        for _ in range(3):
+            block = chance.randbytes(chance.randrange(80))
+            try:
+                fields = decoder.decode(block)
+            except (HpackError, IndexError):
+                break
+            assert len(fields) <= hpack.MAX_FIELDS
+
+
+def test_literals_of_answers_can_be_decoded() -> None:
+    block = hpack.status(200) + hpack.status(415) + hpack.literal("grpc-message", "x" * 500)
+    assert Decoder().decode(block) == [(":status", "200"), (":status", "415"), ("grpc-message", "x" * 500)]

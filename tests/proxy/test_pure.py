@@ -1,0 +1,250 @@
+"""Messages, handles, waits, routes and renewals: functions without I/O."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from gantry_broker.protocol.bodies import QueueData
+from gantry_broker.protocol.codes import Prop, SysFlag
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
+from gantry_broker.proxy import contract
+from gantry_broker.proxy.answers import Refusal, overall
+from gantry_broker.proxy.brokers import GroupConfig
+from gantry_broker.proxy.clients import answered_settings
+from gantry_broker.proxy.contract import Code, MessageType, Permission, v2
+from gantry_broker.proxy.messages import consistent_hash, received, stored_properties, sys_flag_of, type_of
+from gantry_broker.proxy.names import resource_name, topic_name
+from gantry_broker.proxy.receiving import polling_ms, read_pop, tags_of
+from gantry_broker.proxy.renewal import AHEAD_MS, FIRST_MS, LONGEST_MS, STEPS_MS, Renewals
+from gantry_broker.proxy.service import queue_permissions
+
+from tests.proxy.cluster import consumer, message, producer
+
+HOST = pack_host("127.0.0.1", 10911)
+
+
+def record(properties: dict[str, str], body: bytes = b"hello", topic: str = "T", **more: int) -> bytes:
+    values = {"queue_id": 1, "queue_offset": 7, "phys_offset": 4_711, "sys_flag": 0, "reconsume_times": 0} | more
+    return encode_record(
+        topic=topic.encode(),
+        body=body,
+        properties=format_properties(properties),
+        born_ms=1_700_000_000_123,
+        born_host=HOST,
+        store_ms=1_700_000_000_456,
+        store_host=HOST,
+        **values,
+    )
+
+
+def test_the_contract_has_its_own_pool() -> None:
+    file = contract.describe()
+    assert len({message.name for message in file.message_type}) == len(file.message_type)
+    assert v2.Message.DESCRIPTOR.file.pool is not None
+    for kind in file.message_type:
+        numbers = [field.number for field in kind.field]
+        assert len(set(numbers)) == len(numbers), kind.name
+
+
+def test_a_message_keeps_what_its_producer_said() -> None:
+    sent = message("T", tag="a", keys=["k1", "k2"], props={"p": "v", "ä": "ö"}, message_group="g", trace_context="t")
+    properties = stored_properties(sent, "T", 0)
+    assert properties[Prop.KEYS] == "k1 k2"
+    assert type_of(properties) == MessageType.FIFO
+    got = received(decode_record(record(properties)), sent.topic, handle="h")
+    system = got.system_properties
+    assert got.user_properties["ä"] == "ö"
+    assert (system.tag, list(system.keys), system.message_group, system.trace_context) == ("a", ["k1", "k2"], "g", "t")
+    assert (system.message_id, system.born_host) == (sent.system_properties.message_id, "here")
+    assert (system.receipt_handle, system.delivery_attempt, system.queue_offset) == ("h", 1, 7)
+    assert system.body_digest.checksum == "5D41402ABC4B2A76B9719D911017C592"
+    assert system.store_timestamp.nanos == 456_000_000
+
+
+def test_a_compressed_body_passes_through() -> None:
+    """clients 667, 722: GZIP is zlib; the sender knows how it did that."""
+    sent = message("T", b"compressed", encoding=2)
+    flag = sys_flag_of(sent)
+    assert flag == SysFlag.COMPRESSED
+    got = received(decode_record(record(stored_properties(sent, "T", 0), sent.body, sys_flag=flag)), sent.topic)
+    assert got.system_properties.body_encoding == 2
+    assert got.body == b"compressed"
+
+
+def test_namespaces_stand_before_names() -> None:
+    assert resource_name(v2.Resource(resource_namespace="ns", name="T")) == "ns%T"
+    assert topic_name(v2.Resource(name="T")) == "T"
+    for name in ("", " ", "a b", "x" * 128, "TBW102", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX"):
+        with pytest.raises(Refusal) as error:
+            topic_name(v2.Resource(name=name))
+        assert error.value.code == Code.ILLEGAL_TOPIC
+
+
+def test_message_groups_have_the_queue_that_apaches_proxy_gives_them() -> None:
+    """Answers of Guava's `Hashing.consistentHash`."""
+    assert consistent_hash(java_hash("g1"), 2) == 0
+    assert consistent_hash(java_hash("abc-17"), 16) == 15
+    assert consistent_hash(java_hash("negative-hash-x"), 7) == 3
+    chance = random.Random(3)
+    groups = [java_hash(f"group-{chance.random()}") for _ in range(2_000)]
+    moved = sum(consistent_hash(group, 8) != consistent_hash(group, 9) for group in groups)
+    assert 100 < moved < 400
+
+
+def test_a_pop_answer_gives_each_message_its_handle() -> None:
+    retried = {Prop.POP_CK: "3 100 200 5 1 b 0 4", Prop.TAGS: "t"}
+    body = record({}) + record(retried, topic="T", queue_id=0, queue_offset=4, reconsume_times=2)
+    ext = {"popTime": "1000", "invisibleTime": "60000", "reviveQid": "3", "startOffsetInfo": "0 1 5;1 0 3"}
+    popped = read_pop(Frame(0, ext=ext, body=body), "b")
+    assert [(handle, attempt) for _, handle, attempt in popped.items] == [
+        ("5 1000 60000 3 0 b 1 7 4711", 1),
+        ("3 100 200 5 1 b 0 4 4711", 3),
+    ]
+    assert popped.visible_ms == 61_000
+    ordered = {**ext, "reviveQid": "999", "orderCountInfo": "0 qo1%7 2;0 1 0"}
+    assert read_pop(Frame(0, ext=ordered, body=record({})), "b").items[0][2] == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "left", "version", "expected"),
+    [
+        (5_000, 20_000, "5.1.2", 5_000),
+        (1, 20_000, "5.1.2", 5_000),
+        (60_000, 90_000, "5.1.2", 20_000),
+        (None, 21_500, "5.1.2", 20_000),
+        (None, 9_000, "5.1.2", 7_500),
+        (20_000, 7_000, "5.1.2", 7_000),
+        (20_000, 1_000, "5.1.2", Code.ILLEGAL_POLLING_TIME),
+        (20_000, 1_000, "5.0.2", Code.BAD_REQUEST),
+        (20_000, 1_000, "", Code.BAD_REQUEST),
+        (None, None, "", 20_000),
+    ],
+)
+def test_how_long_a_receive_waits(asked: int | None, left: int | None, version: str, expected: int) -> None:
+    if isinstance(expected, Code):
+        with pytest.raises(Refusal) as error:
+            polling_ms(asked, 3_000, left, version)
+        assert error.value.code == expected
+    else:
+        assert polling_ms(asked, 3_000, left, version) == expected
+
+
+def test_tags_of_an_expression() -> None:
+    assert tags_of("*") is None
+    assert tags_of("") is None
+    assert tags_of("a || b") == {"a", "b"}
+
+
+def test_queues_of_a_group_for_reading_and_writing() -> None:
+    both, read, write = Permission.READ_WRITE, Permission.READ, Permission.WRITE
+    assert queue_permissions(QueueData("b", 3, 2, 6)) == [(0, both), (1, both), (2, read)]
+    assert queue_permissions(QueueData("b", 1, 2, 6)) == [(0, both), (1, write)]
+    assert queue_permissions(QueueData("b", 2, 2, 4)) == [(0, read), (1, read)]
+    assert queue_permissions(QueueData("b", 2, 2, 0)) == [(0, Permission.NONE)]
+
+
+def test_settings_have_what_clients_wait_for() -> None:
+    """clients 1168, 1191: without `metric` the push consumer of Python fails."""
+    answer = answered_settings(producer("T"), None)
+    assert answer.HasField("metric")
+    assert (answer.backoff_policy.max_attempts, answer.publishing.max_body_size) == (3, 4 << 20)
+    answer = answered_settings(consumer("g", "T"), GroupConfig(orderly=True, retry_times=3))
+    assert answer.HasField("metric")
+    assert (answer.backoff_policy.max_attempts, answer.subscription.fifo) == (4, True)
+    assert answered_settings(answer, GroupConfig(True, 3)) == answer
+
+
+def test_one_status_for_an_answer_with_several() -> None:
+    assert overall([]) == Code.OK
+    assert overall([Code.OK, Code.OK]) == Code.OK
+    assert overall([Code.OK, Code.INVALID_RECEIPT_HANDLE]) == Code.MULTIPLE_RESULTS
+
+
+# ---- renewals
+
+
+def test_a_message_is_renewed_until_its_client_is_done() -> None:
+    renewals = Renewals()
+    renewals.add("c", "g", "T", "h0", FIRST_MS, 0)
+    assert renewals.due(FIRST_MS - AHEAD_MS - 1) == []
+    [due] = renewals.due(FIRST_MS - AHEAD_MS)
+    assert (due.invisible_ms, due.last) == (STEPS_MS[0], False)
+    assert renewals.due(FIRST_MS) == []  # it is under way
+    renewals.renewed(due, "h1", 110_000)
+    held = renewals.find("h0")
+    assert held is not None
+    assert held.handle == "h1"
+    assert renewals.remove("h0") is held
+    assert renewals.due(10**9) == []  # 4783, 7837: nothing is renewed after its end
+    assert len(renewals) == 0
+
+
+def test_renewals_end_after_the_longest_time() -> None:
+    renewals, now = Renewals(), 0
+    renewals.add("c", "g", "T", "h", FIRST_MS, 0)
+    spans = []
+    while len(renewals):
+        now += 1_000
+        for due in renewals.due(now):
+            spans.append(due.invisible_ms)
+            renewals.renewed(due, f"h{now}", now + due.invisible_ms)
+    assert spans[: len(STEPS_MS)] == list(STEPS_MS)
+    assert LONGEST_MS <= now < LONGEST_MS + STEPS_MS[-1]
+
+
+def test_a_failed_renewal_is_tried_again_until_the_message_is_visible() -> None:
+    renewals, now, tries = Renewals(), FIRST_MS - AHEAD_MS, 0
+    renewals.add("c", "g", "T", "h", FIRST_MS, 0)
+    while len(renewals):
+        for due in renewals.due(now):
+            tries += 1
+            renewals.failed(due, now, final=False)
+        now += 100
+    assert 3 <= tries < 20
+    assert FIRST_MS <= now < FIRST_MS + 2_000
+
+
+def test_what_a_client_leaves_goes_to_others() -> None:
+    renewals = Renewals()
+    for number in range(3):
+        renewals.add("c", "g", "T", f"h{number}", FIRST_MS, 0)
+    renewals.add("other", "g", "T", "x", FIRST_MS, 0)
+    assert {held.handle for held in renewals.client_gone("c")} == {"h0", "h1", "h2"}
+    assert len(renewals) == 1
+    assert renewals.client_gone("c") == []
+
+
+def test_seeded_histories_of_renewals() -> None:
+    """A message is renewed only while its client works on it, never twice at once, and none is forgotten."""
+    chance = random.Random(5)
+    for _ in range(200):
+        renewals, now, open_ones, busy = Renewals(), 0, {}, {}
+        for step in range(150):
+            now += chance.randrange(5_000)
+            action = chance.random()
+            if action < 0.3:
+                name = f"h{step}"
+                renewals.add(chance.choice("ab"), "g", "T", name, now + FIRST_MS, now)
+                open_ones[name] = now + FIRST_MS
+            elif action < 0.45 and open_ones:
+                name = chance.choice(sorted(open_ones))
+                renewals.remove(name)
+                del open_ones[name]
+            for due in renewals.due(now):
+                assert due.held.given in open_ones
+                assert due.held.given not in busy
+                busy[due.held.given] = due
+            for name, due in list(busy.items()):
+                if chance.random() < 0.6:
+                    del busy[name]
+                    if chance.random() < 0.8:
+                        renewals.renewed(due, f"{name}+", now + due.invisible_ms)
+                        if name in open_ones:
+                            open_ones[name] = now + due.invisible_ms
+                    else:
+                        renewals.failed(due, now, final=False)
+            for name in [name for name, at in open_ones.items() if renewals.find(name) is None]:
+                assert open_ones.pop(name) <= now  # it had become visible
+        assert len(renewals) == len(open_ones)

@@ -1,0 +1,397 @@
+"""Clients of a real proxy over a real broker: order, renewals, several proxies, lost clients, users, changes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hmac
+import json
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gantry_broker.access.table import AccessTable, table_json
+from gantry_broker.proxy import brokers, receiving, renewal, service
+from gantry_broker.proxy.contract import Code, v2
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.client.cluster import Cluster
+from tests.integration.test_metrics_page import ROOT, compare, documented, served
+from tests.proxy import cluster as c
+
+CLIENT = "client@1"
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "MIN_POLL_MS", 1_000)
+    monkeypatch.setattr(c, "POLL_S", 1)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with c.served(tmp_path, enablePropertyFilter=True) as found:
+        await c.make_topic(found, "T")
+        await c.make_group(found, "g")
+        yield found
+
+
+async def send(stub: c.Stub, *messages: Any, client: str = "p@1", **more: str | None) -> Any:
+    request = v2.SendMessageRequest(messages=messages)
+    return await stub.SendMessage(request, metadata=c.metadata(client, **more), timeout=5)
+
+
+async def get(stub: c.Stub, client: str, request: Any, count: int = 1, seconds: float = 12) -> list[Any]:
+    """Receive until `count` messages have come."""
+    found: list[Any] = []
+    ends = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < ends:
+        status, messages = await c.received(stub, client, request)
+        assert status.code in (Code.OK, Code.MESSAGE_NOT_FOUND), status
+        found += messages
+    return found
+
+
+async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        packed = gzip.compress(b"x" * 10_000)
+        await send(stub, c.message("T", b"1", tag="a", props={"p": "v"}), c.message("T", b"2", tag="b"))
+        await send(stub, c.message("T", packed, encoding=2, tag="a"))
+        got = await get(stub, CLIENT, c.receive("g", "T", n=32), 3)
+        assert sorted(m.body for m in got) == sorted([b"1", b"2", packed])
+        [same] = [m for m in got if m.body == packed]
+        assert same.system_properties.body_encoding == 2
+        answer = await stub.AckMessage(c.ack("T", "g", *got), metadata=c.metadata(CLIENT))
+        assert answer.status.code == Code.OK
+        status, again = await c.received(stub, CLIENT, c.receive("g", "T"))
+        assert (status.code, again) == (Code.MESSAGE_NOT_FOUND, [])
+        page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
+        assert 'gantry_proxy_answers_total{method="SendMessage",code="OK"} 2' in page
+        [known] = json.loads(await asyncio.to_thread(_page, proxy.http_port, "/v1/clients"))
+        assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
+        assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
+        await line.end()
+
+
+async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        await send(stub, c.message("T"))
+        page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
+        await line.end()
+    found = served(text_string_to_metric_families(page))
+    own = {name: row for name, row in found.items() if name.startswith("gantry_proxy_")}
+    assert set(found) - set(own) == {"gantry_build_info", "gantry_access_refused_total"}
+    compare(documented((ROOT / "docs" / "metrics.md").read_text(), "The gRPC proxy's"), own)
+
+
+def _page(port: int | None, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+async def test_a_filter_by_tag_and_by_properties(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        for number in range(4):
+            await send(stub, c.message("T", b"%d" % number, tag="ab"[number % 2], props={"n": str(number)}))
+        got = await get(stub, CLIENT, c.receive("g", "T", expression="a || c"), 2)
+        assert sorted(m.body for m in got) == [b"0", b"2"]
+        await c.make_group(cluster, "g2")
+        await line.settings(c.consumer("g2", "T"))
+        got = await get(stub, CLIENT, c.receive("g2", "T", kind=2, expression="n > 1"), 2)
+        assert sorted(m.body for m in got) == [b"2", b"3"]
+        await line.end()
+
+
+async def test_a_message_group_keeps_its_order_and_blocks_its_queue(cluster: Cluster) -> None:
+    """7999, clients 599, 754: the order of a message group is that of its group with orderly consumers."""
+    await c.make_topic(cluster, "F", "FIFO", queues=4)
+    await c.make_group(cluster, "go", orderly=True)
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        settings = await line.settings(c.consumer("go", "F", kind=2))
+        assert settings.settings.subscription.fifo
+        for number in range(6):
+            await send(stub, c.message("F", b"%d" % number, kind=2, message_group="one"))
+        got = []
+        while len(got) < 6:
+            messages = await get(stub, CLIENT, c.receive("go", "F", n=2, auto=True, invisible=None))
+            got += [m.body for m in messages]
+            status, others = await c.received(stub, CLIENT, c.receive("go", "F", auto=True, invisible=None))
+            assert others == [], status
+            await stub.AckMessage(c.ack("F", "go", *messages), metadata=c.metadata(CLIENT))
+        assert got == [b"%d" % number for number in range(6)]
+        await line.end()
+
+
+async def test_a_push_consumer_keeps_its_message_as_long_as_it_works(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9583: an acknowledgement with the first handle counts after renewals."""
+    monkeypatch.setattr(receiving, "FIRST_MS", 3_000)
+    monkeypatch.setattr(renewal, "AHEAD_MS", 1_500)
+    monkeypatch.setattr(renewal, "STEPS_MS", (3_000,))
+    monkeypatch.setattr(receiving, "RENEW_S", 0.1)
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T", kind=2))
+        await send(stub, c.message("T", b"long work"))
+        [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+        status, others = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None, poll=7))
+        assert (status.code, others) == (Code.MESSAGE_NOT_FOUND, [])
+        renewals = proxy.service.receiving.renewals
+        assert renewals.made >= 2
+        answer = await stub.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))
+        assert answer.status.code == Code.OK
+        assert len(renewals) == 0
+        status, others = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None, poll=5))
+        assert others == []
+        await line.end()
+
+
+async def test_a_client_that_says_goodbye_leaves_its_messages_to_others(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (_, stub):
+        first, second = c.Line(stub, "one"), c.Line(stub, "two")
+        for line in (first, second):
+            await line.settings(c.consumer("g", "T", kind=2))
+        await send(stub, c.message("T", b"left"))
+        await get(stub, "one", c.receive("g", "T", auto=True, invisible=None))
+        await stub.NotifyClientTermination(v2.NotifyClientTerminationRequest(), metadata=c.metadata("one"))
+        [got] = await get(stub, "two", c.receive("g", "T", auto=True, invisible=None))
+        assert got.body == b"left"
+        assert got.system_properties.delivery_attempt == 2
+        for line in (first, second):
+            await line.end()
+
+
+async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        gone = stub.ReceiveMessage(c.receive("g", "T", poll=10), metadata=c.metadata(CLIENT), timeout=15)
+        reading = asyncio.ensure_future(_read(gone))
+        await asyncio.sleep(0.5)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await send(stub, c.message("T", b"nobody waits"))
+        begun = time.monotonic()
+        [got] = await get(stub, CLIENT, c.receive("g", "T"))
+        assert got.body == b"nobody waits"
+        assert time.monotonic() - begun < 5  # its invisible time is 20 s
+        assert proxy.service.receiving.returned <= 1
+        await line.end()
+
+
+async def _read(call: Any) -> Any:
+    return await call.read()
+
+
+async def test_another_proxy_takes_handles_and_clients_over(cluster: Cluster) -> None:
+    """10278: a handle stands for itself, at each proxy."""
+    async with c.proxied(cluster) as (_, other):
+        async with c.proxied(cluster) as (_, stub):
+            line = c.Line(stub, CLIENT)
+            await line.settings(c.consumer("g", "T", kind=2))
+            await send(stub, c.message("T", b"1"))
+            [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+        moved = c.Line(other, CLIENT)
+        await moved.settings(c.consumer("g", "T", kind=2))
+        answer = await other.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))
+        assert answer.status.code == Code.OK
+        status, again = await c.received(other, CLIENT, c.receive("g", "T"))
+        assert (status.code, again) == (Code.MESSAGE_NOT_FOUND, [])
+        await moved.end()
+
+
+async def test_a_receive_waits_a_moment_for_the_settings_of_its_client(cluster: Cluster) -> None:
+    """clients 1137: after a restart of the proxy, settings may come after the first receive."""
+    async with c.proxied(cluster) as (_, stub):
+        await send(stub, c.message("T", b"1"))
+        early = asyncio.ensure_future(c.received(stub, CLIENT, c.receive("g", "T")))
+        await asyncio.sleep(0.3)
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        status, messages = await early
+        assert (status.code, [m.body for m in messages]) == (Code.OK, [b"1"])
+        await line.end()
+
+
+async def test_a_changed_group_reaches_its_live_consumers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "FRESH_S", 0.2)
+    monkeypatch.setattr(service, "SWEEP_S", 0.2)
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        first = await line.settings(c.consumer("g", "T", kind=2))
+        assert (first.settings.subscription.fifo, first.settings.backoff_policy.max_attempts) == (False, 17)
+        await c.make_group(cluster, "g", orderly=True, retries=3)
+        told = await line.read()
+        assert (told.settings.subscription.fifo, told.settings.backoff_policy.max_attempts) == (True, 4)
+        await line.end()
+
+
+async def test_messages_that_failed_too_often_become_dead_letters(cluster: Cluster) -> None:
+    await c.make_group(cluster, "g", retries=1)
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T", kind=2))
+        await send(stub, c.message("T", b"bad"))
+        for attempt in (1, 2):
+            [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+            assert got.system_properties.delivery_attempt == attempt
+            change = v2.ChangeInvisibleDurationRequest(receipt_handle=got.system_properties.receipt_handle)
+            change.topic.name, change.group.name = "T", "g"
+            change.invisible_duration.nanos = 200_000_000
+            answer = await stub.ChangeInvisibleDuration(change, metadata=c.metadata(CLIENT))
+            assert answer.status.code == Code.OK
+        status, messages = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+        assert (status.code, messages) == (Code.MESSAGE_NOT_FOUND, [])
+        await cluster.has_topic("%DLQ%g")
+        await line.end()
+
+
+async def test_a_client_is_asked_for_its_stack_and_to_verify_a_message(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T", kind=2))
+        client = proxy.service.clients.get(CLIENT)
+        assert client is not None
+        part = "print_thread_stack_trace_command"
+        asked = asyncio.ensure_future(proxy.service.clients.ask(client, v2.TelemetryCommand(), part, 5))
+        nonce = (await line.read()).print_thread_stack_trace_command.nonce
+        answer = v2.TelemetryCommand()
+        answer.thread_stack_trace.nonce = nonce
+        answer.thread_stack_trace.thread_stack_trace = "main"
+        await line.send(answer)
+        assert (await asked).thread_stack_trace.thread_stack_trace == "main"
+        with pytest.raises(TimeoutError):
+            await proxy.service.clients.ask(client, v2.TelemetryCommand(), "verify_message_command", 0.2)
+        await line.end()
+
+
+# ---- users
+
+
+def signed(key: str, secret: str) -> dict[str, str]:
+    date = time.strftime("%Y%m%dT%H%M%SZ")
+    signature = hmac.digest(secret.encode(), date.encode(), "sha1").hex().upper()
+    return {
+        "authorization": f"MQv2-HMAC-SHA1 Credential={key}, SignedHeaders=x-mq-date-time, Signature={signature}",
+        "x_mq_date_time": date,
+    }
+
+
+def users(version: int, key: str = "secret-of-orders") -> bytes:
+    rules = [
+        {"type": "Topic", "name": "T", "actions": ["Pub", "Sub"]},
+        {"type": "Group", "name": "g", "actions": ["Sub"]},
+    ]
+    table = {"version": version, "mode": "Enabled", "users": [{"name": "orders", "keys": [key], "rules": rules}]}
+    return table_json(AccessTable.model_validate(table))
+
+
+async def test_users_and_their_rights(cluster: Cluster, tmp_path: Path) -> None:
+    table = tmp_path / "access.json"
+    table.write_bytes(users(1))
+    await c.make_topic(cluster, "Other")
+    async with c.proxied(cluster, access={"file": str(table)}) as (_, stub):
+        good = signed("orders", "secret-of-orders")
+        assert (await send(stub, c.message("T"))).status.code == Code.UNAUTHORIZED
+        wrong = await send(stub, c.message("T"), **signed("orders", "another-secret"))
+        unknown = await send(stub, c.message("T"), **signed("nobody", "secret-of-orders"))
+        assert (wrong.status.code, wrong.status.message) == (unknown.status.code, unknown.status.message)
+        assert wrong.status.code == Code.UNAUTHORIZED
+        assert (await send(stub, c.message("T"), **good)).status.code == Code.OK
+        assert (await send(stub, c.message("Other"), **good)).status.code == Code.FORBIDDEN
+        garbage = good | {"authorization": "MQv2-HMAC-SHA1 " + "x" * 2_000}
+        assert (await send(stub, c.message("T"), **garbage)).status.code == Code.UNAUTHORIZED
+        line = c.Line(stub, CLIENT, **good)
+        assert (await line.settings(c.consumer("g", "T"))).status.code == Code.OK
+        refused = c.Line(stub, "other", **good)
+        assert (await refused.settings(c.consumer("strangers", "T"))).status.code == Code.FORBIDDEN
+        status, messages = await c.received(stub, CLIENT, c.receive("g", "T"), **good)
+        assert (status.code, len(messages)) == (Code.OK, 1)
+        status, _ = await c.received(stub, CLIENT, c.receive("strangers", "T"), **good)
+        assert status.code == Code.FORBIDDEN
+        table.write_bytes(users(2, "rotated-secret"))
+        ends = time.monotonic() + 5
+        while (await send(stub, c.message("T"), **good)).status.code == Code.OK:
+            assert time.monotonic() < ends
+            await asyncio.sleep(0.1)
+        assert (await send(stub, c.message("T"), **signed("orders", "rotated-secret"))).status.code == Code.OK
+        await line.end()
+        await refused.end()
+
+
+async def test_a_client_without_an_id_and_bytes_that_are_no_request(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, "")
+        answer = await line.settings(c.producer("T"))
+        assert answer.status.code == Code.CLIENT_ID_REQUIRED
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
+            call = channel.unary_unary("/apache.rocketmq.v2.MessagingService/SendMessage")
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call(b"\xff\xff\xff", metadata=c.metadata(CLIENT))
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        await line.end()
+
+
+async def test_the_routes_name_the_endpoint_that_is_advertised(cluster: Cluster) -> None:
+    async with c.proxied(cluster, advertise="proxy.example:443") as (_, stub):
+        request = v2.QueryRouteRequest()
+        request.topic.name = "T"
+        answer = await stub.QueryRoute(request, metadata=c.metadata(CLIENT))
+        place = answer.message_queues[0].broker.endpoints
+        assert (place.scheme, place.addresses[0].host, place.addresses[0].port) == (3, "proxy.example", 443)
+
+
+async def test_sends_and_receives_go_on_when_the_broker_comes_back(cluster: Cluster) -> None:
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        await send(stub, c.message("T", b"before"))
+        broker = cluster.brokers["a"]
+        waiting = asyncio.ensure_future(get(stub, CLIENT, c.receive("g", "T", poll=10), 2, 20))
+        await asyncio.sleep(0.3)
+        await broker.stop()
+        sending = asyncio.ensure_future(send(stub, c.message("T", b"meanwhile")))
+        await asyncio.sleep(0.3)
+        await broker.start()
+        assert (await sending).status.code == Code.OK
+        got = await waiting
+        assert {m.body for m in got} == {b"before", b"meanwhile"}
+        await line.end()
+
+
+async def test_a_simple_consumer_gets_messages_of_each_broker_group_soon(tmp_path: Path) -> None:
+    """9145: a message waits at one group while the consumer waits at the other."""
+    async with c.served(tmp_path, "a", "b") as cluster:
+        await c.make_topic(cluster, "T")
+        await c.make_group(cluster, "g")
+        async with c.proxied(cluster) as (_, stub):
+            line = c.Line(stub, CLIENT)
+            await line.settings(c.consumer("g", "T"))
+            await c.received(stub, CLIENT, c.receive("g", "T"))
+            waiting = asyncio.ensure_future(c.received(stub, CLIENT, c.receive("g", "T", broker="a", poll=15)))
+            await asyncio.sleep(0.5)
+            begun = time.monotonic()
+            for number in range(8):  # in turn to the queues of both
+                await send(stub, c.message("T", b"%d" % number))
+            got = (await waiting)[1]
+            while len(got) < 8:
+                got += (await c.received(stub, CLIENT, c.receive("g", "T", broker="a", poll=15)))[1]
+            assert time.monotonic() - begun < 8
+            assert {m.system_properties.receipt_handle.split(" ")[5] for m in got} == {"a", "b"}
+            answer = await stub.AckMessage(c.ack("T", "g", *got), metadata=c.metadata(CLIENT))
+            assert answer.status.code == Code.OK
+            await line.end()
