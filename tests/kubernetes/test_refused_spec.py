@@ -33,7 +33,7 @@ async def taken(
         return False
 
     parts: Any = controller
-    parts._take = took.append
+    parts._take = lambda cluster, whole: took.append(cluster)
     parts._objects = SimpleNamespace(
         owned=lambda kind: [o for o in [*of_groups, *leases] if o["kind"] == kind],
         live=lambda kind, name: found.get((kind, name)),

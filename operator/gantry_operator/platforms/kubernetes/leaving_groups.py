@@ -48,6 +48,11 @@ def as_it_was(stateful_set: Mapping[str, Any], name: str) -> BrokerGroup:
     return known.model_copy(update={"name": name, "members": max(known.members, min(running, 9))})
 
 
+def name_for_clients(group: BrokerGroup) -> str:
+    """RocketMQ's brokerName of a group. Two groups with the same one would answer for each other."""
+    return str(getattr(group, "brokerName", None) or group.name)
+
+
 def removing(sets: Iterable[Object]) -> tuple[str, ...]:
     """The groups whose removal has begun."""
     found = (group for s in sets if (group := group_of(s)) is not None and _annotation(s, REMOVING) is not None)
@@ -68,9 +73,16 @@ def running_cluster(
         group = (claim["metadata"].get("labels") or {}).get(names.GROUP_LABEL)
         if group is not None and _annotation(claim, DRAINED) is not None:
             kept.setdefault(group, []).append(claim["metadata"]["name"])
+    wanted = {g.name for g in cluster.spec.brokerGroups}
+    former = [as_it_was(s, name) for name, s in sorted(by_group.items()) if name not in wanted or name in going]
+    taken = {name_for_clients(g): g.name for g in former}
     groups, problems = [], []
     for g in cluster.spec.brokerGroups:
-        if g.name in going:
+        if taken.get(name_for_clients(g), g.name) != g.name:
+            problems.append(
+                f"group {g.name} starts once group {taken[name_for_clients(g)]}, which has the same brokerName, is gone"
+            )
+        elif g.name in going:
             problems.append(f"group {g.name} starts once the former group of this name is removed")
         elif g.name in kept and g.name not in by_group:
             problems.append(
@@ -79,8 +91,7 @@ def running_cluster(
             )
         else:
             groups.append(g)
-    wanted = {g.name for g in cluster.spec.brokerGroups}
-    groups += [as_it_was(s, name) for name, s in sorted(by_group.items()) if name not in wanted and name not in going]
+    groups += [g for g in former if g.name not in going]
     spec = cluster.spec.model_copy(update={"brokerGroups": groups})
     return cluster.model_copy(update={"spec": spec}), problems
 
