@@ -85,7 +85,7 @@ def test_server_side_apply_twice_changes_nothing(demo: Cluster) -> None:
     dry = ("apply", "--server-side", "--dry-run=server", "-n", demo.namespace, "-o", "json", "-f", "-")
     kubectl("apply", "--server-side", "--force-conflicts", "-n", demo.namespace, "-f", "-", stdin=text)
     once, twice = (json.loads(kubectl(*dry, stdin=text)) for _ in range(2))
-    live = demo.object()
+    live = json.loads(kubectl("-n", demo.namespace, "get", "bc", "demo", "-o", "json", "--show-managed-fields"))
     assert once["spec"] == twice["spec"] == live["spec"]
     assert once["metadata"]["generation"] == twice["metadata"]["generation"] == live["metadata"]["generation"]
     managers = {
