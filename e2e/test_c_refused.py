@@ -40,7 +40,7 @@ BAD = {
     "shrunk volume": (changed(storage={"size": "1Gi"}), "size cannot shrink"),
     "another class": (changed(storage={"className": "other"}), "className cannot be changed"),
     "segment size": (changed(broker={"mappedFileSizeCommitLog": 65536}), "cannot be changed"),
-    "quantity": (changed(resources={"limits": {"memory": "1 G"}}), "spec.resources.limits.memory"),
+    "quantity": (changed(resources={"limits": {"memory": "1 G"}}), "limits has a value that is no amount"),
     "requests above limits": (
         changed(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),
         "lower requests or raise limits",

@@ -51,6 +51,7 @@ def test_the_reasons_of_kubernetes_reach_the_status(namespace: str) -> None:
                    '{"spec":{"storage":{"className":"other"}}}', check=False)  # fmt: skip
     assert get(namespace, "bc", "reasons")["spec"].get("storage", {}).get("className") is None, said
     kubectl("-n", namespace, "delete", "bc", "reasons", "--wait=false")
+    until("its pods are gone", lambda: not get(namespace, "pod", selector="gantry.dev/cluster=reasons"), 90)
 
 
 def test_a_quota_is_named_and_the_others_begin_without_the_member(namespace: str) -> None:
@@ -61,10 +62,12 @@ def test_a_quota_is_named_and_the_others_begin_without_the_member(namespace: str
     apply(namespace, json.dumps(quota))
     apply(namespace, manifest("tight"))
     cluster = Cluster(namespace, "tight")
-    said = degraded(cluster, "quota small of the namespace is used up")
-    assert "exceeded" not in said
-    until("a member leads", lambda: cluster.condition("Available").get("status") == "True", 120)
-    kubectl("-n", namespace, "delete", "resourcequota", "small")
+    try:
+        said = degraded(cluster, "quota small of the namespace is used up")
+        assert "exceeded" not in said
+        until("a member leads", lambda: cluster.condition("Available").get("status") == "True", 120)
+    finally:
+        kubectl("-n", namespace, "delete", "resourcequota", "small")
     cluster.wait_running(members=2)
     kubectl("-n", namespace, "delete", "bc", "tight", "--wait=false")
 
@@ -82,7 +85,7 @@ def test_server_side_apply_twice_changes_nothing(demo: Cluster) -> None:
     dry = ("apply", "--server-side", "--dry-run=server", "-n", demo.namespace, "-o", "json", "-f", "-")
     kubectl("apply", "--server-side", "--force-conflicts", "-n", demo.namespace, "-f", "-", stdin=text)
     once, twice = (json.loads(kubectl(*dry, stdin=text)) for _ in range(2))
-    live = demo.object()
+    live = json.loads(kubectl("-n", demo.namespace, "get", "bc", "demo", "-o", "json", "--show-managed-fields"))
     assert once["spec"] == twice["spec"] == live["spec"]
     assert once["metadata"]["generation"] == twice["metadata"]["generation"] == live["metadata"]["generation"]
     managers = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.api import crd, reference
+from gantry_operator.api import crd, reference, versions
 from gantry_operator.api.base import parse_duration, parse_quantity
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +133,7 @@ def test_bad_quantities(text: str) -> None:
 def test_the_reference_page_is_not_stale(tmp_path: Path) -> None:
     assert reference.main(["--check", "--root", str(ROOT)]) == 0
     assert reference.main(["--check", "--root", str(tmp_path)]) == 1
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == versions.VERSION

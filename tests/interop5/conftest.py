@@ -1,8 +1,9 @@
 """Official gRPC clients against two systems: a test with the fixture `world` runs for each (system, client).
 
-`@pytest.mark.needs("push")` leaves out the clients that cannot do it, `@pytest.mark.only("nightly")` the test itself
-unless INTEROP=full. Without that switch only the clients of `EACH_TIME` run, and only against Gantry: Apache RocketMQ
-does not change with this project. A missing tool skips the tests of its client and says what to install.
+`@pytest.mark.needs("push")` leaves out the clients that cannot do it, `@pytest.mark.nightly` the test itself unless
+INTEROP=full. Without that switch Python runs the others and Java those with `@pytest.mark.main`, both only against
+Gantry: Apache RocketMQ does not change with this project. A missing tool skips the tests of its client and says what to
+install.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.interop5.clients import CLIENTS, Client, Driven, ToolMissing, able
 from tests.interop5.systems import System
 
 FULL = os.environ.get("INTEROP") == "full"
-EACH_TIME = ("python-5.1.2", "java-5.2.0")
+EACH_TIME = ("python-5.1.2",)
+MAIN = ("python-5.1.2", "java-5.2.0")
 SYSTEMS = {"gantry": systems.ours, "rocketmq": systems.apache}
 _NUMBERS = itertools.count(1)
 _RUN = f"{time.time_ns() // 1_000_000 % 10_000_000:07d}"
@@ -33,6 +35,7 @@ _RUN = f"{time.time_ns() // 1_000_000 % 10_000_000:07d}"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*features): what a client must be able to do: see Client.lacks")
+    config.addinivalue_line("markers", "main: runs each time with Java, too")
     config.addinivalue_line("markers", "nightly: runs with INTEROP=full only")
 
 
@@ -40,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world" not in metafunc.fixturenames:
         return
     needs = [name for mark in metafunc.definition.iter_markers("needs") for name in mark.args]
-    names = able(needs, tuple(CLIENTS) if FULL else EACH_TIME)
+    each_time = EACH_TIME if metafunc.definition.get_closest_marker("main") is None else MAIN
+    names = able(needs, tuple(CLIENTS) if FULL else each_time)
     pairs = [(system, name) for system in (SYSTEMS if FULL else ["gantry"]) for name in names]
     metafunc.parametrize("world", pairs, indirect=True, ids="-".join, scope="session")
 

@@ -6,8 +6,11 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.protocol.message import format_properties
@@ -15,6 +18,7 @@ from gantry_broker.protocol.message import format_properties
 from benchmarks.rig.driver import Line, Result
 from benchmarks.rig.processes import until
 from tests.interop5.conftest import World
+from tests.interop5.systems import gantry_proxy
 
 pytestmark = pytest.mark.timeout(240)
 LATE_MS = 10_000
@@ -30,6 +34,7 @@ def taken(result: Result) -> list[Line]:
     return [line for line in result.of("message") if line["ok"]]
 
 
+@pytest.mark.main
 def test_normal_messages_and_a_simple_consumer(world: World) -> None:
     topic, group = world.topic(), world.group()
     sent = world.produce(topic, 20, tags=["a", "b"]).of("sent")
@@ -44,6 +49,7 @@ def test_normal_messages_and_a_simple_consumer(world: World) -> None:
         assert not line.get("corrupted")
 
 
+@pytest.mark.main
 @pytest.mark.needs("push")
 def test_a_push_consumer(world: World) -> None:
     topic, group = world.topic(), world.group()
@@ -77,6 +83,7 @@ def test_a_message_without_ack_comes_back(world: World) -> None:
 
 
 @pytest.mark.needs("change")
+@pytest.mark.nightly
 def test_a_changed_invisible_time_counts(world: World) -> None:
     topic, group = world.topic(), world.group()
     world.produce(topic, 2)
@@ -88,6 +95,7 @@ def test_a_changed_invisible_time_counts(world: World) -> None:
         assert 9_000 <= second - first <= 10_000 + LATE_MS
 
 
+@pytest.mark.main
 def test_order_with_a_simple_consumer(world: World) -> None:
     topic, group = world.topic("FIFO"), world.group(orderly=True)
     world.produce(topic, 24, "fifo", groups=3)
@@ -98,7 +106,7 @@ def test_order_with_a_simple_consumer(world: World) -> None:
     assert dict(by_group) == {f"g{k}": list(range(k, 24, 3)) for k in range(3)}
 
 
-@pytest.mark.needs("push")
+@pytest.mark.needs("push", "retry in order")
 def test_order_with_a_push_consumer_that_fails_first(world: World) -> None:
     topic, group = world.topic("FIFO"), world.group(orderly=True)
     world.produce(topic, 12, "fifo", groups=2)
@@ -109,6 +117,7 @@ def test_order_with_a_push_consumer_that_fails_first(world: World) -> None:
         assert seen == [(n, ok) for n in mine for ok in (False, True)], "a failed one holds its message group"
 
 
+@pytest.mark.main
 def test_delayed_messages(world: World) -> None:
     topic, group = world.topic("DELAY"), world.group()
     sent = {line["n"]: line["at"] for line in world.produce(topic, 3, "delay", delay_ms=4_000).of("sent")}
@@ -129,6 +138,7 @@ def test_a_recalled_message_is_not_delivered(world: World) -> None:
     assert numbers(got) == [1]
 
 
+@pytest.mark.main
 def test_transactions_with_checks(world: World) -> None:
     topic, group = world.topic("TRANSACTION"), world.group()
     plan = ["commit", "rollback", "unknown-commit", "unknown-rollback"]
@@ -158,9 +168,19 @@ def test_a_failed_message_is_tried_again(world: World) -> None:
     assert dict(tries) == {n: [1, 2, 3] for n in range(4)}
 
 
+@pytest.mark.nightly
 @pytest.mark.needs("push")
-@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
-def test_dead_letters(world: World, orderly: bool) -> None:
+def test_dead_letters(world: World) -> None:
+    check_dead_letters(world, orderly=False)
+
+
+@pytest.mark.nightly
+@pytest.mark.needs("push", "dead letters in order")
+def test_dead_letters_of_an_orderly_group(world: World) -> None:
+    check_dead_letters(world, orderly=True)
+
+
+def check_dead_letters(world: World, orderly: bool) -> None:
     topic, group = world.topic("FIFO" if orderly else "NORMAL"), world.group(orderly, attempts=2)
     world.produce(topic, 2, "fifo" if orderly else "normal")
     consumer = world.start("push", topic=topic, group=group, count=2, fail=99, timeout_ms=90_000)
@@ -171,6 +191,7 @@ def test_dead_letters(world: World, orderly: bool) -> None:
     assert tries == {0: 3, 1: 3}, "the first one and two more"
 
 
+@pytest.mark.main
 def test_tags(world: World) -> None:
     topic, group = world.topic(), world.group()
     world.produce(topic, 30, tags=["red", "green", "blue"])
@@ -178,6 +199,7 @@ def test_tags(world: World) -> None:
     assert numbers(got) == [n for n in range(30) if n % 3 != 1]
 
 
+@pytest.mark.main
 def test_sql92(world: World) -> None:
     topic, group = world.topic(), world.group()
     world.produce(topic, 30, tags=["red", "green"])
@@ -195,6 +217,7 @@ def test_a_push_consumer_with_sql92(world: World) -> None:
     assert numbers(got.of("message")) == [3, 4, 29]
 
 
+@pytest.mark.main
 def test_large_bodies(world: World) -> None:
     topic, group = world.topic(), world.group()
     size = 4 * 1024 * 1024 - 1024
@@ -203,6 +226,7 @@ def test_large_bodies(world: World) -> None:
     assert [(line["size"], line.get("corrupted", False)) for line in got] == [(size, False)] * 2
 
 
+@pytest.mark.needs("zlib")
 def test_a_body_that_a_remoting_producer_compressed(world: World) -> None:
     """clients 667, 722: the API calls zlib GZIP, so the body passes as it is stored, with the digest of that."""
     topic, group = world.topic(), world.group()
@@ -216,3 +240,35 @@ def test_a_body_that_a_remoting_producer_compressed(world: World) -> None:
         broker.call(RequestCode.SEND_MESSAGE, header.ext(), packed)
     line = world.receive(topic, group, 1).of("message")[0]
     assert (line["n"], line["size"], line.get("corrupted", False)) == (7, 10_000, False)
+
+
+@pytest.mark.main
+def test_the_right_key_and_wrong_ones(world: World, tmp_path: Path) -> None:
+    """A proxy with users takes what their keys sign and what their rules allow, nothing else."""
+    if world.system.name == "rocketmq":
+        pytest.skip("the users of Apache's brokers are configured in another way")
+    topic, group = world.topic(), world.group()
+    rules = [
+        {"type": "Topic", "name": topic, "actions": ["Pub", "Sub"]},
+        {"type": "Group", "name": group, "actions": ["Sub"]},
+    ]
+    users = [
+        {"name": "orders", "keys": ["the-right-key-of-orders"], "rules": rules},
+        {"name": "guest", "keys": ["the-right-key-of-guest"], "rules": []},
+    ]
+    table = AccessTable.model_validate({"version": 1, "mode": "Enabled", "users": users})
+    file = tmp_path / "access.json"
+    file.write_bytes(table_json(table))
+    access = {"access": {"file": str(file)}}
+    with gantry_proxy(tmp_path, world.system.target, "guarded", more=access) as (_, port):
+        place: dict[str, Any] = {"endpoints": f"127.0.0.1:{port}", "topic": topic}
+        right = {**place, "access_key": "orders", "secret_key": "the-right-key-of-orders"}
+        sent = world.run("produce", kind="normal", count=3, **right)
+        assert len(sent.of("sent")) == 3, sent.errors
+        got = world.run("simple", group=group, count=3, **right)
+        assert numbers(got.of("message")) == [0, 1, 2], got.errors
+        for user, key in (("orders", "a-wrong-key-of-orders"), ("guest", "the-right-key-of-guest"), (None, None)):
+            refused = world.run("produce", kind="normal", count=1, **place, access_key=user, secret_key=key)
+            assert refused.errors, (user, refused.lines)
+            assert not refused.of("sent"), (user, key)
+    assert world.system.stored(topic) == 3

@@ -112,11 +112,11 @@ async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
     async with kept(fake, api) as controller:
         keep, calls = controller._objects.keep, []
 
-        async def once(*arguments: Any) -> bool:
+        async def once(*arguments: Any, **options: Any) -> bool:
             calls.append(1)
             if len(calls) == 1:
                 raise RuntimeError("a fault")
-            return await keep(*arguments)
+            return await keep(*arguments, **options)
 
         monkeypatch.setattr(controller._objects, "keep", once)
         await until(lambda: len(calls) > 1)

@@ -9,7 +9,7 @@ import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.drift import differences, outdated, owned_by
+from gantry_operator.platforms.kubernetes.drift import classes_removed, differences, outdated, owned_by
 
 CLUSTER = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
 CLUSTER.metadata.uid = "u1"
@@ -91,3 +91,11 @@ def test_labels_of_claim_templates_are_compared_both_ways() -> None:
     assert outdated(made({}, {}), made({"a": "b"}, None)) == [".spec.volumeClaimTemplates[0].metadata.labels.a"]
     assert outdated(made({}, {}), made({}, {"x": "y"})) == [".spec.volumeClaimTemplates[0].metadata.annotations.x"]
     assert outdated(made({}, {"x": "y"}), made({}, None)) == [".spec.volumeClaimTemplates[0].metadata.annotations"]
+
+
+def test_a_storage_class_that_the_spec_no_longer_has_is_a_difference() -> None:
+    """The API server records one owner for the whole list of claim templates."""
+    named = {"spec": {"volumeClaimTemplates": [{"spec": {"storageClassName": "fasst"}}]}}
+    plain: dict[str, Any] = {"spec": {"volumeClaimTemplates": [{"spec": {}}]}}
+    assert classes_removed(plain, named) == [".spec.volumeClaimTemplates[0].spec.storageClassName"]
+    assert classes_removed(named, named) == classes_removed(plain, plain) == classes_removed({"data": {}}, plain) == []

@@ -175,6 +175,7 @@ def test_events_tell_what_clients_notice() -> None:
     assert reasons(seen(2), seen(1), seen(2)) == ["ProxiesReady"]
     assert reasons(seen(2), seen(1), seen(0), seen(0)) == ["NoProxyReady"]
     assert reasons(None, None) == []
+    assert reasons(seen(2), seen(0, 0), seen(0, 0), seen(2)) == ["ProxiesReady"], "the cluster slept"
 
 
 def test_rows_and_progress() -> None:

@@ -7,6 +7,7 @@ deleted). At the end everything is consumed: each confirmed message was acknowle
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections import defaultdict
@@ -25,6 +26,14 @@ from tests.pop.world import BROKER, World
 
 GROUPS = ("g", "two", "f", "o")
 """Plain, with two retries, with a filter, orderly."""
+
+
+STEPS = {
+    "send": 10, "pop": 16, "ack": 12, "stale_ack": 2, "change": 7, "time": 8, "clock_set_back": 1, "replicate": 12,
+    "replicate_all": 6, "time_out": 2, "failover": 4, "write_all": 4, "flush_offsets": 2, "reset": 1,
+    "delete_topic": 0.5, "delete_group": 0.5,
+}  # fmt: skip
+"""The steps of a history, with their weights."""
 
 
 class Violation(AssertionError):
@@ -172,9 +181,9 @@ class History:
             return
         if result is AckResult.OK and handle.visible_ms > began and handle == told.handle and not told.unsure:
             told.acked = True  # After a change without an answer, the delivery may have ended before.
-        elif result is AckResult.INVALID and handle == told.handle and not told.unsure and not told.acked:
-            if handle.visible_ms > self.latest:
-                raise Violation(f"group {group}, message {body!r}: {handle} is refused before its time")
+        refused = result is AckResult.INVALID and handle == told.handle and not told.unsure and not told.acked
+        if refused and handle.visible_ms > self.latest:
+            raise Violation(f"group {group}, message {body!r}: {handle} is refused before its time")
 
     async def step_stale_ack(self) -> None:
         """Acknowledges with a handle of an earlier delivery: nothing may happen."""
@@ -201,10 +210,8 @@ class History:
             raise Violation(f"group {group}: the handle {old} of an earlier delivery has finished a message")
 
     async def quietly(self, work: Awaitable[Any]) -> None:
-        try:
+        with contextlib.suppress(NotStored, NotWritable, RequestRejected, BadHandle):
             await work
-        except (NotStored, NotWritable, RequestRejected, BadHandle):
-            pass
 
     def step_change(self) -> None:
         held = [item for item in self.held() if not item[2].perhaps]
@@ -370,17 +377,11 @@ class History:
                     f"group {group}: the offset of {topic} {queue} is {at}, {state.lowest()} is not finished"
                 )
 
-    STEPS = {
-        "send": 10, "pop": 16, "ack": 12, "stale_ack": 2, "change": 7, "time": 8, "clock_set_back": 1, "replicate": 12,
-        "replicate_all": 6, "time_out": 2, "failover": 4, "write_all": 4, "flush_offsets": 2, "reset": 1,
-        "delete_topic": 0.5, "delete_group": 0.5,
-    }  # fmt: skip
-
     async def run(self, steps: int) -> None:
         world = self.world
         world.lead()
         await world.until_ready()
-        names, weights = list(self.STEPS), list(self.STEPS.values())
+        names, weights = list(STEPS), list(STEPS.values())
         try:
             for name in self.random.choices(names, weights, k=steps):
                 self.steps.append(name)

@@ -33,7 +33,7 @@ class Message:
 
 
 def messages_of(popped: Popped, topic: str, broker: str) -> list[Message]:
-    """Makes handles as 5.5.0's client does: from the header, or from the property that messages of retry topics have."""
+    """Makes handles as 5.5.0's client does: from the header, or from the property of messages of retry topics."""
     starts: dict[tuple[int, int], int] = {}
     for part in popped.start_offset_info.split(";") if popped.start_offset_info else ():
         kind, queue, start = part.split(" ")

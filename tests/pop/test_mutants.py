@@ -13,9 +13,15 @@ from tests.simulation.mutants import Mutant, plant
 MOST = 150
 """Histories that a planted bug may survive."""
 FOUND_AT = {
-    "record_before_copies": 9, "half_batch_is_forgotten": 9, "whole_state_without_order": 7, "renewed_messages_expire": 29,
+    "record_before_copies": 9,
+    "half_batch_is_forgotten": 9,
+    "whole_state_without_order": 7,
+    "renewed_messages_expire": 29,
     "reset_keeps_what_is_in_flight": 5,
-}  # fmt: skip
+    "renewals_are_not_replayed": 69,
+    "parts_without_renewals": 69,
+    "retry_arrivals_wake_nobody": 92,
+}
 """The first history that finds it, where that is not one of the first: those before it are left out."""
 
 

@@ -67,7 +67,8 @@ async def test_dead_letters_after_the_last_retry(bench: PopBench) -> None:
     assert await bench.bodies() == []
     assert bench.store.max_offset("%DLQ%G", 0) == 1
     (dead,) = await bench.pop(topic="%DLQ%G")
-    assert dead.props["DLQ_ORIGIN_TOPIC"] == "T" and dead.times == limit + 1
+    assert dead.props["DLQ_ORIGIN_TOPIC"] == "T"
+    assert dead.times == limit + 1
 
 
 async def test_state_after_a_failover(bench: PopBench) -> None:
@@ -119,7 +120,8 @@ async def test_a_waiting_pop_gets_the_next_message(bench: PopBench) -> None:
 async def test_order(bench: PopBench) -> None:
     await bench.sends("a", "b", "c")
     first = await bench.pop(order=True, max_messages=2, invisible_ms=10_000, attempt_id="one")
-    assert [m.body for m in first] == [b"a", b"b"] and first[0].handle.orderly
+    assert [m.body for m in first] == [b"a", b"b"]
+    assert first[0].handle.orderly
     assert await bench.bodies(order=True) == []
     again = await bench.pop(order=True, max_messages=2, attempt_id="one", invisible_ms=10_000)
     assert [(m.body, m.times) for m in again] == [(b"a", 0), (b"b", 0)]

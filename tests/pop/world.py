@@ -1,4 +1,4 @@
-"""POP consumption over a real store, while the test decides what is replicated, when, and where a failover cuts the log.
+"""POP consumption over a real store. The test decides what is replicated, when, and where a failover cuts the log.
 
 A failover answers who waits with "not replicated", cuts the log at any record behind the confirmed offset and lets the
 same store lead again: as another member would that has this much of the log.
@@ -162,8 +162,7 @@ class World:
 
     async def until_ready(self) -> None:
         self.replicate()
-        while not self.pop.ready:
-            await asyncio.sleep(0.001)
+        await self.pop._log.ready.wait()
         await self.passes()
 
     async def expire(self) -> None:

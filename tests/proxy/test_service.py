@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.client.cluster import Cluster
 from tests.integration.test_metrics_page import ROOT, compare, documented, served
 from tests.proxy import cluster as c
+from tests.support.running import until
 
 CLIENT = "client@1"
 
@@ -197,20 +198,26 @@ async def _read(call: Any) -> Any:
     return await call.read()
 
 
-async def test_another_proxy_takes_handles_and_clients_over(cluster: Cluster) -> None:
-    """10278: a handle stands for itself, at each proxy."""
+async def test_another_proxy_takes_handles_and_clients_over(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10278: the handle that a client has counts at another proxy, also when the first one has renewed it."""
+    monkeypatch.setattr(receiving, "FIRST_MS", 2_000)
+    monkeypatch.setattr(renewal, "AHEAD_MS", 1_500)
+    monkeypatch.setattr(renewal, "STEPS_MS", (20_000,))
+    monkeypatch.setattr(receiving, "RENEW_S", 0.1)
     async with c.proxied(cluster) as (_, other):
-        async with c.proxied(cluster) as (_, stub):
+        async with c.proxied(cluster) as (first, stub):
             line = c.Line(stub, CLIENT)
             await line.settings(c.consumer("g", "T", kind=2))
             await send(stub, c.message("T", b"1"))
             [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+            await until(lambda: first.service.receiving.renewals.made == 1)
+        await asyncio.sleep(2.0)
         moved = c.Line(other, CLIENT)
         await moved.settings(c.consumer("g", "T", kind=2))
-        answer = await other.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))
-        assert answer.status.code == Code.OK
         status, again = await c.received(other, CLIENT, c.receive("g", "T"))
         assert (status.code, again) == (Code.MESSAGE_NOT_FOUND, [])
+        answer = await other.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT))
+        assert answer.status.code == Code.OK
         await moved.end()
 
 

@@ -169,6 +169,7 @@ class Finder:
         if self._log.state.bytes > self._memory_bytes:
             found.full = True
             return found
+        queues, most = self._log.state.queues, self._store.max_offset
         ends = perf_counter() + SLICE_S
         max_bytes = self._settings.maxTransferBytesOnMessageInMemory
         for topic, queue_id in places:
@@ -177,7 +178,11 @@ class Finder:
                 break
             if found.more and perf_counter() > ends:
                 break
-            queue = self.queue(request.group, topic, queue_id, request.init_mode)
+            queue = queues.get((request.group, topic, queue_id))
+            if queue is not None and queue.order is None and most(topic, queue_id) <= queue.next:
+                continue  # Most queues that a pop looks at have nothing new.
+            if queue is None:
+                queue = self.queue(request.group, topic, queue_id, request.init_mode)
             if queue is None:
                 found.full = True
                 continue

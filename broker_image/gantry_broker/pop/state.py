@@ -245,7 +245,7 @@ class PopState:
     def __init__(self) -> None:
         self.queues: dict[Key, Queue] = {}
         self.expired_ms = 0
-        """Messages that were visible again by this time may have gone to their retry topics, whatever the clock says."""
+        """Messages visible again by this time may have gone to their retry topics, whatever the clock says."""
         self._by_index: list[Queue | None] = []
         self._free: list[int] = []
         self._buckets: dict[int, Bucket] = {}

@@ -21,6 +21,7 @@ from gantry_broker.access.table import read_table
 from gantry_broker.protocol.limits import MAX_ACCESS
 from gantry_broker.proxy.answers import Refusal
 from gantry_broker.proxy.contract import Code
+from gantry_broker.proxy.rpc import Call
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,17 @@ class Need(NamedTuple):
     kind: str
     name: str
     actions: tuple[str, ...]
+
+
+class Caller:
+    """Who made a call."""
+
+    __slots__ = ("call", "client_id", "user")
+
+    def __init__(self, call: Call, client_id: str, user: User | None) -> None:
+        self.call = call
+        self.client_id = client_id
+        self.user = user
 
 
 class Authentication:

@@ -192,8 +192,8 @@ class Receiving:
         masters = self._brokers.masters(route)
         if not masters:
             raise Refusal(Code.FORBIDDEN, "no readable queue")
-        # As 5.5.0's proxy: only the broker of the queue counts. A client that asks one queue after another would wait
-        # at empty ones while another one has messages.
+        # The queue's number does not count: a simple consumer goes through the queues of its route one after the other,
+        # and would wait for its polling time at each empty one.
         broker = request.message_queue.broker.name
         if broker not in masters:
             broker = random.choice(masters)
@@ -420,16 +420,12 @@ class Receiving:
     async def _ack_entry(self, group: str, topic: str, given: str) -> tuple[Code, str]:
         text = await self._done_with(given)
         try:
-            handle = parse_handle(text)
-            if handle.visible_ms <= time.time_ns() // 1_000_000:
-                return Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired"
-            await self._ack_once(group, topic, handle)
+            # The broker decides whether the handle has expired: another proxy may have renewed the message.
+            await self._ack_once(group, topic, parse_handle(text))
         except BadHandle as error:
             return Code.INTERNAL_SERVER_ERROR, str(error)
         except FAILURES as error:
-            if isinstance(error, BrokerError) and error.code == ResponseCode.NO_MESSAGE:
-                return Code.INVALID_RECEIPT_HANDLE, error.remark or str(error)
-            refusal = refusal_of(error)
+            refusal = _expired(error) or refusal_of(error)
             return refusal.code, refusal.text
         return Code.OK, "OK"
 
@@ -446,18 +442,14 @@ class Receiving:
         except BadHandle as error:
             raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from None
         except BrokerError as error:
-            if error.code == ResponseCode.NO_MESSAGE:
-                raise Refusal(Code.INVALID_RECEIPT_HANDLE, error.remark or str(error)) from None
-            raise
+            raise _expired(error) or error from None
         answer = v2.ChangeInvisibleDurationResponse(receipt_handle=handle)
         set_status(answer)
         return answer
 
     async def _change(self, group: str, topic: str, text: str, invisible_ms: int, *, suspend: bool = False) -> str:
-        """Return the new handle. Raises BadHandle, Refusal for an expired one, and `FAILURES`."""
+        """Return the new handle. Raises BadHandle and `FAILURES`."""
         handle = parse_handle(text)
-        if handle.visible_ms <= time.time_ns() // 1_000_000:
-            raise Refusal(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
         ext = self._place(group, topic, handle) | {"invisibleTime": str(invisible_ms)}
         if suspend:
             ext["suspend"] = "true"
@@ -488,8 +480,6 @@ class Receiving:
         place = log_offset_of(text)
         if place is None:
             raise BadHandle(f"the handle {text[:80]!r} has no offset in the log")
-        if handle.visible_ms <= time.time_ns() // 1_000_000:
-            raise Refusal(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
         header = SendBackHeader(
             Long(place),
             group,
@@ -583,6 +573,13 @@ class Receiving:
             await work
         except (Refusal, BadHandle, *FAILURES) as error:
             log.info("%s", error)
+
+
+def _expired(error: Exception) -> Refusal | None:
+    """Return the refusal when a broker says that a handle stands for no message in flight any more."""
+    if isinstance(error, BrokerError) and error.code == ResponseCode.NO_MESSAGE:
+        return Refusal(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
+    return None
 
 
 def checked_invisible(invisible_ms: int, least_ms: int) -> int:

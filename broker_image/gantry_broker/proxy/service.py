@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC, User
+from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC
 from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, refusal_of, set_status
-from gantry_broker.proxy.authentication import Authentication, Need
+from gantry_broker.proxy.authentication import Authentication, Caller, Need
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients, answered_settings
 from gantry_broker.proxy.config import split_endpoint
@@ -35,17 +35,6 @@ SETTINGS_S: Final = 1.0
 """Seconds that a receive waits for the settings of its client."""
 REQUEST_TIMEOUT_S: Final = 3
 """Of a client that has told no settings: the default of clients."""
-
-
-class Caller:
-    """Who made a call."""
-
-    __slots__ = ("call", "client_id", "user")
-
-    def __init__(self, call: Call, client_id: str, user: User | None) -> None:
-        self.call = call
-        self.client_id = client_id
-        self.user = user
 
 
 Handler = Callable[[Caller, Any], Awaitable[Any]]

@@ -6,27 +6,40 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from gantry_broker.access.decide import GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.answers import FAILURES, Refusal, refusal_of, set_status
-from gantry_broker.proxy.authentication import Need
-from gantry_broker.proxy.brokers import GroupConfig
-from gantry_broker.proxy.clients import MAX_NAMES, Client, answered_settings
+from gantry_broker.proxy.authentication import Caller, Need
+from gantry_broker.proxy.brokers import Brokers, GroupConfig
+from gantry_broker.proxy.clients import MAX_NAMES, Client, Clients, answered_settings
 from gantry_broker.proxy.contract import Code, Language, v2
 from gantry_broker.proxy.names import group_name, topic_name
-from gantry_broker.proxy.rpc import GrpcStatus, Line, RpcError
-
-if TYPE_CHECKING:
-    from gantry_broker.proxy.service import Caller, Service
+from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, RpcError
+from gantry_broker.proxy.sending import Sending
 
 log = logging.getLogger(__name__)
 
 MAX_WORK: Final = 16
 """Commands of one client that are in work."""
 _LANGUAGES: Final = {int(language): language.name for language in Language}
+
+
+class Service(Protocol):
+    """What a telemetry stream needs of the service."""
+
+    brokers: Brokers
+    clients: Clients
+    sending: Sending
+
+    def caller(self, call: Call) -> Caller:
+        """Raises Refusal."""
+        ...
+
+    def allow(self, caller: Caller, *needs: Need) -> None:
+        """Raises Refusal."""
 
 
 class Telemetry:

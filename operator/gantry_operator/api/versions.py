@@ -11,10 +11,14 @@ PROTOCOL_VERSION: Final = "4.9.7"
 PACKAGE: Final = "gantry-mq"
 
 
+VERSION: Final = "0.1.0"
+"""Of this source tree. Images have no metadata of the package."""
+
+
 @cache
 def package_version() -> str:
-    """The version of this installation; empty: it is not installed, as in a source tree."""
+    """The version of this installation."""
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
-        return ""
+        return VERSION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gantry_broker.client import Admin, BrokerError, InvalidMessage
+from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from gantry_broker.remoting.errors import RemotingError
@@ -111,10 +111,10 @@ async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
 
 
 async def _row(admin: Admin, topic: str) -> dict[str, Any]:
-    """Topics that a NameServer knows, but no broker holds (any more), have no queues."""
+    """Topics that no broker holds (any more, or yet) have no queues."""
     try:
         table = await admin.topic_stats(topic)
-    except (BrokerError, RemotingError):
+    except (BrokerError, NoRoute, RemotingError):
         return {"topic": topic, "queues": 0, "messages": 0}
     return {
         "topic": topic,

@@ -241,9 +241,9 @@ def proxy_events(before: ProxyStatus | None, now: ProxyStatus | None) -> list[tu
         return [] if before is None else [("Normal", "ProxiesRemoved", "the spec has no proxies any more")]
     full = before is not None and before.replicas > 0 and before.readyReplicas >= before.replicas
     some = before is not None and before.readyReplicas > 0
-    if now.readyReplicas >= now.replicas and not full:
+    if now.readyReplicas >= now.replicas > 0 and not full:
         return [("Normal", "ProxiesReady", f"gRPC clients are served at {now.address} ({now.readyReplicas} proxies)")]
-    if some and now.readyReplicas == 0:
+    if some and now.readyReplicas == 0 < now.replicas:
         return [("Warning", "NoProxyReady", "no proxy is ready: gRPC clients are not served")]
     return []
 

@@ -221,7 +221,8 @@ class TopicControl:
         self.problem = "; ".join(f"group {g}: {why}" for g, why in sorted(self._problems.items()) if self._patient(g))
         if refused or later:
             self._failures += 1
-            return AGAIN_S[min(self._failures, len(AGAIN_S)) - 1]
+            wait = AGAIN_S[min(self._failures, len(AGAIN_S)) - 1]
+            return min(wait, BUSY_S) if resetting else wait
         self._failures = 0
         if steps:
             self._wake.set()
@@ -339,22 +340,22 @@ class TopicControl:
             if cluster.paused or not (text or before):
                 continue
             try:
-                again = await self._reset(resets, groups[resource], text, before) or again
+                await self._reset(resets, groups[resource], text, before)
             except (ResetFailed, RemotingError, TryLater) as error:
                 log.info("offset reset of %s: %s; it is tried again", resource, error)
                 again = True
         return again
 
-    async def _reset(self, resets: Resets, w: WantedGroup, text: str, before: Mapping[str, Any] | None) -> bool:
-        following = await resets.next(w.group, text, before)
-        if following is None:
-            return False
-        if following.answered:
-            # Before the status: a later annotation with the same text is another request.
-            await self._store.reset_answered(w.resource, text)
-        if following.status != before:
-            await self._store.keep_reset(w.resource, following.status)
-            if following.note is not None:
-                kind, reason, message = following.note
-                self._store.note("ConsumerGroup", Note(kind, reason, message, w.resource))
-        return following.again
+    async def _reset(self, resets: Resets, w: WantedGroup, text: str, before: Mapping[str, Any] | None) -> None:
+        while (following := await resets.next(w.group, text, before)) is not None:
+            if following.answered:
+                # Before the status: a later annotation with the same text is another request.
+                await self._store.reset_answered(w.resource, text)
+            if following.status != before:
+                await self._store.keep_reset(w.resource, following.status)
+                if following.note is not None:
+                    kind, reason, message = following.note
+                    self._store.note("ConsumerGroup", Note(kind, reason, message, w.resource))
+            if not following.again:
+                return
+            before = following.status

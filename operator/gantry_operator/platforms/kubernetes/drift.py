@@ -66,5 +66,19 @@ def outdated(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     return out
 
 
+def classes_removed(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Paths of storage classes that a StatefulSet's claim templates have and should not have any more.
+
+    The list of templates has one owner as a whole, so its owners do not show it.
+    """
+    path = "volumeClaimTemplates"
+    pairs = zip(wanted.get("spec", {}).get(path) or [], found.get("spec", {}).get(path) or [], strict=False)
+    return [
+        f".spec.{path}[{i}].spec.storageClassName"
+        for i, (asked, there) in enumerate(pairs)
+        if "storageClassName" in there["spec"] and "storageClassName" not in asked["spec"]
+    ]
+
+
 def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
     return any(o.get("uid") == uid for o in obj["metadata"].get("ownerReferences") or [])

@@ -159,7 +159,7 @@ class ObjectReconciler:
             former, added = managed_fields.surplus(obj, live)
             if added and kind in ADDITIONS_REMOVED and not await self._remove_added(obj, live, added):
                 return False
-            wrong = drift.outdated(obj, live) + former
+            wrong = drift.outdated(obj, live) + former + drift.classes_removed(obj, live)
             if not wrong:
                 return True
             where = ", ".join(wrong[:5])

@@ -60,7 +60,7 @@ def preview(
             continue
         about = (obj["kind"], obj["metadata"]["name"])
         found = live.get(about)
-        fields = [] if found is None else [*drift.outdated(obj, found), *managed_fields.surplus(obj, found)[0]]
+        fields = [] if found is None else _fields(obj, found)
         if found is None or fields:
             action = "create" if found is None else "change"
             changes.append({"kind": about[0], "name": about[1], "action": action, "fields": fields})
@@ -73,6 +73,12 @@ def preview(
         "changes": changes, "replaced": replaced, "image": cluster.spec.image or now,
         "started": _scaled(objects, live, 1), "stopped": _scaled(objects, live, -1),
     }  # fmt: skip
+
+
+def _fields(wanted: Object, found: Object) -> list[str]:
+    """The paths that would change."""
+    removed = drift.classes_removed(wanted, found)
+    return list(dict.fromkeys([*drift.outdated(wanted, found), *managed_fields.surplus(wanted, found)[0], *removed]))
 
 
 def _pods(cluster: str, wanted: Object, found: Object, masters: set[str]) -> list[str]:

@@ -268,8 +268,9 @@ def status(
         return None
     rows = [_row(pod) for pod in found if pod["metadata"].get("deletionTimestamp") is None]
     rows.sort(key=lambda r: r.name)
+    running = running_replicas(deployment)
     return ProxyStatus(
-        replicas=running_replicas(deployment) or proxy.replicas,
+        replicas=proxy.replicas if running is None else running,
         readyReplicas=sum(r.ready for r in rows),
         address=service_address(cluster),
         external=external.proxy_address(cluster, services) or "",
