@@ -16,7 +16,7 @@ import orjson
 import uvloop
 from pydantic import ValidationError
 
-from gantry_broker import descriptors
+from gantry_broker import descriptors, logs
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
 from gantry_broker.exposition import Family, text_page
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="its JSON configuration")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(options.log_level)
     descriptors.allow_all()
     try:
         config = ProxyConfig.load(options.config)
