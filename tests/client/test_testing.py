@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     assert not answers(servers)
     assert folder is not None
     assert not folder.exists()
+    ends = time.monotonic() + 10
+    while not set(threading.enumerate()) <= threads and time.monotonic() < ends:
+        time.sleep(0.05)  # A thread counts until it has ended.
     assert set(threading.enumerate()) <= threads
     with pytest.raises(StartFailed, match="does not run"):
         running.create_topic()

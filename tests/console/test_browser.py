@@ -195,7 +195,7 @@ def test_a_reset_is_previewed_by_queue_and_done(desk: Page) -> None:
     once_more = desk.locator(".tile", has_text="Read once more").locator(".value")
     assert int((once_more.text_content() or "0").replace(",", "")) > 0
     expect(desk.get_by_role("region", name="Preview by queue").get_by_role("row").nth(4)).to_be_visible()
-    expect(desk.locator(".command code")).to_contain_text("mqadmin resetOffsetByTime")
+    expect(desk.locator(".command code")).to_contain_text("gantry group reset billing --topic Orders")
     desk.get_by_role("button", name="Reset billing in Orders").click()
     expect(desk.get_by_role("status").last).to_contain_text(
         "billing continues at the chosen place in 4 queues of Orders"

@@ -331,8 +331,11 @@ class Scenario:
                 self._members[place].wait()
                 self._killed += 1
                 self._start_member(servers, *place)
-            if self._proxies is not None and time.monotonic() > next_proxy:
-                next_proxy += PROXY_KILL_EVERY_S
+            # The first one dies early, however fast the messages are.
+            due = time.monotonic() > next_proxy
+            first = self._proxies is not None and not self._proxies.killed and sum(sent) >= self._plan.messages // 4
+            if self._proxies is not None and (due or first):
+                next_proxy = time.monotonic() + PROXY_KILL_EVERY_S
                 self._proxies.kill_next()
             await asyncio.sleep(0.2)
 

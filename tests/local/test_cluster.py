@@ -83,7 +83,7 @@ def test_topics_are_made_and_listed(cluster: Cluster) -> None:
     cluster.gantry("topic", "create", "Made", "--queues", "3")
     rows = json.loads(cluster.gantry("topic", "list", "-o", "json").stdout)
     made = next(r for r in rows if r["topic"] == "Made")
-    assert made == {"topic": "Made", "queues": 3, "messages": 0}
+    assert made == {"topic": "Made", "queues": 3, "messages": 0, "resource": "", "ready": "-"}
     assert not any(r["topic"].startswith(("%", "rmq_sys_", "TBW102", "SCHEDULE")) for r in rows)
 
 

@@ -180,7 +180,9 @@ async def test_the_status_shows_changes_in_progress_and_failures(folder: Cluster
     supervisor._rolling.start("t-a-1 is a slave, and all members are in sync")
     server = await control.serve(folder, supervisor._handle)
     conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
-    assert (conditions["Progressing"].status, conditions["Progressing"].message) == ("True", supervisor._rolling.reason)
+    assert (conditions["Progressing"].status, conditions["Progressing"].reason) == ("False", "Blocked")
+    assert "the role registry does not answer" in conditions["Progressing"].message
+    assert f"meanwhile: {supervisor._rolling.reason}" in conditions["Progressing"].message
     assert (conditions["Degraded"].status, conditions["Degraded"].message) == (
         "True",
         "group a: the role registry does not answer",

@@ -181,6 +181,25 @@ def requests() -> list[tuple[int, dict[str, str], bytes]]:
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: {"topicConfigList": [topic]},
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "thieves"},
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: {"groupConfigList": [{"groupName": "thieves"}]},
+        RequestCode.QUERY_ASSIGNMENT: {
+            "topic": "Secret",
+            "consumerGroup": "thieves",
+            "clientId": "c",
+            "strategyName": "AVG",
+            "messageModel": "CLUSTERING",
+        },
+        RequestCode.SET_MESSAGE_REQUEST_MODE: {
+            "topic": "Secret",
+            "consumerGroup": "thieves",
+            "mode": "POP",
+            "popShareQueueNum": 0,
+        },
+        RequestCode.BATCH_ACK_MESSAGE: {
+            "brokerName": "demo-a",
+            "acks": [
+                {"c": "thieves", "t": "Secret", "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 60_000, "b": "AQ=="}
+            ],
+        },
         RequestCode.AUTH_CREATE_USER: {"username": "thief", "password": "thief-secret", "userType": "Super"},
         RequestCode.AUTH_UPDATE_USER: {"username": "nothing", "userType": "Super"},
     }
