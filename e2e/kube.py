@@ -147,7 +147,7 @@ class Cluster:
 
     def epoch(self, group: str = "a") -> int:
         """The highest epoch that a member of the group follows, by the status."""
-        return max(int(m["epoch"]) for m in self.status()["members"] if m["group"] == group)
+        return max(int(m.get("epoch", 0)) for m in self.status()["members"] if m["group"] == group)
 
     def wait_recovered(self, epoch: int, timeout: float = 120) -> None:
         """All members are ready and in sync in an epoch above `epoch`: a status from before the failure does not

@@ -27,7 +27,8 @@ class GrpcClient:
     """One connection. `ca`: authorities as PEM; None: clear text."""
 
     def __init__(self, address: str, credentials: Credentials | None = None, ca: bytes | None = None) -> None:
-        options = [("grpc.min_reconnect_backoff_ms", 100), ("grpc.initial_reconnect_backoff_ms", 100),
+        # The first is also the time for one attempt, with its TLS handshake.
+        options = [("grpc.min_reconnect_backoff_ms", 5_000), ("grpc.initial_reconnect_backoff_ms", 100),
                    ("grpc.max_reconnect_backoff_ms", 500)]  # fmt: skip
         if ca is None:
             self._channel = grpc.insecure_channel(address, options)
