@@ -74,7 +74,8 @@ def test_fields_added_by_hand_are_removed(demo: Cluster, kind: str, name: str, a
 
 
 def test_fields_removed_from_the_spec_are_removed_from_the_pods(demo: Cluster) -> None:
-    kubectl("create", "priorityclass", "gantry-e2e", "--value=1000", check=False)
+    # Never: it must not evict pods of the modules beside this one.
+    kubectl("create", "priorityclass", "gantry-e2e", "--value=1000", "--preemption-policy=Never", check=False)
     before = template(demo)
     resources = demo.object()["spec"].get("resources")
     tolerations = [{"key": "mq", "operator": "Exists"}]
