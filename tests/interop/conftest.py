@@ -37,6 +37,10 @@ SETTINGS = {
 PATIENCE = {"waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": "10000"}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "apache: runs against Apache RocketMQ only")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the tests of `LONG`, and those against Apache RocketMQ, except those of `COMPARED`."""
     if os.environ.get("INTEROP") == "full":
@@ -56,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_of_apache(item: pytest.Item) -> bool:
     if item.path.parent != Path(__file__).parent or not isinstance(item, pytest.Function):
         return False
+    if item.get_closest_marker("apache") is not None:
+        return True
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return any(value == "rocketmq" or (isinstance(value, tuple) and value[:1] == ("rocketmq",)) for value in values)
 

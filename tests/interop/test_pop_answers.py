@@ -75,6 +75,7 @@ def test_gantry_answers_as_recorded(tmp_path: Path) -> None:
     assert REASONS.keys() <= found.keys(), "each reason is for a difference that is there"
 
 
+@pytest.mark.apache
 def test_the_recording_is_what_rocketmq_answers(tmp_path: Path) -> None:
     try:
         with rocketmq.rocketmq(tmp_path, heap="512m", direct="512m", server="server55") as target:
