@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -143,11 +144,24 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGHUP, terminate)
 
 
+PORTS = range(4_000, 8_000)
+"""Below those that the system gives to connecting clients, which could take a port before a server binds it."""
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """Returns a port of 127.0.0.1 that is free now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Returns a port of 127.0.0.1 that is free and that this process did not get before."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        if port in _given:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _given.add(port)
+        return port
 
 
 def until(what: str, check: Callable[[], bool], timeout_s: float, alive: list[Started] | None = None) -> None:
