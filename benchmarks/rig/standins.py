@@ -98,7 +98,7 @@ class Deaf:
 
 
 class Topics:
-    """Topics and consumer groups of all brokers, as one table: kept in memory, and told by GET /v1/tables."""
+    """Topics and consumer groups of all brokers, as one table: kept in memory, and answered by GET /v1/tables."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicConfig] = {}

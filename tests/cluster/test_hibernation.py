@@ -21,7 +21,7 @@ def ended(groups: list[GroupState]) -> bool:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_the_leader_stops_last(seed: int) -> None:
-    """Processes stop at any moment after they were told to, a handover may fail or another member may take over."""
+    """Processes stop at any moment after the request, a handover may fail or another member may take over."""
     chance = random.Random(seed)
     groups = []
     for number in range(chance.randint(1, 4)):

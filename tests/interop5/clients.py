@@ -143,7 +143,7 @@ def _rust(home: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Client:
-    """One official client in one version. `lacks`: what it cannot do; `tls`: what it uses unless it is told."""
+    """One official client in one version. `lacks`: what it cannot do; `tls`: whether it uses TLS by default."""
 
     name: str
     words: Callable[[Path], list[str]] = field(repr=False)

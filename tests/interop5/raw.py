@@ -61,9 +61,9 @@ class RawClient:
         else:
             settings["publishing"] = {"topics": [{"name": topic}]}
         stream = self._driven.start("telemetry", first={"settings": settings}, **self._more)
-        told = stream.wait_for("told")
-        assert told["status"]["code"] == "OK", told
-        stream.lines = [told]
+        answer = stream.wait_for("settings")
+        assert answer["status"]["code"] == "OK", answer
+        stream.lines = [answer]
         return stream
 
     def stop(self, stream: Running) -> None:

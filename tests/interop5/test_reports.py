@@ -66,11 +66,11 @@ def place(
 @pytest.mark.parametrize("kind", ["PUSH_CONSUMER", "SIMPLE_CONSUMER"])
 def test_754_1092_order_holds_before_settings_arrive(place: Place, kind: str) -> None:
     """clients 754, 1092: a consumer that receives before its settings are there got an orderly group's messages out
-    of order: the group's configuration says that it is orderly, not what the client has told until now.
+    of order: the group's configuration says that it is orderly, not what the client has sent until now.
     """
     topic, group = place.topic("FIFO"), place.group(orderly=True)
     producer, other, early = place.client(), place.client(), place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     for n in range(3):
         producer.send(message(topic, n, "FIFO", messageGroup="g"))
     known = other.settings(kind, topic, group)
@@ -86,7 +86,7 @@ def test_754_1092_order_holds_before_settings_arrive(place: Place, kind: str) ->
     assert other.ack(topic, group, *first) == ["OK"]
     assert [number(one) for one in early.receive_all(topic, group, 1, batch=1)] == [1]
     early.stop(late)
-    for client, stream in ((producer, told), (other, known)):
+    for client, stream in ((producer, telemetry), (other, known)):
         client.stop(stream)
 
 
@@ -123,7 +123,7 @@ def test_708_10827_the_same_attempt_gets_its_messages_again(place: Place) -> Non
     """
     topic, group = place.topic("FIFO"), place.group(orderly=True)
     producer, consumer = place.client(), place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     known = consumer.settings("PUSH_CONSUMER", topic, group)
     for n in range(2):
         producer.send(message(topic, n, "FIFO", messageGroup="g"))
@@ -137,7 +137,7 @@ def test_708_10827_the_same_attempt_gets_its_messages_again(place: Place) -> Non
     assert [number(one) for one in again] == [number(one) for one in first]
     assert consumer.receive(topic, group, attemptId="another", **options) == []
     assert consumer.ack(topic, group, *again) == ["OK"] * len(again)
-    for client, stream in ((producer, told), (consumer, known)):
+    for client, stream in ((producer, telemetry), (consumer, known)):
         client.stop(stream)
 
 
@@ -145,7 +145,7 @@ def test_599_7999_order_is_the_groups(place: Place) -> None:
     """clients 599, 7999: the group's configuration decides whether messages come in order, and the settings say it."""
     topic = place.topic("FIFO")
     producer = place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     for n in range(4):
         producer.send(message(topic, n, "FIFO", messageGroup="g"))
     for orderly in (True, False):
@@ -157,7 +157,7 @@ def test_599_7999_order_is_the_groups(place: Place) -> None:
         second = consumer.receive(topic, group, batch=1)
         assert [number(one) for one in second] == ([] if orderly else [1])
         consumer.stop(stream)
-    producer.stop(told)
+    producer.stop(telemetry)
 
 
 def test_7837_4783_renewal_begins_and_ends(place: Place) -> None:
@@ -166,7 +166,7 @@ def test_7837_4783_renewal_begins_and_ends(place: Place) -> None:
     """
     topic, group = place.topic(), place.group()
     producer, consumer, other = place.client(), place.client(), place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     producer.send(
         message(topic, 1),
     )
@@ -183,7 +183,7 @@ def test_7837_4783_renewal_begins_and_ends(place: Place) -> None:
     until("the dead letter", lambda: place.system.stored(f"%DLQ%{group}", 1) == 1, 30)
     assert consumer.receive(topic, group, invisible_s=None, autoRenew=True) == []
     assert place.system.stored(f"%DLQ%{group}", 1) == 1
-    for client, stream in zip((producer, consumer, other), (told, *streams), strict=True):
+    for client, stream in zip((producer, consumer, other), (telemetry, *streams), strict=True):
         client.stop(stream)
 
 
@@ -192,7 +192,7 @@ def test_7837_a_message_in_work_for_longer_than_its_invisible_time(place: Place)
     """7837: the proxy renews what a push consumer works on for longer than the invisible time, a minute."""
     topic, group = place.topic(), place.group()
     producer, consumer = place.client(), place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     stream = consumer.settings("PUSH_CONSUMER", topic, group)
     producer.send(message(topic, 1))
     got = consumer.receive_all(topic, group, 1, invisible_s=None, autoRenew=True)
@@ -202,7 +202,7 @@ def test_7837_a_message_in_work_for_longer_than_its_invisible_time(place: Place)
         consumer.heartbeat("PUSH_CONSUMER", group)
         assert consumer.receive(topic, group, invisible_s=None, autoRenew=True) == [], "it is in work"
     assert consumer.ack(topic, group, *got) == ["OK"], "the first handle still leads to it"
-    producer.stop(told)
+    producer.stop(telemetry)
     consumer.stop(stream)
 
 
@@ -232,7 +232,7 @@ def test_10278_a_handle_outlives_its_proxy(place: Place, second_proxy: Callable[
     topic, group = place.topic(), place.group()
     address, pid = second_proxy()
     producer = place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     for n in range(2):
         producer.send(message(topic, n))
     doomed = place.client(address)
@@ -245,7 +245,7 @@ def test_10278_a_handle_outlives_its_proxy(place: Place, second_proxy: Callable[
     stream = survivor.settings("SIMPLE_CONSUMER", topic, group)
     assert survivor.ack(topic, group, *got) == ["OK", "OK"]
     assert survivor.receive(topic, group) == []
-    producer.stop(told)
+    producer.stop(telemetry)
     survivor.stop(stream)
 
 
@@ -295,13 +295,13 @@ def test_9953_a_compressed_half_message_keeps_its_body(place: Place) -> None:
     """9953: a half message with a compressed body is stored again at its check or commit, and was compressed twice."""
     topic, group = place.topic("TRANSACTION"), place.group()
     producer, consumer = place.client(), place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     stream = consumer.settings("SIMPLE_CONSUMER", topic, group)
     half = message(topic, 0, "TRANSACTION", bodyEncoding="GZIP", orphanedTransactionRecoveryDuration="1s")
     packed = base64.b64encode(zlib.compress(b"0 " + b"z" * 8_000)).decode()
     half["body"] = packed
     entry = producer.send(half)["entries"][0]
-    asked = told.wait_for("told", 60)  # the check stores it again
+    asked = telemetry.wait_for("settings", 60)  # the check stores it again
     back = asked["recoverOrphanedTransactionCommand"]
     assert back["message"]["body"] == packed
     answer = producer.ask("EndTransaction", {
@@ -313,7 +313,7 @@ def test_9953_a_compressed_half_message_keeps_its_body(place: Place) -> None:
     assert [one["body"] for one in got] == [packed]
     assert got[0]["systemProperties"]["bodyEncoding"] == "GZIP"
     consumer.ack(topic, group, *got)
-    producer.stop(told)
+    producer.stop(telemetry)
     consumer.stop(stream)
 
 
@@ -354,7 +354,7 @@ def test_order_of_each_message_group(place: Place) -> None:
     """Each message group has one queue, and comes in the order in which it was sent."""
     topic, group = place.topic("FIFO", 4), place.group(orderly=True)
     producer, consumer = place.client(), place.client()
-    told = producer.settings("PRODUCER", topic)
+    telemetry = producer.settings("PRODUCER", topic)
     stream = consumer.settings("SIMPLE_CONSUMER", topic, group)
     for n in range(12):
         producer.send(message(topic, n, "FIFO", messageGroup=f"g{n % 4}"))
@@ -370,5 +370,5 @@ def test_order_of_each_message_group(place: Place) -> None:
             break
     assert dict(seen) == {f"g{k}": [k, k + 4, k + 8] for k in range(4)}
     assert all(len(found) == 1 for found in queues.values())
-    producer.stop(told)
+    producer.stop(telemetry)
     consumer.stop(stream)

@@ -70,7 +70,7 @@ class Peer:
         return found
 
     def fault(self, data: bytes) -> Fault:
-        """The fault that ends the connection; the peer is told."""
+        """The fault that ends the connection; the peer gets it in a GOAWAY."""
         with pytest.raises(ConnectionFault) as caught:
             self.connection.receive(data, self.now)
         kind, _, _, payload = self.taken()[-1]

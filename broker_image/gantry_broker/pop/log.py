@@ -168,7 +168,7 @@ class PopLog:
             if self._pending or not waiters:
                 self._fail(waiters)
             else:  # What they wait for was no change, so nothing holds them up.
-                self._writer.appended(lambda status: _tell(waiters, status))
+                self._writer.appended(lambda status: _notify(waiters, status))
             return
         touched = list(self.changes.touched.values())
         self._since_whole += len(self.changes)
@@ -198,7 +198,7 @@ class PopLog:
                 return
             del self._pending[0]
             self.commit(touched)
-            self._writer.appended((lambda status, told=waiters: _tell(told, status)) if waiters else None)  # type: ignore[misc]
+            self._writer.appended((lambda status, waiting=waiters: _notify(waiting, status)) if waiters else None)  # type: ignore[misc]
         self.refused = ""
         self.on_written()
 
@@ -211,8 +211,8 @@ class PopLog:
         commit, self.committing = self._meta.commit_offset, True
         for queue in touched:
             low = queue.lowest()
-            if low != queue.told:
-                queue.told = low
+            if low != queue.committed:
+                queue.committed = low
                 group, topic, queue_id = queue.key
                 commit(topic, group, queue_id, low)
         self.committing = False
@@ -368,6 +368,6 @@ class PopLog:
             at = max(got.next_offset, at + 1)
 
 
-def _tell(waiters: list[Waiter], status: SendStatus) -> None:
+def _notify(waiters: list[Waiter], status: SendStatus) -> None:
     for waiter in waiters:
         waiter(status)

@@ -415,12 +415,12 @@ class PopService:
     def _give(self, waiter: Waiter, found: Found) -> None:
         """Answers a waiting pop when its change is replicated."""
 
-        def told(status: SendStatus | None) -> None:
+        def replicated(status: SendStatus | None) -> None:
             waiter.end(found if status is SendStatus.SEND_OK else None)
 
         if waiter.timer is not None:
             waiter.timer.cancel()
-        self._log.submit(told)
+        self._log.submit(replicated)
 
     def _settle(self) -> None:
         for waiter in self._waiting.take_all():
@@ -464,10 +464,10 @@ class PopService:
         elif offset < queue.lowest():
             self._reset(queue, offset)
         else:
-            queue.told = -1
+            queue.committed = -1
             self._log.commit([queue])  # Messages below it are in flight.
             return
-        queue.told = offset
+        queue.committed = offset
         self._log.submit()
 
     def _reset(self, queue: Queue, offset: int) -> None:

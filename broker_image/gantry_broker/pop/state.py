@@ -125,7 +125,7 @@ class Chunk:
 class Queue:
     """One queue of one group."""
 
-    __slots__ = ("chunks", "count", "diffs", "firsts", "index", "key", "moved", "next", "order", "told")
+    __slots__ = ("chunks", "committed", "count", "diffs", "firsts", "index", "key", "moved", "next", "order")
 
     def __init__(self, key: Key, index: int, next_offset: int) -> None:
         self.key = key
@@ -141,7 +141,7 @@ class Queue:
         self.moved: dict[int, tuple[int, int, bool]] = {}
         """Offset to (pop time, invisible time, suspended) of the last renewal."""
         self.order: Order | None = None
-        self.told = -1
+        self.committed = -1
         """The consumer offset that was last committed for this queue."""
 
     @property

@@ -27,7 +27,7 @@ MAX_LITE_TOPIC: Final = 64
 PRODUCER_ATTEMPTS: Final = 3
 PRODUCER_BACKOFF_MS: Final = (10, 1_000)
 RETRY_STEPS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
-"""Pauses before deliveries of a message again, which consumers are told."""
+"""Pauses before a message is delivered again. The settings of consumers have them."""
 CONSUMERS: Final = frozenset(
     {
         ClientType.PUSH_CONSUMER,

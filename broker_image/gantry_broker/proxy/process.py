@@ -136,7 +136,7 @@ class Proxy:
         log.info("proxy %s serves gRPC on port %d", config.name, self.port)
 
     async def close(self) -> None:
-        """Stop in order: calls in work get their answers, clients are told to go elsewhere."""
+        """Stop in order: calls in work get their answers, and a GOAWAY sends clients to another proxy."""
         self._stopping = True
         if self.endpoint is not None:
             await self.endpoint.close(self.config.drain_s)

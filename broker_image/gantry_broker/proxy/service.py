@@ -34,7 +34,7 @@ SWEEP_S: Final = 5.0
 SETTINGS_S: Final = 1.0
 """Seconds that a receive waits for the settings of its client."""
 REQUEST_TIMEOUT_S: Final = 3
-"""Of a client that has told no settings: the default of clients."""
+"""Of a client that has sent no settings: the default of clients."""
 
 
 Handler = Callable[[Caller, Any], Awaitable[Any]]
@@ -324,7 +324,7 @@ class Service:
         return client
 
     async def _client_of_group(self, caller: Caller, request: Any, group: str) -> Client:
-        """Return a consumer that has told no settings, with those of its group. A restarted proxy has forgotten them,
+        """Return a consumer that has sent no settings, with those of its group. A restarted proxy has forgotten them,
         and clients tell them again only after minutes. Raises Refusal and `FAILURES`.
         """
         config = await self.brokers.group(group)

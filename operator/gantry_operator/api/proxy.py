@@ -21,7 +21,7 @@ class ProxyTls(Model):
         None,
         description="Disabled: clear text only. Permissive: TLS and clear text on the same port. Required: TLS only. "
         "Default: Required if security.tls.mode is Required, otherwise Permissive, since most clients of RocketMQ 5 "
-        "use TLS unless they are told not to.",
+        "use TLS unless their configuration turns it off.",
     )
     secretName: str | None = Field(
         None,

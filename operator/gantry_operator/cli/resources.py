@@ -89,7 +89,7 @@ async def preview_offsets(admin: Admin, group: str, topic: str, to_ms: int) -> R
 async def reset_offsets(admin: Admin, group: str, topic: str, to_ms: int) -> int:
     """Move a group to this time (-1: the end). Returns the number of queues. Raises CliError and client errors.
 
-    Connected members are told by the broker. Without members the offsets alone are enough.
+    The broker informs connected members. Without members the offsets alone are enough.
     """
     preview = await preview_offsets(admin, group, topic, to_ms)
     targets = {MessageQueue(topic, row.broker, row.queue): row for row in preview.rows}

@@ -72,7 +72,7 @@ async def telemetry(c):
             yield ParseDict(command, service_pb2.TelemetryCommand())
 
     async for answer in MessagingServiceStub(channel(c)).Telemetry(requests(), metadata=metadata(c)):
-        say(c["id"], "told", at=time.time() * 1000, **MessageToDict(answer))
+        say(c["id"], "settings", at=time.time() * 1000, **MessageToDict(answer))
 
 
 async def connections(c):
