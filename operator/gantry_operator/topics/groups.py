@@ -35,6 +35,7 @@ from gantry_operator.topics.model import (
     State,
     Step,
     WantedGroup,
+    refusal_of_name,
 )
 from gantry_operator.topics.seen import BrokerTables
 from gantry_operator.topics.wanted import GROUP_FIELDS
@@ -58,17 +59,8 @@ def decide_groups(wanted: Sequence[WantedGroup], seen: Observed) -> Decision:
 
 
 def _refusal(w: WantedGroup, first: WantedGroup) -> State | None:
-    if reserved_group(w.group):
-        return State(
-            "False", "SystemGroup", f"{w.group} is a group of the system, which brokers manage themselves: delete this "
-            "object, and create one with another groupName",
-        )  # fmt: skip
-    if first.resource != w.resource:
-        return State(
-            "False", "NameTaken", f"group {w.group} belongs to ConsumerGroup {first.resource}: delete one of the two, "
-            "or create this one with another groupName",
-        )  # fmt: skip
-    return None
+    system = reserved_group(w.group)
+    return refusal_of_name(w.group, "ConsumerGroup", "groupName", w.resource, first.resource, of_system=system)
 
 
 def row_of(config: SubscriptionGroup) -> Row:

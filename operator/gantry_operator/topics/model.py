@@ -182,3 +182,22 @@ class Decision:
     notes: list[Note]
     settling: dict[tuple[str, str], Settling] = field(default_factory=dict)
     """By broker group and topic, for the next decision."""
+
+
+def refusal_of_name(name: str, kind: str, field: str, resource: str, first: str, *, of_system: bool) -> State | None:
+    """Why a resource may not describe what it names: the system manages it, or an older resource does.
+
+    `kind`: of the resource; `field`: with the name; `first`: the oldest resource with this name.
+    """
+    thing = "topic" if kind == "BrokerTopic" else "group"
+    if of_system:
+        return State(
+            "False", f"System{thing.capitalize()}", f"{name} is a {thing} of the system, which brokers manage "
+            f"themselves: delete this object, and create one with another {field}",
+        )  # fmt: skip
+    if first != resource:
+        return State(
+            "False", "NameTaken", f"{thing} {name} belongs to {kind} {first}: delete one of the two, or create this "
+            f"one with another {field}",
+        )  # fmt: skip
+    return None

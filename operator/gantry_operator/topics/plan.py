@@ -42,6 +42,7 @@ from gantry_operator.topics.model import (
     State,
     Step,
     WantedTopic,
+    refusal_of_name,
 )
 from gantry_operator.topics.seen import BrokerTables, SeenTopic
 from gantry_operator.topics.spread import queues_by_group
@@ -97,17 +98,8 @@ def extension(
 
 def _refusal(w: WantedTopic, first: WantedTopic, seen: Observed) -> State | None:
     own = {seen.cluster, f"{seen.cluster}_{REPLY_TOPIC_SUFFIX}", *seen.groups}
-    if reserved_topic(w.topic) or w.topic in own:
-        return State(
-            "False", "SystemTopic", f"{w.topic} is a topic of the system, which brokers manage themselves: delete this "
-            "object, and create one with another topicName",
-        )  # fmt: skip
-    if first.resource != w.resource:
-        return State(
-            "False", "NameTaken", f"topic {w.topic} belongs to BrokerTopic {first.resource}: delete one of the two, or "
-            "create this one with another topicName",
-        )  # fmt: skip
-    return None
+    system = reserved_topic(w.topic) or w.topic in own
+    return refusal_of_name(w.topic, "BrokerTopic", "topicName", w.resource, first.resource, of_system=system)
 
 
 def row_of(topic: SeenTopic) -> Row:
