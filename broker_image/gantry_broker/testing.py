@@ -227,6 +227,8 @@ class LocalBroker:
         if self._running is not None:
             running, self._running = self._running, None
             await running.aclose()
+        # Its temporary folder is deleted next: no thread may still write there.
+        await asyncio.get_running_loop().shutdown_default_executor()
 
     async def _create_topic(self, name: str, queues: int) -> None:
         async with Admin(self.name_servers) as admin:
