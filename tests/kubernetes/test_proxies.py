@@ -234,7 +234,8 @@ def proxy_objects(fake: FakeApi) -> set[tuple[str, str]]:
 
 def pod(name: str) -> dict[str, Any]:
     meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.PROXY), "uid": name}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {}}
+    spec = {"volumes": [{"name": "table", "secret": {"secretName": "demo-proxy-table"}}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {}}
 
 
 def change(controller: Any, fake: FakeApi, spec: dict[str, Any]) -> None:
@@ -257,9 +258,8 @@ async def test_proxies_get_a_user_and_the_table_and_go_with_the_field(fake: Fake
         found = {u.name: u for u in table_in(fake).users}
         assert found["gantry-proxy"].super
         assert base64.b64decode(user["data"]["secretKey"]).decode() in found["gantry-proxy"].keys
-        marked = fake.get("Pod", "demo-proxy-x")
-        assert marked is not None
-        first = marked["metadata"]["annotations"][names.TABLE_VERSION]
+        await settle(lambda: names.MOUNTED_FILES in fake.objects["Pod", "mq", "demo-proxy-x"]["metadata"]["annotations"])
+        first = fake.objects["Pod", "mq", "demo-proxy-x"]["metadata"]["annotations"][names.MOUNTED_FILES]
 
         fake.remove("Secret", "mq", "demo-proxy-table")
         await settle(lambda: table_in(fake) is not None)
@@ -270,7 +270,7 @@ async def test_proxies_get_a_user_and_the_table_and_go_with_the_field(fake: Fake
         change(controller, fake, WITH_PROXIES | {"security": {"authentication": "Permissive"}})
         await settle(lambda: table_in(fake).mode == "Permissive")
         await settle(
-            lambda: fake.objects["Pod", "mq", "demo-proxy-x"]["metadata"]["annotations"][names.TABLE_VERSION] != first
+            lambda: fake.objects["Pod", "mq", "demo-proxy-x"]["metadata"]["annotations"][names.MOUNTED_FILES] != first
         )
         everything = proxy_objects(fake)
         change(controller, fake, SPEC)

@@ -44,6 +44,7 @@ from gantry_operator.platforms.kubernetes import (
     external,
     leaving_groups,
     metrics,
+    mounted_files,
     names,
     nameserver,
     proxy,
@@ -409,6 +410,7 @@ class ClusterController:
             complete = complete and not kept
             complete = await self._reports.keep(cluster, self._plan, found) and complete
         self._result = found
+        await mounted_files.refresh(self._shared.api, self._shared.caches, self.namespace, self.name)
         self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
         return complete and righted
 

@@ -51,8 +51,8 @@ ROLE_SLAVE = "slave"
 BROKER = "broker"
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
-TABLE_VERSION = f"{GROUP}/access-table"
-"""Annotation of a proxy's pod. A new value makes the kubelet bring the newest table into the pod at once."""
+MOUNTED_FILES = f"{GROUP}/mounted-files"
+"""Annotation of a pod. A new value makes the kubelet bring the newest ConfigMaps and Secrets into the pod at once."""
 
 
 def name_servers(cluster: str) -> str:

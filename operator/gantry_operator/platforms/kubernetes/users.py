@@ -25,17 +25,15 @@ from gantry_operator.api import user as api_user
 from gantry_operator.api.user import BrokerUserStatus, UserCondition
 from gantry_operator.cluster.access_control import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.platforms.kubernetes import drift, names, proxy
+from gantry_operator.platforms.kubernetes import drift, mounted_files, names, proxy
 from gantry_operator.platforms.kubernetes.client import (
     BROKER_USER,
-    POD,
     SECRET,
     ApiError,
     ApiUnavailable,
     KubeApi,
     Object,
 )
-from gantry_operator.platforms.kubernetes.digest import digest
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.status_writer import merge_patch
@@ -88,7 +86,6 @@ class KubernetesAccessStore:
         self._table: bytes | None = None
         """The table that the proxies' Secret holds, and the Secret's version with it."""
         self._table_version = ""
-        self._table_mark = ""
         self._shown: dict[str, dict[str, Any]] = {}
         """The status of each BrokerUser as written last."""
 
@@ -200,9 +197,7 @@ class KubernetesAccessStore:
         self._note(await self._called(self._api.apply(obj)))
 
     async def write_table(self, table: bytes) -> None:
-        """Write the proxies' Secret, then a mark at their pods: the kubelet looks at a changed pod at once, and brings
-        the newest content of its Secrets along. Otherwise it looks about once a minute.
-        """
+        """Write the proxies' Secret, and bring it into their pods."""
         if self.cluster is None or not proxy.wanted(self.cluster):
             return
         name = names.proxy_table_secret(self._name)
@@ -224,24 +219,10 @@ class KubernetesAccessStore:
                 live = await self._called(self._api.apply(wanted))
                 self._note(live)
             self._table, self._table_version = table, live["metadata"]["resourceVersion"]
-            self._table_mark = digest(table.decode())
-        for pod in self._caches["Pod"].of(self._namespace, names.CLUSTER_LABEL, self._name):
-            await self._mark(pod)
-
-    async def _mark(self, pod: Object) -> None:
-        meta = pod["metadata"]
-        if (
-            meta["labels"].get(names.COMPONENT_LABEL) != names.PROXY
-            or meta.get("deletionTimestamp") is not None
-            or (meta.get("annotations") or {}).get(names.TABLE_VERSION) == self._table_mark
-        ):
-            return
-        patch = {"metadata": {"annotations": {names.TABLE_VERSION: self._table_mark}}}
         try:
-            self._caches["Pod"].note(await self._api.merge(POD, self._namespace, meta["name"], patch))
+            await mounted_files.refresh(self._api, self._caches, self._namespace, self._name)
         except (ApiError, ApiUnavailable) as error:
-            if not (isinstance(error, ApiError) and error.status == 404):
-                raise StoreUnavailable(f"pod {meta['name']} does not get the access table yet: {error}") from error
+            raise StoreUnavailable(f"pods do not get the access table yet: {error}") from error
 
     def _owner_uid(self, user: str) -> str:
         if user in (ADMIN_NAME, PROXY_NAME):
