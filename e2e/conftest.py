@@ -11,12 +11,12 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import ROOT, SYSTEM, Cluster, Figure, Host, apply, example, helm_install, kubectl, until
+from kube import ROOT, SYSTEM, Cluster, Figure, Host, TooLate, apply, example, helm_install, kubectl, until
 
 collect_ignore = [] if os.environ.get("E2E_ROUNDS") else ["test_n_rounds.py"]
 """Figures over many rounds are measured on demand."""
@@ -24,8 +24,39 @@ collect_ignore = [] if os.environ.get("E2E_ROUNDS") else ["test_n_rounds.py"]
 FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"))
 
 
+ONLY_LATE = 75
+"""Exit code of a run in which each failed test is one that was too late (`TooLate`): e2e/run tries these alone."""
+LATE, WRONG = pytest.StashKey[int](), pytest.StashKey[int]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: disturbs the other modules, or measures times that they would disturb")
+    config.stash[LATE] = config.stash[WRONG] = 0
+    config.pluginmanager.register(Counted(config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(TooLate):
+        report.user_properties.append(("late", True))
+    return report
+
+
+class Counted:
+    """Counts failed tests where all reports arrive: in the process that the others report to."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            key = LATE if ("late", True) in map(tuple, report.user_properties) else WRONG
+            self.config.stash[key] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and self.config.stash[LATE] and not self.config.stash[WRONG]:
+            session.exitstatus = ONLY_LATE
 
 
 @contextlib.contextmanager

@@ -302,8 +302,7 @@ class Load:
 
     def result(self, timeout: float = 180) -> dict[str, Any]:
         """The findings, once it has ended. Raises AssertionError with its log after a failure, and when an
-        acknowledged message
-        is not at the place in its master's answer.
+        acknowledged message is not at the place in its master's answer.
         """
 
         def ended() -> str | None:
@@ -316,6 +315,22 @@ class Load:
         kubectl("-n", self.cluster.namespace, "delete", "pod", self.name, "--wait=false")
         assert found["lost"] == found["elsewhere"] == 0, found
         return found
+
+
+class TooLate(AssertionError):
+    """A send failed or waited too long. Nothing is lost. Beside other modules that can be the machine: e2e/run tries
+    such a test once more, alone, and then it must hold.
+    """
+
+
+def unharmed(result: dict[str, Any], gap_ms: int | None = None) -> None:
+    """Checks the findings of a load: nothing is lost, no send failed, and no gap has `gap_ms` or more.
+
+    Raises TooLate for a failed send and for a gap.
+    """
+    assert result.get("lost", 0) == 0, result
+    if result.get("errors", 0) or (gap_ms is not None and result["maxGapMs"] >= gap_ms):
+        raise TooLate(f"failed sends, or a gap of {gap_ms} ms or more: {result}")
 
 
 def brokers_process(member: str) -> str:

@@ -7,7 +7,7 @@ import time
 
 from gantry_broker.client import Producer
 from gantry_operator.platforms.kubernetes.target import KubeTarget
-from kube import SYSTEM, Cluster, Figure, Load, apply, example, kubectl, run, until
+from kube import SYSTEM, Cluster, Figure, Load, apply, example, kubectl, run, unharmed, until
 
 
 def test_from_apply_to_available(namespace: str, figure: Figure) -> None:
@@ -37,7 +37,8 @@ def test_from_apply_to_available(namespace: str, figure: Figure) -> None:
 def test_a_client_in_a_pod_sends_and_reads(demo: Cluster, figure: Figure) -> None:
     result = Load(demo, "calm", 5).result()
     figure("quickstart: calm load in a pod", result)
-    assert result["lost"] == result["errors"] == result["twice"] == 0
+    unharmed(result)
+    assert result["twice"] == 0
     assert result["sendOk"] > 500
 
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from kube import Cluster, Figure, Host, Load, kubectl
+from kube import Cluster, Figure, Host, Load, kubectl, unharmed
 
 KILLED_MS = 2_000
 SILENT_MS = 5_500
 BUSY_MS = 5_000
-
-
-def check(result: dict[str, object], limit_ms: int) -> None:
-    assert result["lost"] == 0, result
-    assert result["errors"] == 0, result
-    assert isinstance(result["maxGapMs"], int)
-    assert result["maxGapMs"] < limit_ms, result
 
 
 def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
@@ -27,7 +20,7 @@ def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
         demo.wait_recovered_from(old, epoch)
     result = load.stop()
     figure("failover: master's pod deleted twice", result)
-    check(result, KILLED_MS)
+    unharmed(result, KILLED_MS)
 
 
 def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure) -> None:
@@ -40,7 +33,7 @@ def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure
     result = load.stop()
     figure("failover: master's process killed three times", result)
     # A busy machine's kube-proxy may need longer to move a Service than the client's limit of 3 s for a send.
-    check(result | {"errors": 0}, BUSY_MS)
+    unharmed(result | {"errors": 0}, BUSY_MS)
 
 
 def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure) -> None:
@@ -56,7 +49,7 @@ def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure
     result = load.stop()
     figure("failover: master's process frozen", result)
     # A request that the frozen master has read runs into the client's time limit of 3 s.
-    check(result | {"errors": 0}, SILENT_MS)
+    unharmed(result | {"errors": 0}, SILENT_MS)
     demo.wait_running()
 
 
@@ -68,7 +61,7 @@ def test_a_planned_switchover_shows_no_error(demo: Cluster, figure: Figure) -> N
         demo.wait_recovered_from(old, epoch)
     result = load.stop()
     figure("switchover: three times by annotation", result)
-    check(result, KILLED_MS)
+    unharmed(result, KILLED_MS)
     assert demo.status()["lastFailover"]["planned"] is True
 
 
@@ -87,5 +80,5 @@ def test_a_node_is_drained(demo: Cluster, figure: Figure) -> None:
     kubectl("uncordon", node)
     result = load.stop()
     figure("drain of the master's node", result)
-    check(result, KILLED_MS)
+    unharmed(result, KILLED_MS)
     demo.wait_running()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kube import Cluster, Figure, Host, Load, apply, example, kubectl, until
+from kube import Cluster, Figure, Host, Load, apply, example, kubectl, unharmed, until
 
 KILLED_MS = 3_000
 
@@ -32,8 +32,7 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, 
     elected.wait_recovered_from(old, epoch)
     result = load.stop()
     figure("Raft: leader handed over, then killed", result)
-    assert result["lost"] == 0, result
-    assert result["maxGapMs"] < KILLED_MS, result
+    unharmed(result | {"errors": 0}, KILLED_MS)
     status = elected.status()
     assert status["members"][0]["epoch"] > 1
     assert elected.object()["spec"]["mode"] == "Raft"
@@ -64,7 +63,7 @@ def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster
     elected.wait_running(members=6)
     result = load.stop()
     figure("Raft: members 3 to 5 to 3, leaders spread", result)
-    assert result["lost"] == result["errors"] == 0, result
+    unharmed(result)
     assert before.items() <= elected.uids().items(), "no broker was restarted for it"
     removed = [e["message"] for e in elected.events() if e["reason"] == "MemberRemoved"]
     assert len(removed) == 2, removed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, until
+from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, unharmed, until
 
 pytestmark = pytest.mark.alone
 
@@ -29,7 +29,7 @@ def test_a_master_that_only_clients_reach_acknowledges_nothing(demo: Cluster, ho
     demo.wait_recovered(epoch)
     result = load.stop()
     figure("partition: master cut off from all but its clients", result)
-    assert result["maxGapMs"] < SILENT_MS, result
+    unharmed(result | {"errors": 0}, SILENT_MS)
 
 
 def test_the_masters_pod_and_volume_are_deleted_together(demo: Cluster, figure: Figure) -> None:
@@ -45,4 +45,4 @@ def test_the_masters_pod_and_volume_are_deleted_together(demo: Cluster, figure: 
     assert get(demo.namespace, "pvc", f"data-{old}")["metadata"]["uid"] != before
     member = next(m for m in demo.status()["members"] if m["name"] == old)
     assert member["inSync"]
-    assert result["maxGapMs"] < SILENT_MS, result
+    unharmed(result | {"errors": 0}, SILENT_MS)

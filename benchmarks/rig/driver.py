@@ -156,7 +156,7 @@ class Driver(Session):
         (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
         flags = [
             f"-Drocketmq.serialize.type={serialize}", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}",
-            f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=4",
+            f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=1",
             # The client finds a new retry topic with a rebalance, by default every 20 s.
             "-Drocketmq.client.rebalance.waitInterval=1000", *more_flags,
         ]  # fmt: skip
