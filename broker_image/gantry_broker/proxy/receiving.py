@@ -383,7 +383,7 @@ class Receiving:
     def _give_back(self, group: str, topic: str, handles: Iterable[str]) -> None:
         """Let others have messages that their client did not get."""
         for handle in handles:
-            self.renewals.remove(handle)
+            self.renewals.remove(group, topic, handle)
             self.returned += 1
             self._spawn(self._quietly(self._change(group, topic, handle, BACK_MS)))
 
@@ -418,7 +418,7 @@ class Receiving:
         return answer
 
     async def _ack_entry(self, group: str, topic: str, given: str) -> tuple[Code, str]:
-        text = await self._done_with(given)
+        text = await self._done_with(group, topic, given)
         try:
             # The broker decides whether the handle has expired: another proxy may have renewed the message.
             await self._ack_once(group, topic, parse_handle(text))
@@ -435,7 +435,7 @@ class Receiving:
 
     async def change_invisible(self, group: str, topic: str, request: Any) -> Any:
         invisible_ms = checked_invisible(millis(request.invisible_duration), 0)
-        text = await self._done_with(request.receipt_handle)
+        text = await self._done_with(group, topic, request.receipt_handle)
         suspend = request.HasField("suspend") and request.suspend
         try:
             handle = await self._change(group, topic, text, invisible_ms, suspend=suspend)
@@ -466,7 +466,7 @@ class Receiving:
         return str(fresh) if place is None else f"{fresh} {place}"
 
     async def to_dead_letters(self, group: str, topic: str, request: Any) -> Any:
-        text = await self._done_with(request.receipt_handle)
+        text = await self._done_with(group, topic, request.receipt_handle)
         try:
             await self._to_dead_letters(group, topic, text, request.message_id, request.max_delivery_attempts)
         except BadHandle as error:
@@ -545,17 +545,17 @@ class Receiving:
                 return
         self.renewals.renewed(due, handle, parse_handle(handle).visible_ms)
 
-    async def _done_with(self, given: str) -> str:
+    async def _done_with(self, group: str, topic: str, given: str) -> str:
         """Return the present handle of a message that a client is done with; it is renewed no more. A renewal under
         way ends first: it makes the former handle void.
         """
-        held = self.renewals.find(given)
+        held = self.renewals.find(group, topic, given)
         if held is None:
             return given
         task = self._under_way.get(held)
         if task is not None:
             await asyncio.wait([task])
-        self.renewals.remove(given)
+        self.renewals.remove(*held.key)
         return held.handle
 
     def _renewal_ended(self, held: Held, _: asyncio.Task[Any]) -> None:
