@@ -15,11 +15,11 @@ from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import Long, SendBackHeader
-from gantry_broker.protocol.message import Record, decode_records
+from gantry_broker.protocol.headers import Long, SendBackHeader, ViewMessageHeader
+from gantry_broker.protocol.message import Record, RecordError, decode_record, decode_records
 from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, overall, refusal_of, set_status
 from gantry_broker.proxy.brokers import Brokers
-from gantry_broker.proxy.clients import Client, Clients
+from gantry_broker.proxy.clients import Client, ClientKey, Clients
 from gantry_broker.proxy.contract import ClientType, Code, FilterType, v2
 from gantry_broker.proxy.messages import millis, received, set_millis
 from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals
@@ -253,7 +253,7 @@ class Receiving:
                 part = v2.ReceiveMessageResponse()
                 received(record, named, handle=handle, attempt=attempt, out=part.message)
                 if request.auto_renew:
-                    self.renewals.add(client.id, group, topic, handle, popped.visible_ms, now_ms)
+                    self.renewals.add(client.key, group, topic, handle, popped.visible_ms, now_ms)
                 await call.send(part.SerializeToString())
         part = v2.ReceiveMessageResponse()
         set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
@@ -387,9 +387,9 @@ class Receiving:
             self.returned += 1
             self._spawn(self._quietly(self._change(group, topic, handle, BACK_MS)))
 
-    def client_gone(self, client_id: str) -> None:
+    def client_gone(self, client: ClientKey) -> None:
         """Let others have the messages that a client works on, or has forgotten."""
-        for held in self.renewals.client_gone(client_id):
+        for held in self.renewals.client_gone(client):
             self._spawn(self._quietly(self._return(held)))
 
     async def _return(self, held: Held) -> None:
@@ -468,12 +468,30 @@ class Receiving:
     async def to_dead_letters(self, group: str, topic: str, request: Any) -> Any:
         text = await self._done_with(group, topic, request.receipt_handle)
         try:
+            await self._check_place(group, topic, text)
             await self._to_dead_letters(group, topic, text, request.message_id, request.max_delivery_attempts)
         except BadHandle as error:
             raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from None
         answer = v2.ForwardMessageToDeadLetterQueueResponse()
         set_status(answer)
         return answer
+
+    async def _check_place(self, group: str, topic: str, text: str) -> None:
+        """Check that a client's handle names the place of its own message in the log. Brokers take any place from the
+        proxy, and the group would read what is there. Raises BadHandle and `FAILURES`.
+        """
+        handle, place = parse_handle(text), log_offset_of(text)
+        if place is None:
+            return  # `_to_dead_letters` refuses it.
+        header = ViewMessageHeader(Long(place), real_topic(topic, group, handle.kind))
+        frame = Frame(RequestCode.VIEW_MESSAGE_BY_ID, ext=header.ext() | {"bname": handle.broker})
+        answer = await self._checked(handle.broker, topic, frame, f"dead letter of {topic}")
+        try:
+            found = decode_record(answer.body)
+        except RecordError as error:
+            raise BrokerError(f"dead letter of {topic}", answer.code, f"its answer cannot be read: {error}") from None
+        if (found.topic, found.queue_id, found.queue_offset) != (header.topic, handle.queue_id, handle.offset):
+            raise BadHandle(f"the handle {text[:80]!r} names the place of another message")
 
     async def _to_dead_letters(self, group: str, topic: str, text: str, message_id: str, attempts: int) -> None:
         handle = parse_handle(text)
