@@ -194,6 +194,36 @@ async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster)
         await line.end()
 
 
+async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cluster: Cluster) -> None:
+    class Unread:
+        """A client that reads two parts of the answer, and goes."""
+
+        metadata: dict[str, str] = {}  # noqa: RUF012
+        over, parts = False, 0
+
+        def time_left(self) -> None:
+            return None
+
+        async def send(self, message: bytes) -> None:
+            self.parts += 1
+            if self.parts > 2:
+                raise asyncio.CancelledError
+
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        for body in (b"1", b"2", b"3"):
+            await send(stub, c.message("T", body))
+        client = proxy.service.clients.get(CLIENT)
+        assert client is not None
+        with pytest.raises(asyncio.CancelledError):
+            while True:
+                unread: Any = Unread()
+                await proxy.service.receiving.receive(unread, client, "g", "T", c.receive("g", "T", n=32))
+        assert proxy.service.receiving.returned == 2
+        await line.end()
+
+
 async def _read(call: Any) -> Any:
     return await call.read()
 

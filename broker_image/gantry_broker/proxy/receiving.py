@@ -241,20 +241,24 @@ class Receiving:
     ) -> None:
         part = v2.ReceiveMessageResponse()
         set_status(part, code, text)
-        await call.send(part.SerializeToString())
-        if popped is not None:
+        items = [] if popped is None else popped.items
+        sent = 0
+        try:
+            await call.send(part.SerializeToString())
             named = request.message_queue.topic
             now_ms = time.time_ns() // 1_000_000
-            items = popped.items
-            for at, (record, handle, attempt) in enumerate(items):
+            for record, handle, attempt in items:
                 if call.over:
-                    self._give_back(group, topic, [handle for _, handle, _ in items[at:]])
-                    return
+                    break
                 part = v2.ReceiveMessageResponse()
                 received(record, named, handle=handle, attempt=attempt, out=part.message)
-                if request.auto_renew:
+                if request.auto_renew and popped is not None:
                     self.renewals.add(client.key, group, topic, handle, popped.visible_ms, now_ms)
                 await call.send(part.SerializeToString())
+                sent += 1
+        finally:
+            # Also when the client ends the call while the answer waits for it.
+            self._give_back(group, topic, [handle for _, handle, _ in items[sent:]])
         part = v2.ReceiveMessageResponse()
         set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
         await call.send(part.SerializeToString())
