@@ -24,10 +24,10 @@ from tests.support.running import until
 MakeBench = Callable[..., Any]
 
 
-def beat(bench: Any, group: str, *topics: str, model: str = "CLUSTERING") -> Any:
-    data = ConsumerData(
-        group, "CONSUME_PASSIVELY", model, "CONSUME_FROM_FIRST_OFFSET", [SubscriptionData(t, "*") for t in topics]
-    )
+def beat(
+    bench: Any, group: str, *topics: str, model: str = "CLUSTERING", kind: str = "CONSUME_PASSIVELY"
+) -> Any:
+    data = ConsumerData(group, kind, model, "CONSUME_FROM_FIRST_OFFSET", [SubscriptionData(t, "*") for t in topics])
     body = fastjson.dumps(Heartbeat(f"client-of-{group}", [], [data]).to_json())
     return bench.ask(RequestCode.HEART_BEAT, body=body)
 
@@ -81,6 +81,45 @@ async def test_consumer_groups_that_left_the_topic_or_are_deleted_do_not_count(m
     await beat(bench, "all", "T", model="BROADCASTING")
     (row,) = (await settled(bench)).unread
     assert (row.consumer_group, row.broadcast) == ("all", True)
+    await bench.close()
+
+
+async def test_consumers_that_pull_or_disagree_may_read_more_than_they_subscribe_to(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    await bench.lead()
+    await bench.send(b"x")
+    await beat(bench, "pulls", kind="CONSUME_ACTIVELY")
+    await beat(bench, "rolls", "T", "Other")
+    bench.wire = type(bench.wire)(40_001)  # Another member.
+    await beat(bench, "rolls", "Other")
+    for group in ("pulls", "rolls"):
+        bench.broker.meta.commit_offset("T", group, 0, 0)
+    assert [row.consumer_group for row in (await settled(bench)).unread] == ["pulls", "rolls"]
+    await bench.close()
+
+
+async def test_nothing_is_proved_while_a_new_leader_reads_what_pop_consumers_have(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    await bench.lead()
+    await settled(bench)
+    bench.broker.pop._log.ready.clear()
+    assert not (await report_of(bench)).settled
+    bench.broker.pop._log.ready.set()
+    assert (await report_of(bench)).settled
+    await bench.close()
+
+
+async def test_a_message_whose_time_cannot_be_read_is_not_beyond_its_retention(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    await bench.lead()
+    await bench.send(b"x")
+    await settled(bench)
+    monkeypatch.setattr(bench.store, "store_time", lambda *_: -1)
+    report = await report_of(bench)
+    assert report.newest_ms > 0
+    assert report.unread_messages == 1
     await bench.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from gantry_broker.pop import log as pop_log
 from gantry_broker.pop.handle import BadHandle, Handle
 from gantry_broker.pop.requests import AckResult, PopStatus
 
@@ -131,6 +132,37 @@ async def test_order(bench: PopBench) -> None:
     assert await bench.ack(again[0], again[1]) == [AckResult.OK] * 2
     assert await bench.bodies(order=True) == [b"c"]
     assert bench.offset() == 2
+
+
+@pytest.mark.parametrize("popped_before", [False, True])
+async def test_an_offset_behind_the_end_hides_no_later_message(bench: PopBench, popped_before: bool) -> None:
+    await bench.sends("a")
+    if popped_before:
+        await bench.bodies()
+    bench.broker.meta.commit_offset("T", "G", 0, 1_000)
+    await bench.settle()
+    assert await bench.bodies() == []
+    await bench.sends("b")
+    assert await bench.bodies() == [b"b"]
+
+
+async def test_a_new_leader_that_cannot_read_a_retry_topic_tries_again(
+    bench: PopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_log, "AGAIN_S", 0.01)
+    await bench.sends("a", "b")
+    await bench.pop(max_messages=1, invisible_ms=10_000)
+    complete, failures = bench.pop_service._log._finish_copied, iter([OSError("disk"), ValueError("record")])
+
+    def fails_first() -> None:
+        for error in failures:
+            raise error
+        complete()
+
+    monkeypatch.setattr(bench.pop_service._log, "_finish_copied", fails_first)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # Each one is in the log.
+    await bench.fail_over()
+    assert await bench.bodies() == [b"b"]
 
 
 async def test_handles_of_nothing(bench: PopBench) -> None:

@@ -72,6 +72,15 @@ def test_random_bytes_end_in_a_block_or_a_refusal() -> None:
             assert len(fields) <= hpack.MAX_FIELDS
 
 
+def test_only_short_texts_of_peers_are_remembered() -> None:
+    eight = int("00011" * 8, 2).to_bytes(5, "big")  # Eight times the letter a.
+    assert hpack.huffman_decode(eight * 50) == "a" * 400
+    before = hpack._remembered.cache_info().currsize
+    for count in range(100, 150):
+        assert hpack.huffman_decode(eight * count) == "a" * 8 * count
+    assert hpack._remembered.cache_info().currsize == before
+
+
 def test_literals_of_answers_can_be_decoded() -> None:
     block = hpack.status(200) + hpack.status(415) + hpack.literal("grpc-message", "x" * 500)
     assert Decoder().decode(block) == [(":status", "200"), (":status", "415"), ("grpc-message", "x" * 500)]

@@ -114,6 +114,38 @@ def test_data_waits_for_both_windows_and_its_bytes_are_known() -> None:
     assert peer.connection.oldest_stall() is None
 
 
+def test_streams_take_turns_when_the_window_of_the_connection_opens() -> None:
+    peer = Peer()
+    peer.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 20)))
+    for number in (1, 3, 5):
+        peer.send(frame(HEADERS, 5, number, REQUEST))
+        peer.connection.data(peer.owner.requests[-1], b"x" * 200_000)
+    peer.taken()
+    got = dict.fromkeys((1, 3, 5), 0)
+    for _ in range(9):
+        for kind, _, number, data in peer.send(frame(WINDOW, 0, 0, struct.pack(">I", 1_000))):
+            assert kind == DATA
+            got[number] += len(data)
+    assert got == dict.fromkeys((1, 3, 5), 3_000)
+
+
+def test_windows_of_single_bytes_do_not_copy_the_message_each_time() -> None:
+    class Message(bytes):
+        copied = 0
+
+        def __getitem__(self, part: object) -> object:
+            found = super().__getitem__(part)  # type: ignore[index]
+            Message.copied += len(found) if isinstance(found, bytes) else 1
+            return Message(found) if isinstance(found, bytes) else found
+
+    peer = Peer()
+    peer.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)) + frame(HEADERS, 5, 1, REQUEST))
+    peer.connection.data(peer.owner.requests[0], Message(b"x" * 60_000))
+    answers = peer.send(b"".join(frame(WINDOW, 0, 1, struct.pack(">I", 1)) for _ in range(1_000)))
+    assert [data for kind, _, _, data in answers if kind == DATA] == [b"x"] * 1_000
+    assert Message.copied <= 60_000
+
+
 def test_rapid_reset_ends_the_connection() -> None:
     peer = Peer()
 

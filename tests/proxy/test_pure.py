@@ -173,10 +173,10 @@ def test_a_message_is_renewed_until_its_client_is_done() -> None:
     assert (due.invisible_ms, due.last) == (STEPS_MS[0], False)
     assert renewals.due(FIRST_MS) == []  # it is under way
     renewals.renewed(due, "h1", 110_000)
-    held = renewals.find("h0")
+    held = renewals.find("g", "T", "h0")
     assert held is not None
     assert held.handle == "h1"
-    assert renewals.remove("h0") is held
+    assert renewals.remove("g", "T", "h0") is held
     assert renewals.due(10**9) == []  # 4783, 7837: nothing is renewed after its end
     assert len(renewals) == 0
 
@@ -216,6 +216,22 @@ def test_what_a_client_leaves_goes_to_others() -> None:
     assert renewals.client_gone("c") == []
 
 
+def test_the_same_handle_of_two_groups_is_two_deliveries() -> None:
+    """Both groups popped the message in the same millisecond."""
+    renewals = Renewals()
+    for group in ("g", "other"):
+        renewals.add(f"c of {group}", group, "T", "h", FIRST_MS, 0)
+    first, second = renewals.due(FIRST_MS - AHEAD_MS)
+    assert {first.held.group, second.held.group} == {"g", "other"}
+    renewals.renewed(first, "h of g", 110_000)
+    renewals.renewed(second, "h of other", 110_000)
+    held = renewals.remove("g", "T", "h")
+    assert held is not None
+    assert held.handle == "h of g"
+    assert [due.held.group for due in renewals.due(110_000 - AHEAD_MS)] == ["other"]
+    assert renewals.find("g", "Other", "h") is None
+
+
 def test_seeded_histories_of_renewals() -> None:
     """A message is renewed only while its client works on it, never twice at once, and none is forgotten."""
     chance = random.Random(5)
@@ -230,7 +246,7 @@ def test_seeded_histories_of_renewals() -> None:
                 open_ones[name] = now + FIRST_MS
             elif action < 0.45 and open_ones:
                 name = chance.choice(sorted(open_ones))
-                renewals.remove(name)
+                renewals.remove("g", "T", name)
                 del open_ones[name]
             for due in renewals.due(now):
                 assert due.held.given in open_ones
@@ -245,6 +261,6 @@ def test_seeded_histories_of_renewals() -> None:
                             open_ones[name] = now + due.invisible_ms
                     else:
                         renewals.failed(due, now, final=False)
-            for name in [name for name, at in open_ones.items() if renewals.find(name) is None]:
+            for name in [name for name, at in open_ones.items() if renewals.find("g", "T", name) is None]:
                 assert open_ones.pop(name) <= now  # it had become visible
         assert len(renewals) == len(open_ones)

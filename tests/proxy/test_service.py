@@ -194,6 +194,36 @@ async def test_a_receive_that_its_client_gave_up_loses_nothing(cluster: Cluster)
         await line.end()
 
 
+async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cluster: Cluster) -> None:
+    class Unread:
+        """A client that reads two parts of the answer, and goes."""
+
+        metadata: dict[str, str] = {}  # noqa: RUF012
+        over, parts = False, 0
+
+        def time_left(self) -> None:
+            return None
+
+        async def send(self, message: bytes) -> None:
+            self.parts += 1
+            if self.parts > 2:
+                raise asyncio.CancelledError
+
+    async with c.proxied(cluster) as (proxy, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        for body in (b"1", b"2", b"3"):
+            await send(stub, c.message("T", body))
+        client = proxy.service.clients.get(CLIENT)
+        assert client is not None
+        with pytest.raises(asyncio.CancelledError):
+            while True:
+                unread: Any = Unread()
+                await proxy.service.receiving.receive(unread, client, "g", "T", c.receive("g", "T", n=32))
+        assert proxy.service.receiving.returned == 2
+        await line.end()
+
+
 async def _read(call: Any) -> Any:
     return await call.read()
 
@@ -267,6 +297,36 @@ async def test_messages_that_failed_too_often_become_dead_letters(cluster: Clust
         await line.end()
 
 
+async def test_a_forged_handle_makes_no_dead_letter_of_a_message_of_another_topic(cluster: Cluster) -> None:
+    """Readers of the group would get it, whatever their rights are."""
+    await c.make_topic(cluster, "Secret")
+    await c.make_group(cluster, "owner")
+    async with c.proxied(cluster) as (_, stub):
+        owner, line = c.Line(stub, "owner"), c.Line(stub, CLIENT)
+        await owner.settings(c.consumer("owner", "Secret"))
+        await line.settings(c.consumer("g", "T", kind=2))
+        await send(stub, c.message("Secret", b"secret"))
+        await send(stub, c.message("T", b"mine"))
+        [secret] = await get(stub, "owner", c.receive("owner", "Secret"))
+        [mine] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+        own = mine.system_properties.receipt_handle
+        place = secret.system_properties.receipt_handle.rpartition(" ")[2]
+
+        async def forward(handle: str) -> int:
+            request = v2.ForwardMessageToDeadLetterQueueRequest(receipt_handle=handle, max_delivery_attempts=1)
+            request.topic.name, request.group.name = "T", "g"
+            answer = await stub.ForwardMessageToDeadLetterQueue(request, metadata=c.metadata(CLIENT))
+            return int(answer.status.code)
+
+        assert await forward(f"{own.rpartition(' ')[0]} {place}") == Code.INTERNAL_SERVER_ERROR
+        assert await forward(own) == Code.OK
+        await cluster.has_topic("%DLQ%g")
+        [dead] = await get(stub, CLIENT, c.receive("g", "%DLQ%g"))
+        assert dead.body == b"mine"
+        await line.end()
+        await owner.end()
+
+
 async def test_a_client_is_asked_for_its_stack_and_to_verify_a_message(cluster: Cluster) -> None:
     async with c.proxied(cluster) as (proxy, stub):
         line = c.Line(stub, CLIENT)
@@ -305,6 +365,47 @@ def users(version: int, key: str = "secret-of-orders") -> bytes:
     ]
     table = {"version": version, "mode": "Enabled", "users": [{"name": "orders", "keys": [key], "rules": rules}]}
     return table_json(AccessTable.model_validate(table))
+
+
+async def test_a_user_does_not_act_for_a_client_of_another(cluster: Cluster, tmp_path: Path) -> None:
+    """Client ids are no secrets: another user may send the same one."""
+    table = tmp_path / "access.json"
+    rules = [
+        {"type": kind, "name": name, "actions": ["Any"]}
+        for kind, name in (("Topic", "T"), ("Group", "g"), ("Group", "h"))
+    ]
+    both = [{"name": name, "keys": [f"secret-of-{name}"], "rules": rules} for name in ("orders", "stranger")]
+    given = {"version": 1, "mode": "Enabled", "users": both}
+    table.write_bytes(table_json(AccessTable.model_validate(given)))
+    orders, stranger = (signed(name, f"secret-of-{name}") for name in ("orders", "stranger"))
+    async with c.proxied(cluster, access={"file": str(table)}) as (proxy, stub):
+        line = c.Line(stub, CLIENT, **orders)
+        await line.settings(c.consumer("g", "T", kind=2))
+        await send(stub, c.message("T", b"mine"), **orders)
+        status, [got] = await c.received(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None), **orders)
+        assert status.code == Code.OK
+        clients, renewals = proxy.service.clients, proxy.service.receiving.renewals
+        [known] = list(clients)
+        before = known.line, known.settings
+        bye = v2.NotifyClientTerminationRequest()
+        answer = await stub.NotifyClientTermination(bye, metadata=c.metadata(CLIENT, **stranger))
+        assert answer.status.code == Code.UNRECOGNIZED_CLIENT_TYPE
+        theirs = c.Line(stub, CLIENT, **stranger)
+        await theirs.settings(c.consumer("h", "T"))
+        assert (known.line, known.settings) == before
+        assert len(renewals) == 1
+        asked = asyncio.ensure_future(clients.ask(known, v2.TelemetryCommand(), "verify_message_command", 5))
+        command = v2.TelemetryCommand()
+        command.verify_message_result.nonce = (await line.read()).verify_message_command.nonce
+        await theirs.send(command)
+        await theirs.settings(c.consumer("h", "T"))  # Its answer comes after that of the command.
+        assert not asked.done()
+        await line.send(command)
+        await asked
+        answer = await stub.AckMessage(c.ack("T", "g", got), metadata=c.metadata(CLIENT, **orders))
+        assert answer.status.code == Code.OK
+        await line.end()
+        await theirs.end()
 
 
 async def test_users_and_their_rights(cluster: Cluster, tmp_path: Path) -> None:

@@ -101,6 +101,15 @@ class ConsumerGroup:
         """Whether members subscribe to different topics or expressions."""
         return len(set(self.interests.values())) > 1
 
+    @property
+    def subscribes(self) -> bool:
+        """Whether `subscriptions` is all that the group consumes: its members agree, and get messages by subscription.
+
+        Those that pull (CONSUME_ACTIVELY) may read any topic, and name it or not.
+        """
+        pulls = self.consume_type == "CONSUME_ACTIVELY"
+        return bool(self.clients and self.subscriptions) and not pulls and not self.inconsistent
+
     def client_ids(self) -> list[str]:
         """Returns each member once: members divide the queues by this list. A client that has read from a slave has two
         connections to it after a promotion, and would otherwise get two shares.

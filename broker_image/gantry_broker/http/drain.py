@@ -1,7 +1,7 @@
 """What a broker group still holds for its consumers: the proof that it may be removed, and what is missing of it.
 
-A consumer group counts as long as it has offsets here or a connected consumer; one that is deleted, or that no longer
-subscribes, does not. The proof is of one state of the log: if the log ends elsewhere after the look than before, the
+A consumer group counts as long as it has offsets here or a connected consumer; one that is deleted, or whose consumers
+all say that they no longer subscribe, does not. The proof is of one state of the log: if the log ends elsewhere after the look than before, the
 report is not settled.
 """
 
@@ -73,7 +73,8 @@ class DrainReports:
             ends = {q: (store.min_offset(topic, q), store.max_offset(topic, q)) for q in ids}
             ends = {q: (low, high) for q, (low, high) in ends.items() if high > low}
             async for queue, (_, high) in broker.slices.sliced(list(ends.items())):
-                newest = max(newest, self._times.of(broker, topic, queue, high - 1) or 0)
+                known = self._times.of(broker, topic, queue, high - 1)
+                newest = max(newest, broker.clock.unix_ms() if known is None else known)
             groups = readers.get(topic, [])
             if not groups and ends and topic.startswith(RETRY_PREFIX):
                 groups = [group for group in meta.working.groups if is_retry_topic(group, topic)]
@@ -102,6 +103,7 @@ class DrainReports:
         settled = (
             begin == store.end == store.confirmed
             and all_read
+            and broker.pop.ready
             and not meta.has_dirty
             and broker.role.may_append
             and epoch == broker.replication.epoch
@@ -141,7 +143,7 @@ class DrainReports:
         async for key in self._broker.slices.sliced(list(tables.offsets)):
             topic, _, group = key.rpartition("@")
             members = consumers.get(group)
-            left = members is not None and members.clients and topic not in members.subscriptions
+            left = members is not None and members.subscribes and topic not in members.subscriptions
             retry = is_retry_topic(group, topic)
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
                 found.setdefault(topic, {})[group] = None

@@ -137,11 +137,11 @@ class Finder:
         return queue
 
     def begin(self, group: str, topic: str, queue_id: int, init_mode: int) -> int:
-        """Returns where a group's first pop of a queue begins, as 5.5.0 does."""
+        """Returns where a group's first pop of a queue begins, as 5.5.0 does: never behind the end of the queue."""
         committed = self._meta.working.offset(topic, group, queue_id)
-        if committed >= 0:
-            return committed
         low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        if committed >= 0:
+            return min(committed, high)
         if init_mode == 0 or topic.startswith(RETRY_PREFIX):
             return low
         if low <= 0:

@@ -266,12 +266,14 @@ class PopLog:
         """Reads the records for one slice."""
         self._reading = self._loop.call_later(AGAIN_S, self._read)  # For the case that this slice fails.
         pause = self._read_slice(time.perf_counter() + SLICE_S)
+        if pause is None:
+            self._complete()
         self._reading.cancel()
         self._reading = None
         if pause is not None:
             self._reading = self._loop.call_later(pause, self._read)
-            return
-        self._begin()
+        else:
+            self._begin()
 
     def _read_slice(self, ends: float) -> float | None:
         """Returns the pause before the next slice; None: the state is complete. Raises OSError."""
@@ -316,8 +318,8 @@ class PopLog:
             except (ValueError, TypeError, LookupError) as error:
                 log.error("the POP record at %d cannot be applied: %s", record.phys_offset, error)
 
-    def _begin(self) -> None:
-        """Completes what the last leader did not write completely, and takes the state into use."""
+    def _complete(self) -> None:
+        """Completes what the last leader did not write completely; may be repeated. Raises OSError and RecordError."""
         tables, state = self._meta.working, self.state
         for key, queue in list(state.queues.items()):
             if key[0] not in tables.groups or key[1] not in tables.topics:
@@ -325,7 +327,10 @@ class PopLog:
         self._finish_copied()
         for queue in state.queues.values():
             self.changes.touched[queue.key] = queue
-        log.info("POP: %d messages in flight in %d queues", len(state), len(state.queues))
+
+    def _begin(self) -> None:
+        """Takes the state into use."""
+        log.info("POP: %d messages in flight in %d queues", len(self.state), len(self.state.queues))
         self.ready.set()
         if self.changes:
             self.submit()

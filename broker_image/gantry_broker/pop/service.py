@@ -460,7 +460,8 @@ class PopService:
         if queue is None:
             return
         if offset > queue.next:
-            self._log.changes.advance(queue, offset)
+            # Messages between the end and an offset behind it would never be delivered.
+            self._log.changes.advance(queue, min(offset, self._store.max_offset(topic, queue_id)))
         elif offset < queue.lowest():
             self._reset(queue, offset)
         else:

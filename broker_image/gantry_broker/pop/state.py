@@ -602,13 +602,14 @@ class PopState:
         while at < len(queue.chunks) and len(starts) < most:
             chunk = queue.chunks[at]
             place = bisect_left(chunk.starts, low)
-            piece = chunk.cut(place, min(place + most - len(starts), len(chunk.starts)))
+            end = place + most - len(starts)
+            piece = chunk.cut(place, end)
             starts += piece.starts
             pops += piece.pops
             waits += piece.waits
             bits += piece.bits
-            if place + most < len(chunk.starts):
-                high = chunk.starts[place + most]
+            if end < len(chunk.starts):
+                high = chunk.starts[end]
                 break
             at += 1
             if at < len(queue.chunks) and len(starts) >= most:

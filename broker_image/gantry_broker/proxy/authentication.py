@@ -54,6 +54,11 @@ class Caller:
         self.client_id = client_id
         self.user = user
 
+    @property
+    def user_name(self) -> str:
+        """Empty: anybody."""
+        return "" if self.user is None else self.user.name
+
 
 class Authentication:
     """The policy in force, and what was decided by it."""

@@ -28,6 +28,8 @@ PRODUCER_ATTEMPTS: Final = 3
 PRODUCER_BACKOFF_MS: Final = (10, 1_000)
 RETRY_STEPS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
 """Pauses before a message is delivered again. The settings of consumers have them."""
+ClientKey = tuple[str, str]
+"""User and client id."""
 CONSUMERS: Final = frozenset(
     {
         ClientType.PUSH_CONSUMER,
@@ -67,12 +69,14 @@ def answered_settings(given: Any, group: GroupConfig | None) -> Any:
 
 
 class Client:
-    """One client, by its id."""
+    """One client, by its id. Each user has ids of its own: anybody may send any id."""
 
-    __slots__ = ("address", "id", "kind", "language", "line", "seen", "settings", "since", "version")
+    __slots__ = ("address", "id", "kind", "language", "line", "seen", "settings", "since", "user", "version")
 
-    def __init__(self, client_id: str, address: str, now: float) -> None:
+    def __init__(self, client_id: str, address: str, now: float, user: str = "") -> None:
         self.id = client_id
+        self.user = user
+        """Empty: anybody."""
         self.address = address
         self.settings: Any = None
         self.kind = ClientType.CLIENT_TYPE_UNSPECIFIED
@@ -81,6 +85,10 @@ class Client:
         self.line: Line | None = None
         """Its telemetry stream."""
         self.since = self.seen = now
+
+    @property
+    def key(self) -> ClientKey:
+        return self.user, self.id
 
     @property
     def group(self) -> str:
@@ -115,10 +123,10 @@ class Clients:
     """All clients of this process."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, Client] = {}
-        self._publishers: dict[str, dict[str, Client]] = {}
+        self._clients: dict[ClientKey, Client] = {}
+        self._publishers: dict[str, dict[ClientKey, Client]] = {}
         """Clients that send to a topic."""
-        self._asked: dict[str, asyncio.Future[Any]] = {}
+        self._asked: dict[str, tuple[Client, asyncio.Future[Any]]] = {}
         self._numbers = itertools.count(1)
         self._turn = itertools.count()
 
@@ -128,16 +136,17 @@ class Clients:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def get(self, client_id: str) -> Client | None:
-        return self._clients.get(client_id)
+    def get(self, client_id: str, user: str = "") -> Client | None:
+        return self._clients.get((user, client_id))
 
-    def enter(self, client_id: str, address: str) -> Client | None:
+    def enter(self, client_id: str, address: str, user: str = "") -> Client | None:
         """Return the client of this id, a new one if needed; None: there are too many."""
-        client = self._clients.get(client_id)
+        client = self._clients.get((user, client_id))
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
                 return None
-            client = self._clients[client_id] = Client(client_id, address, time.monotonic())
+            client = Client(client_id, address, time.monotonic(), user)
+            self._clients[client.key] = client
         return client
 
     def set_settings(self, client: Client, settings: Any) -> None:
@@ -147,12 +156,12 @@ class Clients:
         client.version = settings.user_agent.version or client.version
         if settings.HasField("publishing"):
             for topic in client.topics:
-                self._publishers.setdefault(topic, {})[client.id] = client
+                self._publishers.setdefault(topic, {})[client.key] = client
 
     def leave(self, client: Client) -> None:
         self._forget_topics(client)
-        if self._clients.get(client.id) is client:
-            del self._clients[client.id]
+        if self._clients.get(client.key) is client:
+            del self._clients[client.key]
 
     def gone(self, now: float) -> list[Client]:
         """Return the clients that have gone; the caller lets them leave."""
@@ -175,7 +184,8 @@ class Clients:
             raise ConnectionError(f"client {client.id} has no telemetry stream")
         nonce = f"{time.time_ns():x}-{next(self._numbers)}"
         getattr(command, part).nonce = nonce
-        future = self._asked[nonce] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[nonce] = client, future
         try:
             if not client.line.push(command.SerializeToString()):
                 raise ConnectionError(f"client {client.id} reads nothing")
@@ -184,16 +194,17 @@ class Clients:
         finally:
             del self._asked[nonce]
 
-    def answered(self, nonce: str, command: Any) -> None:
-        future = self._asked.get(nonce)
-        if future is not None and not future.done():
+    def answered(self, client: Client | None, nonce: str, command: Any) -> None:
+        """Take a client's answer; only the one that was asked has one."""
+        asked, future = self._asked.get(nonce, (None, None))
+        if future is not None and asked is client and not future.done():
             future.set_result(command)
 
     def _forget_topics(self, client: Client) -> None:
         for topic in client.topics:
             publishers = self._publishers.get(topic)
-            if publishers is not None and publishers.get(client.id) is client:
-                del publishers[client.id]
+            if publishers is not None and publishers.get(client.key) is client:
+                del publishers[client.key]
                 if not publishers:
                     del self._publishers[topic]
 

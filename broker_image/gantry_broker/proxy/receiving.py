@@ -15,11 +15,11 @@ from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import Long, SendBackHeader
-from gantry_broker.protocol.message import Record, decode_records
+from gantry_broker.protocol.headers import Long, SendBackHeader, ViewMessageHeader
+from gantry_broker.protocol.message import Record, RecordError, decode_record, decode_records
 from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, overall, refusal_of, set_status
 from gantry_broker.proxy.brokers import Brokers
-from gantry_broker.proxy.clients import Client, Clients
+from gantry_broker.proxy.clients import Client, ClientKey, Clients
 from gantry_broker.proxy.contract import ClientType, Code, FilterType, v2
 from gantry_broker.proxy.messages import millis, received, set_millis
 from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals
@@ -241,20 +241,24 @@ class Receiving:
     ) -> None:
         part = v2.ReceiveMessageResponse()
         set_status(part, code, text)
-        await call.send(part.SerializeToString())
-        if popped is not None:
+        items = [] if popped is None else popped.items
+        sent = 0
+        try:
+            await call.send(part.SerializeToString())
             named = request.message_queue.topic
             now_ms = time.time_ns() // 1_000_000
-            items = popped.items
-            for at, (record, handle, attempt) in enumerate(items):
+            for record, handle, attempt in items:
                 if call.over:
-                    self._give_back(group, topic, [handle for _, handle, _ in items[at:]])
-                    return
+                    break
                 part = v2.ReceiveMessageResponse()
                 received(record, named, handle=handle, attempt=attempt, out=part.message)
-                if request.auto_renew:
-                    self.renewals.add(client.id, group, topic, handle, popped.visible_ms, now_ms)
+                if request.auto_renew and popped is not None:
+                    self.renewals.add(client.key, group, topic, handle, popped.visible_ms, now_ms)
                 await call.send(part.SerializeToString())
+                sent += 1
+        finally:
+            # Also when the client ends the call while the answer waits for it.
+            self._give_back(group, topic, [handle for _, handle, _ in items[sent:]])
         part = v2.ReceiveMessageResponse()
         set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
         await call.send(part.SerializeToString())
@@ -383,13 +387,13 @@ class Receiving:
     def _give_back(self, group: str, topic: str, handles: Iterable[str]) -> None:
         """Let others have messages that their client did not get."""
         for handle in handles:
-            self.renewals.remove(handle)
+            self.renewals.remove(group, topic, handle)
             self.returned += 1
             self._spawn(self._quietly(self._change(group, topic, handle, BACK_MS)))
 
-    def client_gone(self, client_id: str) -> None:
+    def client_gone(self, client: ClientKey) -> None:
         """Let others have the messages that a client works on, or has forgotten."""
-        for held in self.renewals.client_gone(client_id):
+        for held in self.renewals.client_gone(client):
             self._spawn(self._quietly(self._return(held)))
 
     async def _return(self, held: Held) -> None:
@@ -418,7 +422,7 @@ class Receiving:
         return answer
 
     async def _ack_entry(self, group: str, topic: str, given: str) -> tuple[Code, str]:
-        text = await self._done_with(given)
+        text = await self._done_with(group, topic, given)
         try:
             # The broker decides whether the handle has expired: another proxy may have renewed the message.
             await self._ack_once(group, topic, parse_handle(text))
@@ -435,7 +439,7 @@ class Receiving:
 
     async def change_invisible(self, group: str, topic: str, request: Any) -> Any:
         invisible_ms = checked_invisible(millis(request.invisible_duration), 0)
-        text = await self._done_with(request.receipt_handle)
+        text = await self._done_with(group, topic, request.receipt_handle)
         suspend = request.HasField("suspend") and request.suspend
         try:
             handle = await self._change(group, topic, text, invisible_ms, suspend=suspend)
@@ -466,14 +470,32 @@ class Receiving:
         return str(fresh) if place is None else f"{fresh} {place}"
 
     async def to_dead_letters(self, group: str, topic: str, request: Any) -> Any:
-        text = await self._done_with(request.receipt_handle)
+        text = await self._done_with(group, topic, request.receipt_handle)
         try:
+            await self._check_place(group, topic, text)
             await self._to_dead_letters(group, topic, text, request.message_id, request.max_delivery_attempts)
         except BadHandle as error:
             raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from None
         answer = v2.ForwardMessageToDeadLetterQueueResponse()
         set_status(answer)
         return answer
+
+    async def _check_place(self, group: str, topic: str, text: str) -> None:
+        """Check that a client's handle names the place of its own message in the log. Brokers take any place from the
+        proxy, and the group would read what is there. Raises BadHandle and `FAILURES`.
+        """
+        handle, place = parse_handle(text), log_offset_of(text)
+        if place is None:
+            return  # `_to_dead_letters` refuses it.
+        header = ViewMessageHeader(Long(place), real_topic(topic, group, handle.kind))
+        frame = Frame(RequestCode.VIEW_MESSAGE_BY_ID, ext=header.ext() | {"bname": handle.broker})
+        answer = await self._checked(handle.broker, topic, frame, f"dead letter of {topic}")
+        try:
+            found = decode_record(answer.body)
+        except RecordError as error:
+            raise BrokerError(f"dead letter of {topic}", answer.code, f"its answer cannot be read: {error}") from None
+        if (found.topic, found.queue_id, found.queue_offset) != (header.topic, handle.queue_id, handle.offset):
+            raise BadHandle(f"the handle {text[:80]!r} names the place of another message")
 
     async def _to_dead_letters(self, group: str, topic: str, text: str, message_id: str, attempts: int) -> None:
         handle = parse_handle(text)
@@ -545,17 +567,17 @@ class Receiving:
                 return
         self.renewals.renewed(due, handle, parse_handle(handle).visible_ms)
 
-    async def _done_with(self, given: str) -> str:
+    async def _done_with(self, group: str, topic: str, given: str) -> str:
         """Return the present handle of a message that a client is done with; it is renewed no more. A renewal under
         way ends first: it makes the former handle void.
         """
-        held = self.renewals.find(given)
+        held = self.renewals.find(group, topic, given)
         if held is None:
             return given
         task = self._under_way.get(held)
         if task is not None:
             await asyncio.wait([task])
-        self.renewals.remove(given)
+        self.renewals.remove(*held.key)
         return held.handle
 
     def _renewal_ended(self, held: Held, _: asyncio.Task[Any]) -> None:

@@ -2,13 +2,16 @@
 
 `Renewals` decides: which handle is renewed when and for how long, and which one a client means by an older one. Time is
 an argument. A handle counts until its client acknowledges it, says goodbye or is not seen any more.
+
+A handle does not name its consumer group. Two groups that pop a message in the same millisecond get the same handle, so
+only group, topic and handle together stand for one delivery.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,12 +29,15 @@ AFTER_ALL_MS: Final = 10_000
 """The invisible time of a message whose client got no more time."""
 MAX_HANDLES: Final = 500_000
 
+Key = tuple[str, str, str]
+"""Group, topic, and the handle that the client has."""
+
 
 @dataclass(slots=True, eq=False)
 class Held:
     """A message that a client works on."""
 
-    client: str
+    client: Hashable
     group: str
     topic: str
     handle: str
@@ -45,6 +51,10 @@ class Held:
     """A renewal is under way."""
     done: bool = False
     failed: int = 0
+
+    @property
+    def key(self) -> Key:
+        return self.group, self.topic, self.given
 
 
 @dataclass(slots=True)
@@ -61,32 +71,32 @@ class Due:
 class Renewals:
     """The messages of all push consumers of this process."""
 
-    _by_handle: dict[str, Held] = field(default_factory=dict)
-    _by_client: dict[str, set[Held]] = field(default_factory=dict)
+    _by_key: dict[Key, Held] = field(default_factory=dict)
+    _by_client: dict[Hashable, set[Held]] = field(default_factory=dict)
     _times: list[tuple[int, int, Held]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     made: int = 0
     failures: int = 0
 
     def __len__(self) -> int:
-        return len(self._by_handle)
+        return len(self._by_key)
 
-    def add(self, client: str, group: str, topic: str, handle: str, expires_ms: int, now_ms: int) -> None:
+    def add(self, client: Hashable, group: str, topic: str, handle: str, expires_ms: int, now_ms: int) -> None:
         """A client got a message."""
-        if len(self._by_handle) >= MAX_HANDLES or handle in self._by_handle:
-            return
         held = Held(client, group, topic, handle, handle, expires_ms, now_ms)
-        self._by_handle[handle] = held
+        if len(self._by_key) >= MAX_HANDLES or held.key in self._by_key:
+            return
+        self._by_key[held.key] = held
         self._by_client.setdefault(client, set()).add(held)
         self._schedule(held, expires_ms - AHEAD_MS)
 
-    def find(self, handle: str) -> Held | None:
+    def find(self, group: str, topic: str, handle: str) -> Held | None:
         """Return the message for which the client got this handle."""
-        return self._by_handle.get(handle)
+        return self._by_key.get((group, topic, handle))
 
-    def remove(self, handle: str) -> Held | None:
+    def remove(self, group: str, topic: str, handle: str) -> Held | None:
         """The client is done with the message: no further renewal."""
-        held = self._by_handle.pop(handle, None)
+        held = self._by_key.pop((group, topic, handle), None)
         if held is None:
             return None
         held.done = True
@@ -97,9 +107,9 @@ class Renewals:
                 del self._by_client[held.client]
         return held
 
-    def client_gone(self, client: str) -> list[Held]:
+    def client_gone(self, client: Hashable) -> list[Held]:
         """Remove all messages of a client, and return them: others shall get them soon."""
-        return [held for held in list(self._by_client.get(client, ())) if self.remove(held.given) is not None]
+        return [held for held in list(self._by_client.get(client, ())) if self.remove(*held.key) is not None]
 
     def due(self, now_ms: int, most: int = 1_000) -> list[Due]:
         """Return renewals to make now; the caller tells their end by `renewed` or `failed`."""
@@ -110,7 +120,7 @@ class Renewals:
             if held.done or held.busy:
                 continue
             if now_ms >= held.expires_ms:
-                self.remove(held.given)  # too late: somebody else gets it
+                self.remove(*held.key)  # too late: somebody else gets it
                 continue
             held.busy = True
             if now_ms - held.since_ms >= LONGEST_MS:
@@ -127,7 +137,7 @@ class Renewals:
         held.failed = 0
         self.made += 1
         if due.last:
-            self.remove(held.given)
+            self.remove(*held.key)
         elif not held.done:
             self._schedule(held, expires_ms - AHEAD_MS)
 
@@ -138,7 +148,7 @@ class Renewals:
         held.failed += 1
         self.failures += 1
         if final:
-            self.remove(held.given)
+            self.remove(*held.key)
         elif not held.done:
             self._schedule(held, min(now_ms + AGAIN_MS * held.failed, max(held.expires_ms - 500, now_ms + 200)))
 

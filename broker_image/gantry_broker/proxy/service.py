@@ -166,7 +166,7 @@ class Service:
 
     def known_client(self, caller: Caller) -> Client | None:
         """Return the client if its settings are known, and note that it is there."""
-        client = self.clients.get(caller.client_id)
+        client = self.clients.get(caller.client_id, caller.user_name)
         if client is None or client.settings is None:
             return None
         client.seen = time.monotonic()
@@ -246,7 +246,7 @@ class Service:
     async def _notify_termination(self, caller: Caller, request: Any) -> Any:
         client = self._must_be_known(caller)
         self.clients.leave(client)
-        self.receiving.client_gone(client.id)
+        self.receiving.client_gone(client.key)
         answer = v2.NotifyClientTerminationResponse()
         set_status(answer)
         return answer
@@ -328,7 +328,8 @@ class Service:
         and clients tell them again only after minutes. Raises Refusal and `FAILURES`.
         """
         config = await self.brokers.group(group)
-        client = self.known_client(caller) or self.clients.enter(caller.client_id, caller.call.peer)
+        client = self.known_client(caller)
+        client = client or self.clients.enter(caller.client_id, caller.call.peer, caller.user_name)
         if client is None:
             raise Refusal(Code.TOO_MANY_REQUESTS, "too many clients")
         if client.settings is None:
@@ -351,7 +352,7 @@ class Service:
             try:
                 for client in self.clients.gone(time.monotonic()):
                     self.clients.leave(client)
-                    self.receiving.client_gone(client.id)
+                    self.receiving.client_gone(client.key)
                 await self.sending.sweep()
                 await self._tell_changes()
             except Exception:

@@ -71,9 +71,9 @@ class Telemetry:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif kind == "thread_stack_trace":
-            service.clients.answered(command.thread_stack_trace.nonce, command)
+            service.clients.answered(self._client, command.thread_stack_trace.nonce, command)
         elif kind == "verify_message_result":
-            service.clients.answered(command.verify_message_result.nonce, command)
+            service.clients.answered(self._client, command.verify_message_result.nonce, command)
 
     def on_end(self) -> None:
         for task in self._tasks:
@@ -103,7 +103,7 @@ class Telemetry:
             log.info("settings of %s: %s", caller.client_id, error)
             self._tell(refusal_of(error))
             return
-        client = service.clients.enter(caller.client_id, caller.call.peer)
+        client = service.clients.enter(caller.client_id, caller.call.peer, caller.user_name)
         if client is None:
             self._tell(Refusal(Code.TOO_MANY_REQUESTS, "the proxy has too many clients"))
             return

@@ -122,7 +122,7 @@ class Stream:
         """Bytes of the body that the header announced and that have not come."""
         self.ended = False
         """The peer sends no more."""
-        self.queue: deque[bytes] = deque()
+        self.queue: deque[bytes | memoryview] = deque()
         """Data that waits for the window."""
         self.waiting = 0
         """Its bytes."""
@@ -163,7 +163,7 @@ class ServerConnection:
         self._decoder = Decoder()
         self._max_streams = max_streams
         self.streams: dict[int, Stream] = {}
-        self.out: list[bytes] = []
+        self.out: list[bytes | memoryview] = []
         self.unsent = 0
         """Bytes of data that wait for windows."""
         self._last = 0
@@ -552,6 +552,8 @@ class ServerConnection:
                 break
             part = queue[0]
             if len(part) > most:
+                # A view: windows of a few bytes copy the rest of a message no more than once.
+                part = memoryview(part)
                 queue[0], part = part[most:], part[:most]
             else:
                 queue.popleft()
@@ -563,6 +565,8 @@ class ServerConnection:
         stream.waiting -= moved
         self.unsent -= moved
         if queue:
+            if moved:
+                self._blocked.pop(stream.id, None)  # Its next turn comes after those of the others.
             self._blocked[stream.id] = stream
             if moved or stream.stalled_at is None:
                 stream.stalled_at = self._now
@@ -600,7 +604,7 @@ class ServerConnection:
         self._reset.append(number)
         self._was_reset.add(number)
 
-    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes | memoryview) -> None:
         length = len(payload)
         self.out.append(_HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream))
         if payload:

@@ -14,6 +14,8 @@ TABLE_BYTES: Final = 4_096
 MAX_LIST: Final = 32 * 1024
 """Bytes of all fields of one block, each with 32 more, as SETTINGS_MAX_HEADER_LIST_SIZE counts them."""
 MAX_FIELDS: Final = 128
+MAX_REMEMBERED: Final = 256
+"""Bytes of a Huffman text of which the decoded form is kept for all connections."""
 _ENTRY: Final = 32
 
 Field = tuple[str, str]
@@ -99,9 +101,12 @@ def _huffman_steps() -> list[list[tuple[int, int, bool]]]:
 _STEPS: Final = _huffman_steps()
 
 
-@lru_cache(maxsize=2_048)
 def huffman_decode(data: bytes) -> str:
-    """Raises HpackError."""
+    """Raises HpackError. Remembers short texts only: peers choose what is kept here."""
+    return _remembered(data) if len(data) <= MAX_REMEMBERED else _decode(data)
+
+
+def _decode(data: bytes) -> str:
     out = bytearray()
     state, may_end = 0, True
     steps = _STEPS
@@ -119,6 +124,9 @@ def huffman_decode(data: bytes) -> str:
     if not may_end:
         raise HpackError("a Huffman text ends with a padding that is none")
     return out.decode("latin-1")
+
+
+_remembered = lru_cache(maxsize=2_048)(_decode)
 
 
 class Decoder:
