@@ -24,6 +24,7 @@ from gantry_broker.protocol.offset_tables import (
     topic_stats_from_json,
     topic_stats_to_json,
 )
+from gantry_broker.protocol.retry_policy import RetryPolicy
 
 __all__ = [
     "AssignmentRequest",
@@ -405,6 +406,7 @@ class SubscriptionGroup:
     consume_timeout_minutes: int = 15
     orderly: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
+    retry_policy: RetryPolicy = RetryPolicy()
 
     @classmethod
     def from_json(cls, value: Any, name: str | None = None) -> Self:
@@ -423,6 +425,7 @@ class SubscriptionGroup:
             fields.number("consumeTimeoutMinute", 15),
             fields.flag("consumeMessageOrderly"),
             {str(key): str(item) for key, item in fields.map("attributes").items()},
+            RetryPolicy.from_json(fields.map("groupRetryPolicy"), "subscriptionGroupConfig.groupRetryPolicy"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -435,6 +438,7 @@ class SubscriptionGroup:
             "consumeMessageOrderly": self.orderly,
             "consumeTimeoutMinute": self.consume_timeout_minutes,
             "groupName": self.name,
+            "groupRetryPolicy": self.retry_policy.to_json(),
             "groupSysFlag": self.sys_flag,
             "notifyConsumerIdsChangedEnable": self.notify_ids_changed,
             "retryMaxTimes": self.retry_max_times,
