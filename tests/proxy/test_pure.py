@@ -9,9 +9,9 @@ from gantry_broker.protocol.bodies import QueueData
 from gantry_broker.protocol.codes import Prop, SysFlag
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
+from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
 from gantry_broker.proxy import contract
 from gantry_broker.proxy.answers import Refusal, overall
-from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
 from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.clients import answered_settings
 from gantry_broker.proxy.contract import Code, MessageType, Permission, v2

@@ -24,6 +24,7 @@ from gantry_broker.protocol.offset_tables import (
     topic_stats_from_json,
     topic_stats_to_json,
 )
+from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY
 from gantry_broker.protocol.retry_policy import RetryPolicy
 
 __all__ = [
@@ -406,7 +407,7 @@ class SubscriptionGroup:
     consume_timeout_minutes: int = 15
     orderly: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
-    retry_policy: RetryPolicy = RetryPolicy()
+    retry_policy: RetryPolicy = DEFAULT_POLICY
 
     @classmethod
     def from_json(cls, value: Any, name: str | None = None) -> Self:

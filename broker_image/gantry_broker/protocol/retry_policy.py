@@ -95,6 +95,10 @@ class RetryPolicy:
         return backoff[min(times + _FIRST_STEP, len(backoff) - 1)]
 
 
+DEFAULT: Final = RetryPolicy()
+"""Of a group that names none."""
+
+
 def _within(where: str, name: str, value: int, most: int, least: int = 0) -> int:
     if not least <= value <= most:
         raise BodyError(f"the field {where}.{name} is {value}; a whole number from {least} to {most} is expected")

@@ -14,6 +14,7 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ClusterInfo, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY
 from gantry_broker.protocol.retry_policy import RetryPolicy
 from gantry_broker.proxy.contract import MessageType
 from gantry_broker.remoting.errors import RemotingError
@@ -38,7 +39,7 @@ class GroupConfig:
     orderly: bool = False
     retry_times: int = RETRY_TIMES
     known: bool = False
-    retry_policy: RetryPolicy = RetryPolicy()
+    retry_policy: RetryPolicy = DEFAULT_POLICY
 
 
 class _Kept(Generic[T]):
@@ -216,4 +217,4 @@ def _policy_of(value: Any) -> RetryPolicy:
     try:
         return RetryPolicy.from_json(value)
     except BodyError:
-        return RetryPolicy()
+        return DEFAULT_POLICY
