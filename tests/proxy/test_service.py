@@ -7,6 +7,7 @@ import gzip
 import hmac
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,8 +58,9 @@ async def get(stub: c.Stub, client: str, request: Any, count: int = 1, seconds: 
     return found
 
 
-async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> None:
-    async with c.proxied(cluster) as (proxy, stub):
+async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    async with c.proxied(cluster, token_file=tmp_path / "token") as (proxy, stub):
         line = c.Line(stub, CLIENT)
         await line.settings(c.consumer("g", "T"))
         packed = gzip.compress(b"x" * 10_000)
@@ -74,7 +76,10 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> Non
         assert (status.code, again) == (Code.MESSAGE_NOT_FOUND, [])
         page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
         assert 'gantry_proxy_answers_total{method="SendMessage",code="OK"} 2' in page
-        [known] = json.loads(await asyncio.to_thread(_page, proxy.http_port, "/v1/clients"))
+        for token in (None, "Secret", "secret2"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", token)
+        [known] = json.loads(await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "secret"))
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
         await line.end()
@@ -93,8 +98,19 @@ async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
     compare(documented((ROOT / "docs" / "metrics.md").read_text(), "The gRPC proxy's"), own)
 
 
-def _page(port: int | None, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+async def test_clients_are_listed_to_nobody_without_a_token(cluster: Cluster, tmp_path: Path) -> None:
+    async with c.proxied(cluster) as (proxy, _):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "")
+    async with c.proxied(cluster, token_file=tmp_path / "absent") as (proxy, _):
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "")
+
+
+def _page(port: int | None, path: str, token: str | None = None) -> str:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    with urllib.request.urlopen(request, timeout=5) as answer:
         text: str = answer.read().decode()
         return text
 
