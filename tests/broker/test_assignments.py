@@ -1,100 +1,112 @@
-"""Assignment of queues by the broker: pure, and with the modes of groups in the log."""
+"""QUERY_ASSIGNMENT over two broker groups: members share the queues of both as RocketMQ 5.5.0 assigns them."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
-from gantry_broker.broker.handlers.assignments import assigned_for_pop
-from gantry_broker.broker.metadata.tables import Tables
-from gantry_broker.protocol.allocation import averagely, averagely_by_circle
+from gantry_broker.client.session import Session
+from gantry_broker.protocol.bodies import Heartbeat
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.client import RemotingClient
 
-if TYPE_CHECKING:
-    from tests.broker.conftest import Bench
+from tests.client.cluster import Cluster
+from tests.proxy import cluster as c
 
-
-def _queues(*brokers: str, each: int = 4) -> list[MessageQueue]:
-    return [MessageQueue("T", broker, number) for broker in brokers for number in range(each)]
-
-
-@pytest.mark.parametrize("strategy", [averagely, averagely_by_circle])
-@pytest.mark.parametrize("members", [1, 2, 3, 7, 8, 9, 20])
-@pytest.mark.parametrize("share", [-1, 0, 1, 2, 5, 19, 100])
-def test_every_queue_has_its_members(strategy: Any, members: int, share: int) -> None:
-    """Each queue is read by as many members as share it, and no member is without a queue."""
-    queues = _queues("a", "b")
-    ids = [f"c{number:02d}" for number in range(members)]
-    found = {me: assigned_for_pop(strategy, me, queues, ids, share) for me in ids}
-    assert all(found.values()), "nobody is without work"
-    if share <= 0 or share >= members - 1:
-        assert all(mine == [MessageQueue("T", "a", -1), MessageQueue("T", "b", -1)] for mine in found.values())
-        return
-    readers = {queue: sum(queue in mine for mine in found.values()) for queue in queues}
-    if members <= len(queues):
-        assert set(readers.values()) == {share + 1}
-    else:
-        assert all(readers.values())
-    assert all(len(mine) == len(set(mine)) for mine in found.values())
+MEMBERS = ("c1", "c2", "c3", "c4", "c5")
+ALL = [f"{broker}{number}" for broker in "ab" for number in range(3)]
+"""The queues of the topic, in RocketMQ's order: by broker, then by number."""
+RUNS = {"c1": ["a0", "a1"], "c2": ["a2"], "c3": ["b0"], "c4": ["b1"], "c5": ["b2"]}
+"""AllocateMessageQueueAveragely of six queues to five members."""
+CIRCLE = {"c1": ["a0", "b2"], "c2": ["a1"], "c3": ["a2"], "c4": ["b0"], "c5": ["b1"]}
+SHARED = {
+    "c1": ["a0", "a1", "a2", "b0"], "c2": ["a2", "b0", "b1"], "c3": ["b0", "b1", "b2"], "c4": ["a0", "a1", "b1", "b2"],
+    "c5": ["a0", "a1", "a2", "b2"],
+}  # fmt: skip
+"""Each member's own, and those of the two members after it."""
+EVERYWHERE = {key: ["a-1", "b-1"] for key in MEMBERS}
+"""Queue -1 stands for all of a broker."""
+SCARCE = {"c1": ["a0"], "c2": ["b0"], "c3": ["a0"], "c4": ["b0"], "c5": ["a0"]}
+"""More members than queues: each has one."""
 
 
-def test_a_stranger_gets_nothing_unless_all_read_all() -> None:
-    queues = _queues("a")
-    assert assigned_for_pop(averagely, "x", queues, ["c0", "c1", "c2"], 1) == []
-    assert assigned_for_pop(averagely, "x", queues, ["c0", "c1", "c2"], 0) == [MessageQueue("T", "a", -1)]
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with c.served(tmp_path, "a", "b") as found:
+        await c.make_topic(found, "T", queues=3)
+        await c.make_topic(found, "Few", queues=1)
+        await c.make_group(found, "g")
+        yield found
 
 
-def _mode(mode: str = "POP", share: int = 1, topic: str = "T", group: str = "G") -> bytes:
-    return json.dumps(
-        {"topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share}
-    ).encode()  # fmt: skip
+async def call(session: Session | RemotingClient, address: str, code: RequestCode, body: Any) -> Any:
+    frame = Frame(code, body=orjson.dumps(body))
+    ask = session.call if isinstance(session, Session) else session.request
+    answer = await ask(address, frame, 5.0)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return orjson.loads(answer.body or b"{}")
 
 
-async def test_a_mode_is_a_record_of_the_log(bench: Bench) -> None:
-    await bench.send(b"x")
-    assert (await bench.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=_mode())).code == 0
-    tables = bench.broker.meta.confirmed
-    assert tables.modes == {"T@G": ("POP", 1)}
-    copied = Tables()
-    for change in tables.all_changes(1):
-        copied.apply(change)
-    assert copied.modes == tables.modes
-    await bench.lead()
-    assert bench.broker.meta.working.modes == tables.modes
-    shown = await bench.ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
-    assert json.loads(shown.body)["messageRequestModeMap"]["T"]["G"]["popShareQueueNum"] == 1
+async def joined(stack: AsyncExitStack, cluster: Cluster, client_id: str) -> None:
+    """A member with a connection of its own to every broker."""
+    member = RemotingClient()
+    stack.push_async_callback(member.close)
+    beat = {
+        "clientID": client_id,
+        "producerDataSet": [],
+        "consumerDataSet": [{
+            "groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
+            "subscriptionDataSet": [{"topic": "T", "subString": "*", "subVersion": 1, "expressionType": "TAG"}],
+        }],
+    }  # fmt: skip
+    assert Heartbeat.from_json(beat).client_id == client_id
+    for broker in cluster.brokers.values():
+        await call(member, broker.address, RequestCode.HEART_BEAT, beat)
 
 
-@pytest.mark.parametrize(
-    ("code", "ext"),
-    [
-        (RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}),
-        (RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "G", "removeOffset": "true"}),
-    ],
-)
-async def test_a_mode_goes_with_its_topic_or_group(bench: Bench, code: int, ext: dict[str, str]) -> None:
-    await bench.send(b"x")
-    await bench.send(b"x", topic="U")
-    for topic, group in (("T", "G"), ("U", "H")):
-        assert (await bench.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=_mode(topic=topic, group=group))).code == 0
-    assert (await bench.ask(code, ext)).code == 0
-    assert set(bench.broker.meta.working.modes) == {"U@H"}
+async def test_members_share_the_queues_of_both_groups(cluster: Cluster) -> None:
+    async with AsyncExitStack() as stack, Session(cluster.name_server) as session:
+        addresses = [broker.address for broker in cluster.brokers.values()]
+        for client_id in reversed(MEMBERS):  # The order of their ids counts.
+            await joined(stack, cluster, client_id)
 
+        async def assigned(strategy: str, mode: str, topic: str = "T") -> dict[str, list[str]]:
+            """Every broker gives the same answer, in any order."""
+            found: dict[str, list[str]] = {}
+            for client_id in MEMBERS:
+                asked = {
+                    "topic": topic, "consumerGroup": "g", "clientId": client_id, "strategyName": strategy,
+                    "messageModel": "CLUSTERING",
+                }  # fmt: skip
+                answers = []
+                for address in addresses:
+                    answer = await call(session, address, RequestCode.QUERY_ASSIGNMENT, asked)
+                    items = answer["messageQueueAssignments"]
+                    assert {item["mode"] for item in items} == {mode}
+                    queues = [item["messageQueue"] for item in items]
+                    assert {queue["topic"] for queue in queues} == {topic}
+                    answers.append(sorted(f"{queue['brokerName']}{queue['queueId']}" for queue in queues))
+                assert answers[0] == answers[1]
+                found[client_id] = answers[0]
+            return found
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        (_mode(topic="NoSuch"), ResponseCode.TOPIC_NOT_EXIST),
-        (_mode(topic="%RETRY%G"), ResponseCode.NO_PERMISSION),
-        (_mode(mode="PUSH"), ResponseCode.SYSTEM_ERROR),
-        (_mode(group="a b"), ResponseCode.SYSTEM_ERROR),
-        (b"[]", ResponseCode.SYSTEM_ERROR),
-        (b'{"topic":5}', ResponseCode.SYSTEM_ERROR),
-    ],
-)
-async def test_wrong_modes_are_refused(bench: Bench, body: bytes, code: int) -> None:
-    await bench.send(b"x")
-    assert (await bench.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=body)).code == code
-    assert bench.broker.meta.working.modes == {}
+        async def pops(share: int, topic: str = "T") -> None:
+            body = {"topic": topic, "consumerGroup": "g", "mode": "POP", "popShareQueueNum": share}
+            for address in addresses:
+                await call(session, address, RequestCode.SET_MESSAGE_REQUEST_MODE, body)
+
+        assert await assigned("AVG", "PULL") == RUNS
+        assert await assigned("AVG_BY_CIRCLE", "PULL") == CIRCLE
+        await pops(2)
+        assert await assigned("AVG", "POP") == SHARED
+        for share in (0, -1, len(MEMBERS) - 1):
+            await pops(share)
+            assert await assigned("AVG", "POP") == EVERYWHERE
+        await pops(1, "Few")
+        assert await assigned("AVG", "POP", "Few") == SCARCE

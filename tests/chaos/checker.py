@@ -8,15 +8,18 @@ from itertools import chain
 
 from tests.chaos.history import History, Log, Sent
 from tests.chaos.lineage import Lineage
+from tests.chaos.pops import check_pops
 from tests.chaos.tail import Leaderships, confirmed_undone, judge, stayed
 
 SHOWN = 5
 """This many findings of one kind are written out."""
 
 
-def check(history: History, logs: Mapping[str, Log], leader: str, lineage: Lineage | None = None) -> list[str]:
+def check(
+    history: History, logs: Mapping[str, Log], leader: str, lineage: Lineage | None = None, *, clocks_agree: bool = True
+) -> list[str]:
     """Return the faults in words; an empty list means none. `logs` is by member; `leader` leads at the end.
-    `lineage`: given with replication Async, which promises less (`tail`).
+    `lineage`: given with replication Async, which promises less (`tail`). `clocks_agree`: no clock was changed.
     """
     final = logs[leader]
     kinds = (
@@ -24,6 +27,7 @@ def check(history: History, logs: Mapping[str, Log], leader: str, lineage: Linea
         _once(history, final),
         _nothing_undone(history, final),
         _every_group_saw_it(history, final),
+        *(check_pops(history, final, clocks_agree=clocks_agree) if lineage is None else ()),
         _logs_agree(logs, leader),
         _one_leader_an_epoch(history),
     )

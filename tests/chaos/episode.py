@@ -133,6 +133,7 @@ class Outcome:
     def summary(self) -> str:
         statuses = ", ".join(f"{n} {s}" for s, n in self.history.statuses().most_common())
         reads = sum(self.history.reads.values())
+        pops = sum(map(len, self.history.popped.values()))
         promised, gone = len(self.history.promised()), len(self.given_up)
         if self.plan.is_async and self.lost is not None:
             statuses += f"; allowed by Async: {gone} of {promised} lost" + (
@@ -140,7 +141,8 @@ class Outcome:
             )
         return (
             f"{self.plan}: {len(self.played)} faults, {len(self.history.leaders)} epochs, {statuses}; "
-            f"{reads} read while it went on; {'nothing wrong' if not self.problems else 'WRONG'} ({self.seconds:.0f} s)"
+            f"{reads} read while it went on, {pops} popped; "
+            f"{'nothing wrong' if not self.problems else 'WRONG'} ({self.seconds:.0f} s)"
         )
 
 
@@ -165,7 +167,8 @@ async def run(
                 leader, logs, lineage, undeleted = await within(
                     _play(plan, cluster, history, played, tell), plan.limit_s
                 )
-                problems = check(history, logs, leader, lineage) + undeleted
+                agree = not any(step.kind == "clock-skew" for step in plan.steps)
+                problems = check(history, logs, leader, lineage, clocks_agree=agree) + undeleted
                 if lineage is None:
                     lost = len(missing(history, logs[leader]))
                 else:

@@ -31,6 +31,24 @@ class Sent:
     """The connection that brought the acknowledgement; 0: unknown."""
 
 
+@dataclass(slots=True)
+class Popped:
+    """One delivery of a message by POP."""
+
+    body: bytes
+    place: Place | None
+    """None: a copy in the group's retry topic."""
+    times: int
+    """Deliveries before this one, by the broker's count."""
+    pop_ms: int
+    """When the broker popped it, by the broker's clock; the messages of one pop have one time."""
+    at: float
+    acking: float = float("inf")
+    """The acknowledgement began."""
+    acked: float = float("inf")
+    """The acknowledgement was answered with success."""
+
+
 class Led(NamedTuple):
     """A member that reported itself as leader."""
 
@@ -60,6 +78,8 @@ class History:
     """By queue: the highest end in any answer, and its sender."""
     consumed: dict[str, Counter[bytes]] = field(default_factory=dict)
     """By consumer group: the messages that its members received."""
+    popped: dict[str, list[Popped]] = field(default_factory=dict)
+    """By consumer group: the deliveries to those that use POP, in the order of time."""
     leaders: dict[int, set[str]] = field(default_factory=dict)
     """By epoch: the members that reported themselves as its leader."""
     rounds: list[Round] = field(default_factory=list)

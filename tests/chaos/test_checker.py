@@ -9,7 +9,8 @@ import pytest
 
 from tests.chaos.checker import check
 from tests.chaos.deletions import Deletions
-from tests.chaos.history import History, Log, Place, Sent
+from tests.chaos.history import History, Log, Place, Popped, Sent
+from tests.chaos.pops import ORDERLY, POPS
 
 Story = tuple[History, dict[str, Log]]
 
@@ -89,6 +90,48 @@ def two_leaders(history: History, logs: dict[str, Log]) -> None:
     history.leaders[2].add("a")
 
 
+def popped(history: History, *deliveries: tuple[int, int, float], group: str = ORDERLY) -> None:
+    """(number of the message, earlier deliveries, time): each pop brings one message; nothing is acknowledged."""
+    history.popped[group] = [
+        Popped(b"m%d" % number, Place(number % 2, number // 2), times, int(at * 1_000), at)
+        for number, times, at in deliveries
+    ]
+
+
+def acked(history: History, number: int, at: float, group: str = ORDERLY) -> None:
+    delivery = history.popped[group][number]
+    delivery.acking, delivery.acked = at - 0.1, at
+
+
+def acked_again(history: History, logs: dict[str, Log]) -> None:
+    popped(history, (0, 0, 1.0), (0, 1, 5.0), group=POPS)
+    acked(history, 0, 2.0, POPS)
+
+
+def acked_again_at_once(history: History, logs: dict[str, Log]) -> None:
+    popped(history, (0, 0, 1.0), (0, 0, 5.0), group=POPS)
+    acked(history, 0, 2.0, POPS)
+
+
+def too_early(history: History, logs: dict[str, Log]) -> None:
+    popped(history, (0, 0, 1.0), (0, 1, 3.9), group=POPS)
+
+
+def pops_before_the_acknowledgement(history: History, logs: dict[str, Log]) -> None:
+    popped(history, (0, 0, 1.0), (2, 0, 2.0))
+    acked(history, 0, 2.5)
+
+
+def pops_over_a_message(history: History, logs: dict[str, Log]) -> None:
+    popped(history, (0, 0, 1.0), (4, 0, 2.0))
+    acked(history, 0, 1.5)
+
+
+def orderly_from_retry(history: History, logs: dict[str, Log]) -> None:
+    popped(history, (0, 0, 1.0))
+    history.popped[ORDERLY][0].place = None
+
+
 WRONG: dict[str, tuple[Callable[[History, dict[str, Log]], None], str]] = {
     "lost": (lost, "LOST: b'm5'"),
     "moved": (moved, "MOVED: b'm0'"),
@@ -101,11 +144,38 @@ WRONG: dict[str, tuple[Callable[[History, dict[str, Log]], None], str]] = {
     "unseen": (unseen, "UNSEEN: group g never saw 1 messages of queue"),
     "logs differ": (logs_differ, "LOGS DIFFER: b has b'm3'"),
     "two leaders": (two_leaders, "TWO LEADERS: epoch 2"),
+    "acked again": (acked_again, "ACKED AGAIN: pops got b'm0' for the 2. time"),
+    "acked again at once": (acked_again_at_once, "ACKED AGAIN: pops got b'm0' for the 1. time"),
+    "too early": (too_early, "TOO EARLY: pops got b'm0' again 2.900 s"),
+    "a pop before the acknowledgement": (pops_before_the_acknowledgement, "OUT OF ORDER: the orderly group got b'm2'"),
+    "a pop over a message": (pops_over_a_message, "OUT OF ORDER: the orderly group got b'm4'"),
+    "an orderly pop from the retry topic": (orderly_from_retry, "OUT OF ORDER: the orderly group got b'm0' from"),
 }
 
 
 def test_a_correct_history() -> None:
     history, logs = right()
+    assert check(history, logs, "a") == []
+
+
+def test_correct_pops() -> None:
+    history, logs = right()
+    popped(history, (0, 0, 1.0), (2, 0, 1.0), (1, 0, 1.0), (0, 1, 4.1), (2, 1, 4.1), (4, 0, 6.0))
+    acked(history, 2, 1.5)
+    acked(history, 3, 5.0)
+    acked(history, 4, 5.0)
+    # An answer that comes after the acknowledgement of a later delivery.
+    popped(history, (0, 0, 1.0), (0, 1, 4.0), group=POPS)
+    acked(history, 1, 4.5, POPS)
+    assert check(history, logs, "a") == []
+
+
+def test_pops_with_another_clock_or_of_two_copies_may_come_again() -> None:
+    history, logs = right()
+    too_early(history, logs)
+    assert check(history, logs, "a", clocks_agree=False) == []
+    acked_again(history, logs)
+    history.tries[b"m0"] = 2
     assert check(history, logs, "a") == []
 
 

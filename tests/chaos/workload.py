@@ -22,6 +22,7 @@ from gantry_broker.remoting.errors import RemotingError
 from tests.chaos.cluster import GROUP, Cluster, NotInTime
 from tests.chaos.deletions import DELETED_TOPIC, Deletions
 from tests.chaos.history import History, Led, Log, Place, Round, Sent
+from tests.chaos.pops import ORDERLY, POPS, PopMembers
 
 TOPIC = "Chaos"
 QUEUES = 4
@@ -31,6 +32,7 @@ PAUSE_S = 0.01
 GROUPS = ("steady", "restarted")
 STAYS_S = 4.0
 """A member of the second group stays this long; then another takes its place."""
+POP_MEMBERS = ((POPS, None), (POPS, STAYS_S), (ORDERLY, None))
 PULL_S = 2.0
 BACK_S = 20.0
 """A member that was stopped is back by then."""
@@ -56,6 +58,7 @@ class Workload:
         self.deletions = Deletions(history)
         for group in GROUPS:
             history.consumed[group] = Counter()
+        self._pops = PopMembers(history, seed)
 
     async def __aenter__(self) -> Workload:
         self._count_tries()
@@ -69,6 +72,7 @@ class Workload:
         self._tasks = [
             asyncio.create_task(self._consume(GROUPS[0], None)),
             asyncio.create_task(self._consume(GROUPS[1], STAYS_S)),
+            *(asyncio.create_task(self._pop(group, stays)) for group, stays in POP_MEMBERS),
             asyncio.create_task(self._look_on()),
             asyncio.create_task(self._watch_roles()),
         ]
@@ -171,6 +175,10 @@ class Workload:
                             await self._closing.wait()
             except (ClientError, RemotingError):
                 await asyncio.sleep(0.2)
+
+    async def _pop(self, group: str, stays_s: float | None) -> None:
+        servers = self._cluster.name_server_addresses
+        await self._pops.work(servers, TOPIC, group, self._closing, lambda: self._sending, stays_s)
 
     # ---- looking on, at masters and slaves alike
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
-from gantry_operator.api.pod_template import CONTAINERS, OWN_CONTAINER, OWN_POD, POD
+from gantry_operator.api.pod_template import (
+    CONTAINERS,
+    OWN_CONTAINER,
+    OWN_MOUNTS,
+    OWN_POD,
+    OWN_VOLUMES,
+    POD,
+    PROXY_MOUNTS,
+    PROXY_VOLUMES,
+)
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import allowed, drift
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
@@ -134,6 +143,66 @@ def test_what_the_operator_owns_is_refused_with_its_name(template: dict[str, Any
         cluster(template)
     assert words in str(refused.value)
     assert "spec.podTemplate" in str(refused.value)
+
+
+def proxied(template: dict[str, Any] | None, **spec: Any) -> BrokerCluster:
+    return cluster(None, proxy={"podTemplate": template, **spec})
+
+
+def template_of_proxies(made: BrokerCluster) -> dict[str, Any]:
+    found = next(o for o in render(made, plan(made), SETTINGS) if o["kind"] == "Deployment")
+    template: dict[str, Any] = found["spec"]["template"]
+    return template
+
+
+def test_additions_to_the_proxies() -> None:
+    wanted = EVERYTHING["spec"]
+    containers = [{**wanted["containers"][0], "name": "proxy"}, wanted["containers"][1]]
+    addition = {**EVERYTHING, "spec": {**wanted, "containers": containers}}
+    before, after = template_of_proxies(proxied(None)), template_of_proxies(proxied(addition))
+    own, sidecar = after["spec"]["containers"]
+    [plain] = before["spec"]["containers"]
+    assert (own["name"], sidecar["name"]) == ("proxy", "agent")
+    assert {"name": "TZ", "value": "Europe/Berlin"} in own["env"]
+    assert own["volumeMounts"] == [*plain["volumeMounts"], {"name": "agent", "mountPath": "/agent"}]
+    assert after["spec"]["volumes"] == [*before["spec"]["volumes"], {"name": "agent", "emptyDir": {}}]
+    assert after["spec"]["terminationGracePeriodSeconds"] == 120
+    spread = after["spec"]["topologySpreadConstraints"][-1]
+    assert spread["labelSelector"]["matchLabels"].items() <= after["metadata"]["labels"].items()
+    with pytest.raises(ManifestError, match=r"spec\.proxy\.podTemplate\.spec"):
+        allowed.check(proxied(addition), SETTINGS)
+    allowed.check(
+        proxied(addition), replace(SETTINGS, allowed_pod_template=NEED_PERMISSION, allowed_images=("tools:*",))
+    )
+
+
+BAD_FOR_PROXIES: list[tuple[dict[str, Any], str]] = [
+    ({"containers": [{"name": "broker"}]}, "broker is no container of a proxy"),
+    ({"containers": [{"name": "proxy", "resources": {}}]}, "spec.proxy.resources"),
+    (
+        {"containers": [{"name": "proxy", "volumeMounts": [{"mountPath": "/etc/gantry-user/"}]}]},
+        "/etc/gantry-user is the operator's",
+    ),
+    ({"volumes": [{"name": "access"}]}, "'access' is the operator's"),
+    ({"hostNetwork": True}, "hostNetwork is the operator's"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "words"), BAD_FOR_PROXIES, ids=[words for _, words in BAD_FOR_PROXIES])
+def test_what_the_operator_owns_of_the_proxies_is_refused(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(ManifestError) as refused:
+        proxied({"spec": spec})
+    assert words in str(refused.value)
+    assert "spec.proxy.podTemplate" in str(refused.value)
+
+
+def test_the_refusals_name_every_volume_and_folder_of_the_proxies() -> None:
+    made = proxied(None, tls={"mode": "Required", "secretName": "own"})
+    secure = {"security": {"tls": {"mode": "Required", "secretName": "theirs", "issuer": "Secret"}}}
+    for spec in (made, cluster(None, proxy={}, **secure)):
+        pod = template_of_proxies(spec)["spec"]
+        assert {v["name"] for v in pod["volumes"]} <= {*OWN_VOLUMES, *PROXY_VOLUMES}
+        assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]} <= {*OWN_MOUNTS, *PROXY_MOUNTS}
 
 
 def test_parts_that_bring_code_or_rights_need_the_charts_permission() -> None:

@@ -99,7 +99,9 @@ def test_certificates(
     assert (None if found.tls is None else found.tls.mode) == mode
     assert (None if found.tls is None else str(found.tls.cert_file.parent)) == certificate
     assert (None if found.broker_tls is None else str(found.broker_tls.ca_file)) == authorities
-    common = {proxy.TABLE_DIR: "demo-proxy-table", proxy.USER_DIR: "demo-proxy-user"}
+    common = {
+        proxy.TABLE_DIR: "demo-proxy-table", proxy.USER_DIR: "demo-proxy-user", "/etc/gantry-admin": "demo-admin",
+    }  # fmt: skip
     assert mounts(made) == common | secrets
     assert (names.PROXY in holders(made, plan(made), {})) == ("demo-proxy-tls" in secrets.values())
 

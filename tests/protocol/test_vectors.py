@@ -80,7 +80,7 @@ REQUEST_BODIES: dict[int, Any] = {
 ANSWER_BODIES: dict[int, Any] = {105: TopicRoute, 106: ClusterInfo, 351: TopicConfig}
 NOT_KEPT = {
     "mappingDataVersion", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap",
-    "groupRetryPolicy", "heartbeatFingerprint", "withoutSub", "onlyThisBroker",
+    "heartbeatFingerprint", "withoutSub", "onlyThisBroker",
 }  # fmt: skip
 """Fields of 5.x about features that Gantry lacks."""
 

@@ -99,8 +99,9 @@ async def make_topic(cluster: Cluster, name: str, kind: str = "NORMAL", queues: 
     await cluster.has_topic(name)
 
 
-async def make_group(cluster: Cluster, name: str, *, orderly: bool = False, retries: int = 16) -> None:
+async def make_group(cluster: Cluster, name: str, *, orderly: bool = False, retries: int = 16, **more: Any) -> None:
     config = {"groupName": name, "consumeEnable": True, "consumeMessageOrderly": orderly, "retryMaxTimes": retries}
+    config |= more
     async with Session(cluster.name_server) as session:
         for broker in cluster.brokers.values():
             frame = Frame(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=fastjson.dumps(config))

@@ -9,6 +9,7 @@ from gantry_broker.protocol.bodies import QueueData
 from gantry_broker.protocol.codes import Prop, SysFlag
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
+from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
 from gantry_broker.proxy import contract
 from gantry_broker.proxy.answers import Refusal, overall
 from gantry_broker.proxy.brokers import GroupConfig
@@ -156,6 +157,19 @@ def test_settings_have_what_clients_wait_for() -> None:
     assert answered_settings(answer, GroupConfig(True, 3)) == answer
 
 
+def test_settings_have_the_retry_policy_of_the_group() -> None:
+    steps = answered_settings(consumer("g", "T"), GroupConfig()).backoff_policy.customized_backoff.next
+    assert [step.seconds for step in steps][:4] == [1, 5, 10, 30]
+    policy = RetryPolicy(steps_ms=(250, 61_500))
+    steps = answered_settings(consumer("g", "T"), GroupConfig(retry_policy=policy)).backoff_policy.customized_backoff
+    assert [(step.seconds, step.nanos) for step in steps.next] == [(0, 250_000_000), (61, 500_000_000)]
+    policy = RetryPolicy(EXPONENTIAL, Exponential(1_500, 90_000, 3), (1,))
+    backoff = answered_settings(consumer("g", "T"), GroupConfig(retry_policy=policy)).backoff_policy
+    assert backoff.WhichOneof("strategy") == "exponential_backoff"
+    backoff = backoff.exponential_backoff
+    assert (backoff.initial.nanos, backoff.max.seconds, backoff.multiplier) == (500_000_000, 90, 3.0)
+
+
 def test_one_status_for_an_answer_with_several() -> None:
     assert overall([]) == Code.OK
     assert overall([Code.OK, Code.OK]) == Code.OK
@@ -189,8 +203,9 @@ def test_renewals_end_after_the_longest_time() -> None:
         now += 1_000
         for due in renewals.due(now):
             spans.append(due.invisible_ms)
-            renewals.renewed(due, f"h{now}", now + due.invisible_ms)
+            renewals.renewed(due, f"h{now}", now + (due.invisible_ms or 0))
     assert spans[: len(STEPS_MS)] == list(STEPS_MS)
+    assert spans.index(None) == len(spans) - 1  # the group's retry policy has the last pause
     assert LONGEST_MS <= now < LONGEST_MS + STEPS_MS[-1]
 
 

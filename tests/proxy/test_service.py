@@ -7,6 +7,7 @@ import gzip
 import hmac
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,8 +58,9 @@ async def get(stub: c.Stub, client: str, request: Any, count: int = 1, seconds: 
     return found
 
 
-async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> None:
-    async with c.proxied(cluster) as (proxy, stub):
+async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    async with c.proxied(cluster, token_file=tmp_path / "token") as (proxy, stub):
         line = c.Line(stub, CLIENT)
         await line.settings(c.consumer("g", "T"))
         packed = gzip.compress(b"x" * 10_000)
@@ -74,7 +76,10 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster) -> Non
         assert (status.code, again) == (Code.MESSAGE_NOT_FOUND, [])
         page = await asyncio.to_thread(_page, proxy.http_port, "/metrics")
         assert 'gantry_proxy_answers_total{method="SendMessage",code="OK"} 2' in page
-        [known] = json.loads(await asyncio.to_thread(_page, proxy.http_port, "/v1/clients"))
+        for token in (None, "Secret", "secret2"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", token)
+        [known] = json.loads(await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "secret"))
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
         await line.end()
@@ -93,8 +98,19 @@ async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:
     compare(documented((ROOT / "docs" / "metrics.md").read_text(), "The gRPC proxy's"), own)
 
 
-def _page(port: int | None, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+async def test_clients_are_listed_to_nobody_without_a_token(cluster: Cluster, tmp_path: Path) -> None:
+    async with c.proxied(cluster) as (proxy, _):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "")
+    async with c.proxied(cluster, token_file=tmp_path / "absent") as (proxy, _):
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            await asyncio.to_thread(_page, proxy.http_port, "/v1/clients", "")
+
+
+def _page(port: int | None, path: str, token: str | None = None) -> str:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    with urllib.request.urlopen(request, timeout=5) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -274,6 +290,79 @@ async def test_a_changed_group_reaches_its_live_consumers(cluster: Cluster, monk
         await c.make_group(cluster, "g", orderly=True, retries=3)
         told = await line.read()
         assert (told.settings.subscription.fifo, told.settings.backoff_policy.max_attempts) == (True, 4)
+        policy = {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 3000, "max": 60000, "multiplier": 4}}
+        await c.make_group(cluster, "g", orderly=True, retries=3, groupRetryPolicy=policy)
+        backoff = (await line.read()).settings.backoff_policy.exponential_backoff
+        assert (backoff.initial.seconds, backoff.max.seconds, backoff.multiplier) == (3, 60, 4.0)
+        await line.end()
+
+
+async def test_the_configuration_of_a_group_counts_while_no_broker_is_there_and_after(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokers, "FRESH_S", 0.1)
+    monkeypatch.setattr(brokers, "ABSENT_S", 0.1)
+    policy = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [7_000, 70_000]}}
+    await c.make_group(cluster, "go", orderly=True, groupRetryPolicy=policy)
+    async with c.proxied(cluster) as (proxy, _):
+        config = await proxy.service.brokers.group("go")
+        assert (config.orderly, config.retry_policy.steps_ms) == (True, (7_000, 70_000))
+        await cluster.brokers["a"].stop()
+        for _ in range(3):
+            await asyncio.sleep(0.15)
+            assert await proxy.service.brokers.group("go") == config
+    await cluster.brokers["a"].start()
+    await cluster.has_topic("T")
+    async with c.proxied(cluster) as (proxy, _):
+        assert await proxy.service.brokers.group("go") == config
+
+
+async def test_who_works_too_long_leaves_a_message_by_the_retry_policy(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest time of renewals is over: the next delivery comes after the pause of the group's policy."""
+    monkeypatch.setattr(renewal, "AHEAD_MS", receiving.FIRST_MS)
+    monkeypatch.setattr(renewal, "LONGEST_MS", 0)
+    policy = {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 300, "max": 300, "multiplier": 1}}
+    await c.make_group(cluster, "g", groupRetryPolicy=policy)
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T", kind=2))
+        await send(stub, c.message("T", b"slow"))
+        for attempt in (1, 2):
+            [got] = await get(stub, CLIENT, c.receive("g", "T", auto=True, invisible=None))
+            assert (got.body, got.system_properties.delivery_attempt) == (b"slow", attempt)
+        await line.end()
+
+
+async def test_the_queue_of_a_message_that_failed_too_often_goes_on(cluster: Cluster) -> None:
+    """An orderly group: the broker delivers again and again; the proxy makes the dead letter."""
+    await c.make_topic(cluster, "F", "FIFO", queues=1)
+    await c.make_group(cluster, "go", orderly=True, retries=1)
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("go", "F", kind=2))
+        for body in (b"bad", b"good"):
+            await send(stub, c.message("F", body, kind=2, message_group="one"))
+        for attempt in (1, 2):
+            [got] = await get(stub, CLIENT, c.receive("go", "F", n=1, auto=True, invisible=None))
+            assert (got.body, got.system_properties.delivery_attempt) == (b"bad", attempt)
+            change = v2.ChangeInvisibleDurationRequest(receipt_handle=got.system_properties.receipt_handle)
+            change.topic.name, change.group.name = "F", "go"
+            change.invisible_duration.nanos = 200_000_000
+            answer = await stub.ChangeInvisibleDuration(change, metadata=c.metadata(CLIENT))
+            assert answer.status.code == Code.OK
+        [got] = await get(stub, CLIENT, c.receive("go", "F", n=1, auto=True, invisible=None))
+        assert got.body == b"good"
+        await stub.AckMessage(c.ack("F", "go", got), metadata=c.metadata(CLIENT))
+        await cluster.has_topic("%DLQ%go")
+        await c.make_group(cluster, "dead")
+        settings = c.consumer("dead", "%DLQ%go")
+        other = c.Line(stub, "c@dead")
+        await other.settings(settings)
+        [dead] = await get(stub, "c@dead", c.receive("dead", "%DLQ%go"))
+        assert dead.body == b"bad"
+        await other.end()
         await line.end()
 
 

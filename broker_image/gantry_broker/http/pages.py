@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from gantry_broker import descriptors
+from gantry_broker.http.guard import shows
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, end_with, handshakes
+from gantry_broker.http.token import TokenFile
 from gantry_broker.remoting.tls_ports import PortsTls
 
 log = logging.getLogger(__name__)
@@ -39,10 +41,23 @@ class PageServer:
     """Serves `pages` on a port that may be 0, to at most `most` connections at once."""
 
     def __init__(
-        self, pages: Pages, host: str, port: int, *, hosts: AllowedHosts, most: int, tls: PortsTls | None = None
+        self,
+        pages: Pages,
+        host: str,
+        port: int,
+        *,
+        hosts: AllowedHosts,
+        most: int,
+        tls: PortsTls | None = None,
+        token: TokenFile | None = None,
+        closed: Pages | None = None,
     ) -> None:
-        """`tls`: the server speaks HTTPS if this has a certificate for it."""
-        self.pages = pages
+        """`tls`: the server speaks HTTPS if this has a certificate for it. `closed`: pages that need the `token`;
+        without a token file they are not served.
+        """
+        self.token = token
+        self.closed = {} if token is None or closed is None else closed
+        self.pages = {**pages, **self.closed}
         self.hosts = hosts
         self._gate = None if tls is None else tls.http_gate(handshakes(most))
         self.connections = Connections(most if self._gate is None else most - handshakes(most))
@@ -121,8 +136,8 @@ class _Connection(asyncio.Protocol):
         for host in (value.strip() for name, _, value in fields if name.strip().lower() == "host"):
             if not self._server.hosts.allows(host):
                 self._server.connections.refuse("host")
-                refusal = self._server.hosts.refusal(host).encode()
-                self._answer(Page(TEXT, refusal + b"\n", "421 Misdirected Request"))
+                why = self._server.hosts.refusal(host).encode()
+                self._answer(Page(TEXT, why + b"\n", "421 Misdirected Request"))
                 return
         path = words[1].split("?")[0] if len(words) == 3 else ""
         make = self._server.pages.get(path)
@@ -131,6 +146,9 @@ class _Connection(asyncio.Protocol):
         elif make is None:
             known = " ".join(sorted(self._server.pages))
             self._answer(Page(TEXT, f"nothing here; try {known}\n".encode(), "404 Not Found"))
+        elif path in self._server.closed and (refusal := await self._without_token(fields)) is not None:
+            self._server.connections.refuse("token")
+            self._answer(refusal)
         else:
             try:
                 made = make()
@@ -140,11 +158,24 @@ class _Connection(asyncio.Protocol):
                 page = Page(TEXT, b"this page cannot be made, see the log\n", "500 Internal Server Error")
             self._answer(page, head_only=words[0] == "HEAD")
 
+    async def _without_token(self, fields: list[tuple[str, str, str]]) -> Page | None:
+        """Return the refusal of a request without the token; None: it has it."""
+        token = self._server.token
+        wanted = None if token is None else await token.current()
+        if token is None or wanted is None:
+            problem = "" if token is None else token.problem
+            return Page(TEXT, f"{problem}\n".encode(), "503 Service Unavailable")
+        given = [value.strip().encode() for name, _, value in fields if name.strip().lower() == "authorization"]
+        if shows(given, wanted):
+            return None
+        return Page(TEXT, b"Authorization: Bearer TOKEN is expected\n", "401 Unauthorized")
+
     def _answer(self, page: Page, *, head_only: bool = False) -> None:
         if self._transport is None or self._transport.is_closing():
             return
+        challenge = "WWW-Authenticate: Bearer\r\n" if page.status.startswith("401") else ""
         head = (
-            f"HTTP/1.1 {page.status}\r\nContent-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
+            f"HTTP/1.1 {page.status}\r\n{challenge}Content-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
             "Connection: close\r\n\r\n"
         )
         self._transport.write(head.encode() + (b"" if head_only else page.body))

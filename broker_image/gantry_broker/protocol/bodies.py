@@ -24,6 +24,8 @@ from gantry_broker.protocol.offset_tables import (
     topic_stats_from_json,
     topic_stats_to_json,
 )
+from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY
+from gantry_broker.protocol.retry_policy import RetryPolicy
 
 __all__ = [
     "AssignmentRequest",
@@ -405,6 +407,7 @@ class SubscriptionGroup:
     consume_timeout_minutes: int = 15
     orderly: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
+    retry_policy: RetryPolicy = DEFAULT_POLICY
 
     @classmethod
     def from_json(cls, value: Any, name: str | None = None) -> Self:
@@ -423,6 +426,7 @@ class SubscriptionGroup:
             fields.number("consumeTimeoutMinute", 15),
             fields.flag("consumeMessageOrderly"),
             {str(key): str(item) for key, item in fields.map("attributes").items()},
+            RetryPolicy.from_json(fields.map("groupRetryPolicy"), "subscriptionGroupConfig.groupRetryPolicy"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -435,6 +439,7 @@ class SubscriptionGroup:
             "consumeMessageOrderly": self.orderly,
             "consumeTimeoutMinute": self.consume_timeout_minutes,
             "groupName": self.name,
+            "groupRetryPolicy": self.retry_policy.to_json(),
             "groupSysFlag": self.sys_flag,
             "notifyConsumerIdsChangedEnable": self.notify_ids_changed,
             "retryMaxTimes": self.retry_max_times,

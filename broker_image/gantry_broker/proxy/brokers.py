@@ -11,9 +11,11 @@ from typing import Any, Final, Generic, TypeVar
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.session import Session
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import ClusterInfo, TopicRoute
+from gantry_broker.protocol.bodies import BodyError, ClusterInfo, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY
+from gantry_broker.protocol.retry_policy import RetryPolicy
 from gantry_broker.proxy.contract import MessageType
 from gantry_broker.remoting.errors import RemotingError
 
@@ -37,6 +39,7 @@ class GroupConfig:
     orderly: bool = False
     retry_times: int = RETRY_TIMES
     known: bool = False
+    retry_policy: RetryPolicy = DEFAULT_POLICY
 
 
 class _Kept(Generic[T]):
@@ -150,8 +153,11 @@ class Brokers:
         return (MessageType.NORMAL,), False
 
     async def _ask_group(self, group: str) -> tuple[GroupConfig, bool]:
+        addresses = await self._cluster.get("")
+        if not addresses:
+            raise NoRoute(f"no broker has a master now: the configuration of group {group} is not known")
         error: Exception | None = None
-        for address in await self._cluster.get(""):
+        for address in addresses:
             try:
                 answer = await self.session.call(
                     address, Frame(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext={"group": group}), CALL_S
@@ -203,4 +209,12 @@ def _group_of(body: bytes) -> GroupConfig:
         value.get("consumeMessageOrderly") is True,
         times if isinstance(times, int) and 0 <= times <= 10_000 else RETRY_TIMES,
         True,
+        _policy_of(value.get("groupRetryPolicy")),
     )
+
+
+def _policy_of(value: Any) -> RetryPolicy:
+    try:
+        return RetryPolicy.from_json(value)
+    except BodyError:
+        return DEFAULT_POLICY

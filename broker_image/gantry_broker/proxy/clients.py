@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from gantry_broker.protocol.retry_policy import Exponential
 from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.contract import ClientType, v2
 from gantry_broker.proxy.messages import MAX_BODY, set_millis
@@ -26,8 +27,6 @@ LITE_QUOTA: Final = 2_000
 MAX_LITE_TOPIC: Final = 64
 PRODUCER_ATTEMPTS: Final = 3
 PRODUCER_BACKOFF_MS: Final = (10, 1_000)
-RETRY_STEPS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
-"""Pauses before a message is delivered again. The settings of consumers have them."""
 ClientKey = tuple[str, str]
 """User and client id."""
 CONSUMERS: Final = frozenset(
@@ -57,8 +56,14 @@ def answered_settings(given: Any, group: GroupConfig | None) -> Any:
         settings.publishing.validate_message_type = True
         return settings
     policy.max_attempts = group.retry_times + 1
-    for seconds in RETRY_STEPS_S:
-        policy.customized_backoff.next.add().seconds = seconds
+    backoff = group.retry_policy.backoff
+    if isinstance(backoff, Exponential):
+        set_millis(policy.exponential_backoff.initial, backoff.initial_ms)
+        set_millis(policy.exponential_backoff.max, backoff.max_ms)
+        policy.exponential_backoff.multiplier = float(backoff.multiplier)
+    else:
+        for pause_ms in backoff:
+            set_millis(policy.customized_backoff.next.add(), pause_ms)
     subscription = settings.subscription
     subscription.fifo = group.orderly
     subscription.receive_batch_size = RECEIVE_BATCH

@@ -57,7 +57,13 @@ class ProxyConfig(FileConfig):
     port: int = Field(8081, ge=0, le=65535, description="For gRPC clients, with TLS and without.")
     http_host: str | None = Field(None, description="Where `http_port` listens; None: as `listen_host`.")
     http_port: int | None = Field(
-        None, ge=0, le=65535, description="/livez, /readyz (a NameServer answers) and /metrics; None: not served."
+        None,
+        ge=0,
+        le=65535,
+        description="/livez, /readyz (a NameServer answers), /metrics and /v1/clients; None: not served.",
+    )
+    token_file: Path | None = Field(
+        None, description="Holds the token that a request of /v1/clients needs; None: that page is not served."
     )
     advertise: str | None = Field(
         None,

@@ -22,6 +22,7 @@ from gantry_broker.client.session import Session
 from gantry_broker.exposition import Family, text_page
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.pages import TEXT, Page, PageServer
+from gantry_broker.http.token import TokenFile
 from gantry_broker.loopwatch import LoopWatch, loop_families
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
@@ -116,16 +117,13 @@ class Proxy:
             await self.endpoint.start()
             if config.http_port is not None:
                 self._pages = PageServer(
-                    {
-                        "/livez": self._live,
-                        "/readyz": self._readiness,
-                        "/metrics": self._metrics,
-                        "/v1/clients": self._clients,
-                    },
+                    {"/livez": self._live, "/readyz": self._readiness, "/metrics": self._metrics},
                     config.http_host or config.listen_host,
                     config.http_port,
                     hosts=AllowedHosts(config.http_hosts),
                     most=budget.http,
+                    token=None if config.token_file is None else TokenFile(config.token_file),
+                    closed={"/v1/clients": self._clients},
                 )
                 await self._pages.start()
         except OSError:

@@ -253,7 +253,7 @@ class Receiving:
                 part = v2.ReceiveMessageResponse()
                 received(record, named, handle=handle, attempt=attempt, out=part.message)
                 if request.auto_renew and popped is not None:
-                    self.renewals.add(client.key, group, topic, handle, popped.visible_ms, now_ms)
+                    self.renewals.add(client.key, group, topic, handle, popped.visible_ms, now_ms, attempt)
                 await call.send(part.SerializeToString())
                 sent += 1
         finally:
@@ -555,7 +555,10 @@ class Receiving:
         held: Held = due.held
         async with self._renewing:
             try:
-                handle = await self._change(held.group, held.topic, held.handle, due.invisible_ms)
+                invisible_ms = due.invisible_ms
+                if invisible_ms is None:
+                    invisible_ms = (await self._brokers.group(held.group)).retry_policy.pause_ms(held.attempt - 1)
+                handle = await self._change(held.group, held.topic, held.handle, invisible_ms)
             except (BadHandle, Refusal, BrokerError) as error:
                 final = not isinstance(error, BrokerError) or error.code == ResponseCode.NO_MESSAGE
                 log.info("renewal in %s: %s", held.topic, error)

@@ -25,8 +25,6 @@ AGAIN_MS: Final = 1_000
 """The pause after a failed renewal."""
 LONGEST_MS: Final = 3 * 3_600_000
 """After so long the client gets no more time: the message goes to another one."""
-AFTER_ALL_MS: Final = 10_000
-"""The invisible time of a message whose client got no more time."""
 MAX_HANDLES: Final = 500_000
 
 Key = tuple[str, str, str]
@@ -46,6 +44,8 @@ class Held:
     """The one that the client has."""
     expires_ms: int
     since_ms: int
+    attempt: int = 1
+    """The number of this delivery."""
     renewed: int = 0
     busy: bool = False
     """A renewal is under way."""
@@ -62,9 +62,12 @@ class Due:
     """A renewal to make."""
 
     held: Held
-    invisible_ms: int
-    last: bool
-    """The client gets no more time after this."""
+    invisible_ms: int | None
+    """None: the client gets no more time; the retry policy of its group says when another gets the message."""
+
+    @property
+    def last(self) -> bool:
+        return self.invisible_ms is None
 
 
 @dataclass(slots=True)
@@ -81,9 +84,11 @@ class Renewals:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def add(self, client: Hashable, group: str, topic: str, handle: str, expires_ms: int, now_ms: int) -> None:
+    def add(
+        self, client: Hashable, group: str, topic: str, handle: str, expires_ms: int, now_ms: int, attempt: int = 1
+    ) -> None:
         """A client got a message."""
-        held = Held(client, group, topic, handle, handle, expires_ms, now_ms)
+        held = Held(client, group, topic, handle, handle, expires_ms, now_ms, attempt)
         if len(self._by_key) >= MAX_HANDLES or held.key in self._by_key:
             return
         self._by_key[held.key] = held
@@ -124,9 +129,9 @@ class Renewals:
                 continue
             held.busy = True
             if now_ms - held.since_ms >= LONGEST_MS:
-                found.append(Due(held, AFTER_ALL_MS, True))
+                found.append(Due(held, None))
             else:
-                found.append(Due(held, STEPS_MS[min(held.renewed, len(STEPS_MS) - 1)], False))
+                found.append(Due(held, STEPS_MS[min(held.renewed, len(STEPS_MS) - 1)]))
         return found
 
     def renewed(self, due: Due, handle: str, expires_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""`podTemplate`: additions to the pods of brokers or NameServers, in the form of a Kubernetes pod template.
+"""`podTemplate`: additions to the pods of brokers, NameServers or proxies, in the form of a Kubernetes pod template.
 
 The operator merges it into its own template (`platforms.kubernetes.pod_template`). What follows from the rest of the
 spec stays the operator's, and is refused here with its name.
@@ -23,6 +23,9 @@ OWN_MOUNTS: Final = (
     "/etc/gantry", "/etc/gantry-admin", "/etc/gantry-ca", "/etc/gantry-client-tls", "/etc/gantry-tls", "/tmp",
     "/var/lib/gantry",
 )  # fmt: skip
+PROXY_VOLUMES: Final = ("access", "grpc-tls", "user")
+"""Further ones of proxies alone."""
+PROXY_MOUNTS: Final = ("/etc/gantry-access", "/etc/gantry-grpc-tls", "/etc/gantry-user")
 OWN_POD: Final[Mapping[str, str]] = {
     "activeDeadlineSeconds": "leave it out: the pods run for ever",
     "automountServiceAccountToken": "leave it out: the pods never use the Kubernetes API",
@@ -50,7 +53,7 @@ OWN_CONTAINER: Final[Mapping[str, str]] = {
     "livenessProbe": "leave it out",
     "ports": "leave it out, or give a sidecar its own ports",
     "readinessProbe": "leave it out",
-    "resources": "write spec.resources or spec.nameServers.resources",
+    "resources": "write spec.resources, spec.nameServers.resources or spec.proxy.resources",
     "startupProbe": "leave it out",
     "stdin": "leave it out",
     "tty": "leave it out",
@@ -66,7 +69,7 @@ POD: Final = (
 """Fields of a pod's spec that people may write."""
 OWN_ENV: Final = ("POD_NAME",)
 RESERVED: Final = re.compile(r"(.*\.)?gantry\.dev/.*|app\.kubernetes\.io/.*|apps\.kubernetes\.io/.*|"
-                             r"statefulset\.kubernetes\.io/.*|controller-revision-hash")  # fmt: skip
+                             r"statefulset\.kubernetes\.io/.*|controller-revision-hash|pod-template-hash")  # fmt: skip
 MIN_GRACE_S: Final = 40
 """Seconds that a pod needs for a handover (30) and a clean stop."""
 
@@ -95,7 +98,7 @@ class PodTemplate(Strict):
     spec: dict[str, Any] = Field(
         default_factory=dict,
         description="As the spec of any pod: affinity, tolerations, volumes, env and volumeMounts of the container "
-        "broker (or namesrv), sidecars, initContainers, ... Sidecars, initContainers, volumes, env and "
+        "broker (namesrv, proxy), sidecars, initContainers, ... Sidecars, initContainers, volumes, env and "
         "securityContext need podTemplate.allowed in the operator's chart.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
@@ -104,6 +107,17 @@ class PodTemplate(Strict):
     @classmethod
     def _mergeable(cls, spec: dict[str, Any]) -> dict[str, Any]:
         for problem in problems(spec):
+            _refuse(problem)
+        return spec
+
+
+class ProxyPodTemplate(PodTemplate):
+    """Additions to the proxies' pods, merged into the operator's template: lists by name, maps by key."""
+
+    @field_validator("spec")
+    @classmethod
+    def _of_a_proxy(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        for problem in proxy_problems(spec):
             _refuse(problem)
         return spec
 
@@ -138,10 +152,24 @@ def problems(spec: Mapping[str, Any]) -> Iterator[str]:
         yield f"terminationGracePeriodSeconds is {grace!r}: write {MIN_GRACE_S} or more: a handover takes up to 30"
 
 
+def proxy_problems(spec: Mapping[str, Any]) -> Iterator[str]:
+    """The same of what proxies alone have, in a spec without other problems."""
+    for volume in spec.get("volumes") or []:
+        if volume["name"] in PROXY_VOLUMES:
+            yield f"volumes: {volume['name']!r} is the operator's: write another name"
+    for found in spec.get("containers") or []:
+        if found["name"] in CONTAINERS and found["name"] != "proxy":
+            yield f"containers: {found['name']} is no container of a proxy: write proxy, or the name of a sidecar"
+        for mount in found.get("volumeMounts") or []:
+            path = str(mount.get("mountPath", "") if isinstance(mount, Mapping) else "").rstrip("/")
+            if found["name"] == "proxy" and path in PROXY_MOUNTS:
+                yield f"containers[proxy].volumeMounts: {path} is the operator's: write another path"
+
+
 def _container_problems(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
     name = found.get("name")
     if not isinstance(name, str) or not name:
-        yield f"{kind} has an entry without a name: write broker or namesrv, or the name of a sidecar"
+        yield f"{kind} has an entry without a name: write {', '.join(CONTAINERS)} or the name of a sidecar"
         return
     own = name in CONTAINERS
     if own and kind == "initContainers":

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gantry_operator.api.base import OBJECT_NAME, Model, Rule, either
 from gantry_operator.api.external import External
+from gantry_operator.api.pod_template import ProxyPodTemplate
 from gantry_operator.api.pods import Resources
 
 MAX_PROXIES = 64
@@ -78,6 +79,7 @@ class Proxy(Model):
     tls: ProxyTls | None = Field(None, description="TLS of the port for gRPC.")
     external: External | None = Field(None, description="An address for clients outside Kubernetes.")
     autoscaling: Autoscaling | None = Field(None, description="More and fewer proxies by load. Default: none.")
+    podTemplate: ProxyPodTemplate | None = Field(None, description="Additions to the proxies' pods. Kubernetes only.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

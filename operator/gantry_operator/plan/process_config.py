@@ -181,6 +181,8 @@ class ProxyFiles:
     """The access table."""
     secret_key: Path
     """The key of the proxies' own user."""
+    token: Path
+    """The admin token of the cluster's HTTP interfaces."""
     certificate: Path | None = None
     """Folder with the certificate for gRPC clients; None: there is none."""
     brokers: Path | None = None
@@ -234,6 +236,7 @@ def proxy_config(
         listen_host=listen_host,
         port=port,
         http_port=http_port,
+        token_file=files.token,
         tls=tls,
         access=AccessConfig(file=files.table, authentication=security.mode(loopback=loopback)),
         broker_tls=brokers,

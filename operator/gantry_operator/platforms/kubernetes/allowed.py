@@ -116,6 +116,7 @@ def _problems(cluster: BrokerCluster, settings: OperatorSettings) -> Iterator[Pr
     for where, template in (
         ("spec.podTemplate", spec.podTemplate),
         ("spec.nameServers.podTemplate", spec.nameServers.podTemplate),
+        ("spec.proxy.podTemplate", None if spec.proxy is None else spec.proxy.podTemplate),
     ):
         yield from pod_template_problems(where, template, settings)
     if spec.analytics is not None:

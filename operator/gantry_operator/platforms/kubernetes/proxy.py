@@ -12,7 +12,7 @@ from gantry_operator.access.wanted import PROXY_NAME, SECRET_KEY
 from gantry_operator.api import BrokerCluster, Proxy, ProxyRow, ProxyStatus
 from gantry_operator.api.proxy import Autoscaling
 from gantry_operator.plan import Plan, ProxyFiles, proxy_config, proxy_restarts
-from gantry_operator.platforms.kubernetes import access, external, names, nameserver, pods
+from gantry_operator.platforms.kubernetes import access, external, names, nameserver, pod_template, pods
 from gantry_operator.platforms.kubernetes.client import Object
 from gantry_operator.platforms.kubernetes.digest import digest
 from gantry_operator.platforms.kubernetes.member_state import why_not
@@ -107,6 +107,7 @@ def _folders(cluster: BrokerCluster, proxy: Proxy) -> tuple[dict[str, str], Prox
     files = ProxyFiles(
         table=Path(TABLE_DIR) / TABLE_KEY,
         secret_key=Path(USER_DIR) / SECRET_KEY,
+        token=pods.TOKEN_FILE,
         certificate=None if certificate is None else Path(certificate),
         brokers=None if brokers is None else Path(brokers),
     )
@@ -207,6 +208,7 @@ def _deployment(
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
         "volumeMounts": [
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
+            pods.token_mount(),
             *({"name": name, "mountPath": folder, "readOnly": True} for folder, name in volumes.items()),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
@@ -223,26 +225,31 @@ def _deployment(
             "replicas": replicas,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": selector},
-            "template": {
-                "metadata": {
-                    "labels": names.labels(cluster.name, names.PROXY),
-                    "annotations": {names.CONFIG_HASH: config_hash, names.HTTP_SCHEME: "http"},
+            "template": pod_template.merge(
+                {
+                    "metadata": {
+                        "labels": names.labels(cluster.name, names.PROXY),
+                        "annotations": {names.CONFIG_HASH: config_hash, names.HTTP_SCHEME: "http"},
+                    },
+                    "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
+                    | pods.placement(near, selector)
+                    | {
+                        "terminationGracePeriodSeconds": GRACE_S,
+                        "containers": [container],
+                        "volumes": [
+                            {"name": "config", "configMap": {"name": names.proxies(cluster.name)}},
+                            pods.token_volume(cluster),
+                            *(
+                                {"name": name, "secret": {"secretName": folders[folder]}}
+                                for folder, name in volumes.items()
+                            ),
+                            {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
+                        ],
+                    },
                 },
-                "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
-                | pods.placement(near, selector)
-                | {
-                    "terminationGracePeriodSeconds": GRACE_S,
-                    "containers": [container],
-                    "volumes": [
-                        {"name": "config", "configMap": {"name": names.proxies(cluster.name)}},
-                        *(
-                            {"name": name, "secret": {"secretName": folders[folder]}}
-                            for folder, name in volumes.items()
-                        ),
-                        {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
-                    ],
-                },
-            },
+                proxy.podTemplate,
+                selector,
+            ),
         },
     }
 

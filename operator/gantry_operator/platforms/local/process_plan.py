@@ -110,6 +110,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         files = ProxyFiles(
             table=folder.access_table,
             secret_key=folder.proxy_key,
+            token=folder.token_file,
             certificate=place if proxy_has_tls(cluster) else None,
             brokers=None if cluster.spec.security.tls.mode == "Disabled" else place,
         )
