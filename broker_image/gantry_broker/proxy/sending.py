@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gantry_broker.client.message import Message, SendResult
 from gantry_broker.client.producer import Begun, Producer
@@ -35,7 +35,7 @@ from gantry_broker.protocol.message import (
     parse_message_id,
 )
 from gantry_broker.protocol.recall_handle import RecallHandle
-from gantry_broker.proxy.answers import FAILURES, Refusal, set_status
+from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, set_status, status_bytes
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Clients
 from gantry_broker.proxy.contract import Code, MessageType, TransactionResolution, TransactionSource, v2
@@ -70,9 +70,6 @@ _STATUS: Final = {
     SendStatus.FLUSH_SLAVE_TIMEOUT: Code.SLAVE_PERSISTENCE_TIMEOUT,
     SendStatus.SLAVE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
 }
-_STATUS_BYTES: Final = {
-    status: v2.Status(code=code, message=code.name).SerializeToString() for status, code in _STATUS.items()
-}
 _DECISIONS: Final = {
     int(TransactionResolution.COMMIT): int(SysFlag.TRANSACTION_COMMIT),
     int(TransactionResolution.ROLLBACK): int(SysFlag.TRANSACTION_ROLLBACK),
@@ -95,13 +92,6 @@ class HalfMessage:
 def queue_of_group(queues: Sequence[MessageQueue], message: Message, key: object) -> MessageQueue:
     """Return the queue of a message group: few groups move when the number of queues changes. Pure."""
     return queues[consistent_hash(java_hash(str(key)), len(queues))]
-
-
-class Sent(NamedTuple):
-    """The code of an answer, and its bytes."""
-
-    code: Code
-    data: bytes
 
 
 class Send:
@@ -132,10 +122,11 @@ class Send:
     def time_left(self) -> float:
         return max(self.patience - (time.monotonic() - self._begun), 0.001)
 
-    def answer(self, result: SendResult) -> Sent:
-        code, status = _STATUS[result.status], _STATUS_BYTES[result.status]
+    def answer(self, result: SendResult) -> Answer:
+        code = _STATUS[result.status]
+        status = status_bytes(code, code.name)
         offset, handle = result.queue_offset, result.recall_handle
-        return Sent(code, send_answer(status, self.unique_key, self.first_id, offset, handle))
+        return Answer(code, send_answer(status, self.unique_key, self.first_id, offset, handle))
 
 
 class Sending:
@@ -156,8 +147,8 @@ class Sending:
     # ---- sends
 
     def send(
-        self, call: Call, topic: str, messages: Any, done: Callable[[Sent | Awaitable[Sent]], None]
-    ) -> Awaitable[Sent] | None:
+        self, call: Call, topic: str, messages: Any, done: Callable[[Answer | Awaitable[Answer]], None]
+    ) -> Awaitable[Answer] | None:
         """Serve a SendMessageRequest. None: it went out at once, and `done` gets what comes of it; otherwise await it.
         Raises Refusal; what is to be awaited raises `FAILURES` too.
         """
@@ -176,7 +167,7 @@ class Sending:
         begun.answer.add_done_callback(answered)
         return None
 
-    async def _send(self, call: Call, topic: str, messages: Any) -> Sent:
+    async def _send(self, call: Call, topic: str, messages: Any) -> Answer:
         kinds = await self._brokers.message_types(topic)
         return await self._deliver(self._checked(topic, messages, kinds, self._patience(call)))
 
@@ -199,7 +190,7 @@ class Sending:
                 )
         return Send(topic, self._frame(topic, messages, stored, now_ms), stored, patience)
 
-    async def _deliver(self, send: Send, begun: Begun | None = None) -> Sent:
+    async def _deliver(self, send: Send, begun: Begun | None = None) -> Answer:
         """`begun`: the first attempt. Raises Refusal and `FAILURES`."""
         topic = send.topic
         if send.half and topic not in self._brokers.session.producer_groups:

@@ -14,7 +14,7 @@ from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC
 from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
-from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, refusal_of, set_status
+from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, no_route, refusal_of, set_status
 from gantry_broker.proxy.authentication import Authentication, Caller, Need
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients, answered_settings
@@ -23,7 +23,7 @@ from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Cod
 from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, topic_name
 from gantry_broker.proxy.receiving import Receiving
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, Outcome, RpcError
-from gantry_broker.proxy.sending import Sending, Sent
+from gantry_broker.proxy.sending import Sending
 from gantry_broker.proxy.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -138,6 +138,9 @@ class Service:
             except (Refusal, *FAILURES) as error:
                 answer = answer_class()
                 self._set_refusal(name, answer, error)
+            if isinstance(answer, Answer):
+                count(name, answer.code, clock() - begun)
+                return answer.data
             count(name, answer.status.code, clock() - begun)
             result: bytes = answer.SerializeToString()
             return result
@@ -259,18 +262,18 @@ class Service:
         except DecodeError:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the request is no SendMessageRequest") from None
 
-        def answered(sent: Sent) -> bytes:
+        def answered(sent: Answer) -> bytes:
             self.counts.add("SendMessage", sent.code, time.monotonic() - begun)
             return sent.data
 
-        async def awaited(waiting: Awaitable[Sent]) -> bytes:
+        async def awaited(waiting: Awaitable[Answer]) -> bytes:
             try:
                 return answered(await waiting)
             except (Refusal, *FAILURES) as error:
                 return answered(self._refused_send(error))
 
-        def later(outcome: Sent | Awaitable[Sent]) -> None:
-            done(answered(outcome) if isinstance(outcome, Sent) else awaited(outcome))
+        def later(outcome: Answer | Awaitable[Answer]) -> None:
+            done(answered(outcome) if isinstance(outcome, Answer) else awaited(outcome))
 
         try:
             caller = self.caller(call)
@@ -287,10 +290,10 @@ class Service:
             return answered(self._refused_send(error))
         return None if waiting is None else awaited(waiting)
 
-    def _refused_send(self, error: Exception) -> Sent:
+    def _refused_send(self, error: Exception) -> Answer:
         answer = v2.SendMessageResponse()
         self._set_refusal("SendMessage", answer, error)
-        return Sent(answer.status.code, answer.SerializeToString())
+        return Answer(answer.status.code, answer.SerializeToString())
 
     async def _end_transaction(self, caller: Caller, request: Any) -> Any:
         topic = topic_name(request.topic)
