@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
@@ -99,6 +99,13 @@ class _Watch:
     def __init__(self) -> None:
         self.properties: dict[str, str] = {}
         self.result: SendResult | None = None
+
+
+class Begun(NamedTuple):
+    """The first attempt of a send: the queue, and the future of the broker's answer."""
+
+    queue: MessageQueue
+    answer: asyncio.Future[Frame]
 
 
 class Producer:
@@ -276,13 +283,54 @@ class Producer:
         selector: QueueSelector | None = None,
         key: object = None,
         timeout: float | None = None,
+        begun: Begun | None = None,
     ) -> SendResult:
-        """Sends a request that the caller has built, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE without its queue.
+        """Sends a request that the caller has built, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE without its queue. `begun`:
+        the first attempt.
 
         Raises as `send`.
         """
         message = Message(topic, b"")
-        return await self._deliver(frame, message, unique_key, None, selector, key, timeout or self.timeout)
+        return await self._deliver(frame, message, unique_key, None, selector, key, timeout or self.timeout, begun)
+
+    def begin(
+        self, frame: Frame, topic: str, selector: QueueSelector | None, key: object, timeout: float
+    ) -> Begun | None:
+        """Sends such a request at once, without a task; None: its queue is not known yet, or no connection takes it now.
+
+        Give the outcome to `forward` when its answer is not one of success (`finished`).
+        """
+        session = self.session
+        known = session.cached_route(topic)
+        cached = self._cache.get(topic)
+        if cached is None or cached[0] is not known or session.remoting.fell_silent(AVOID_SILENT_SECONDS):
+            return None
+        queues = cached[1]
+        elsewhere = False
+        if selector is None:
+            queue = self._round_robin(topic).choose(queues)
+            elsewhere = queues[0].broker != queues[-1].broker
+        else:
+            queue = selector(queues, Message(topic, b""), key)
+        address = session.address(queue.broker)
+        if address is None:
+            return None
+        self._set_queue(frame, queue)
+        future = session.remoting.submit(address, frame, timeout, self._silence(elsewhere, timeout))
+        return None if future is None else Begun(queue, future)
+
+    def finished(self, begun: Begun, unique_key: str) -> SendResult | None:
+        """Returns the result of a send whose answer has come; None: it failed, or must be tried again."""
+        future = begun.answer
+        if future.cancelled() or future.exception() is not None:
+            return None
+        answer = future.result()
+        status = _STATUS.get(answer.code)
+        return None if status is None else self._result(status, answer, unique_key, begun.queue)
+
+    @staticmethod
+    def _silence(elsewhere: bool, left: float) -> float:
+        return FIRST_SILENCE_TIMEOUT_SECONDS if elsewhere else max(SILENCE_TIMEOUT_SECONDS, left * 0.7)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Returns the writable queues of a topic. Raises NoRoute."""
@@ -425,6 +473,7 @@ class Producer:
         selector: QueueSelector | None,
         key: object,
         timeout: float,
+        begun: Begun | None = None,
     ) -> SendResult:
         clock = time.monotonic
         deadline = clock() + timeout
@@ -437,7 +486,9 @@ class Producer:
             queue: MessageQueue | None = fixed
             elsewhere = False
             try:
-                if queue is None:
+                if begun is not None:
+                    queue = begun.queue
+                elif queue is None:
                     queues = await self._queues(message.topic, failed=again)
                     if selector is None:
                         avoid = failed | self._silent_brokers(queues)
@@ -447,15 +498,19 @@ class Producer:
                         )
                     else:
                         queue = selector(queues, message, key)
-                self._set_queue(frame, queue)
-                address = self.session.address(queue.broker)
-                if address is None:
-                    address = await self.session.master(queue.broker, message.topic)
-                left = deadline - clock()
-                if left <= 0:
-                    raise SendFailed(message.topic, attempts, timeout)
-                silence = FIRST_SILENCE_TIMEOUT_SECONDS if elsewhere else max(SILENCE_TIMEOUT_SECONDS, left * 0.7)
-                answer = await self.session.remoting.request(address, frame, left, silence=silence)
+                if begun is None:
+                    self._set_queue(frame, queue)
+                    address = self.session.address(queue.broker)
+                    if address is None:
+                        address = await self.session.master(queue.broker, message.topic)
+                    left = deadline - clock()
+                    if left <= 0:
+                        raise SendFailed(message.topic, attempts, timeout)
+                    silence = self._silence(elsewhere, left)
+                    answer = await self.session.remoting.request(address, frame, left, silence=silence)
+                else:
+                    first, begun = begun, None
+                    answer = await first.answer
             except (RemotingError, NoRoute) as error:
                 attempts.append(str(error))
                 if isinstance(error, NoRoute) and message.topic not in self._round_robins:

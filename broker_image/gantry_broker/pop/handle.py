@@ -6,9 +6,9 @@ after it the offset in the log when a gRPC proxy made the handle. Source: answer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gantry_broker.protocol.codes import RETRY_PREFIX
 
@@ -52,8 +52,7 @@ def real_topic(topic: str, group: str, kind: int) -> str:
     return retry_topic_v2(group, topic) if kind == RETRY_V2 else retry_topic_v1(group, topic)
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(NamedTuple):
     """One delivery of one message."""
 
     start_offset: int
@@ -82,10 +81,23 @@ class Handle:
         )
 
 
+_PLAIN: Final = re.compile(
+    r"([0-9]{1,18} [0-9]{1,18} [0-9]{1,18} [0-9]{1,9} [0-2]) ([^ ]+) ([0-9]{1,9} [0-9]{1,18})(?: [0-9]{1,18})?\Z"
+)
+"""Handles whose numbers need no further look."""
+
+
 def parse_handle(text: str, offset: int | None = None) -> Handle:
     """Parses a handle. `offset`: the queue offset for handles without one. Raises BadHandle."""
     if len(text) > MAX_HANDLE:
         raise BadHandle(f"the handle has {len(text)} characters, at most {MAX_HANDLE} are valid")
+    plain = _PLAIN.match(text)
+    if plain is not None:
+        numbers, broker, place = plain[1].split(" "), plain[2], plain[3].split(" ")
+        revive, queue_id = int(numbers[3]), int(place[0])
+        if revive <= ORDERLY_QUEUE and queue_id <= _MAX_QUEUE:
+            start, pop_ms, invisible_ms = int(numbers[0]), int(numbers[1]), int(numbers[2])
+            return Handle(start, pop_ms, invisible_ms, revive, int(numbers[4]), broker, queue_id, int(place[1]))
     parts = text.split(" ")
     if len(parts) == 7 and offset is not None:
         parts.append(str(offset))

@@ -523,6 +523,22 @@ class BatchAck:
             [start + bit for bit in set_bits],
         )
 
+    def to_json(self) -> dict[str, Any]:
+        number = 0
+        for offset in self.offsets:
+            number |= 1 << offset - self.start_offset
+        return {
+            "b": base64.b64encode(number.to_bytes(number.bit_length() + 7 >> 3, "little")).decode(),
+            "c": self.group,
+            "it": self.invisible_ms,
+            "pt": self.pop_ms,
+            "q": self.queue_id,
+            "r": str(self.kind),
+            "rq": self.revive_queue,
+            "so": self.start_offset,
+            "t": self.topic,
+        }
+
 
 @dataclass(slots=True)
 class BatchAcks:
@@ -541,6 +557,9 @@ class BatchAcks:
         if (count := sum(len(ack.offsets) for ack in acks)) > MAX_ACKS:
             raise BodyError(f"the field batchAck.acks has over {MAX_ACKS} messages ({count}), which is the limit")
         return cls(fields.text("brokerName", ""), acks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"acks": [ack.to_json() for ack in self.acks], "brokerName": self.broker}
 
 
 PULL: Final = "PULL"

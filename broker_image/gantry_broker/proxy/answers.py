@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from gantry_broker.client.errors import BrokerError, NoRoute, SendFailed
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.headers import BadField
 from gantry_broker.protocol.message import RecordError
-from gantry_broker.proxy.contract import Code
+from gantry_broker.proxy.contract import Code, v2
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 
 MAX_TEXT: Final = 1_000
@@ -58,6 +59,20 @@ def no_route(topic: str) -> Refusal:
         Code.TOPIC_NOT_FOUND,
         f"CODE: {int(ResponseCode.TOPIC_NOT_EXIST)}  DESC: No topic route info in name server for the topic: {topic}",
     )
+
+
+class Answer(NamedTuple):
+    """The code of an answer, and its bytes."""
+
+    code: Code
+    data: bytes
+
+
+@lru_cache(maxsize=256)
+def status_bytes(code: Code, text: str) -> bytes:
+    """Return a status as protobuf writes it."""
+    written: bytes = v2.Status(code=code, message=text[:MAX_TEXT]).SerializeToString()
+    return written
 
 
 def set_status(message: Any, code: Code = Code.OK, text: str = OK) -> None:

@@ -132,6 +132,10 @@ class Brokers:
         cached = self._types.cached(topic)
         return await self._types.get(topic) if cached is None else cached
 
+    def known_types(self, topic: str) -> tuple[MessageType, ...] | None:
+        """Return the same if nobody needs to be asked."""
+        return self._types.cached(topic)
+
     async def group(self, group: str) -> GroupConfig:
         cached = self._groups.cached(group)
         return await self._groups.get(group) if cached is None else cached

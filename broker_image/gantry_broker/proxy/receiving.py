@@ -7,23 +7,35 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gantry_broker.client.errors import BrokerError, NoRoute
+from gantry_broker.pop.batches import NO_EFFECT, RESULTS, batch_of, without_effect
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
+from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendBackHeader, ViewMessageHeader
 from gantry_broker.protocol.message import Record, RecordError, decode_record, decode_records
-from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, overall, refusal_of, set_status
+from gantry_broker.proxy.answers import (
+    FAILURES,
+    Answer,
+    Refusal,
+    no_route,
+    overall,
+    refusal_of,
+    set_status,
+    status_bytes,
+)
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, ClientKey, Clients
 from gantry_broker.proxy.contract import ClientType, Code, FilterType, v2
-from gantry_broker.proxy.messages import millis, received, set_millis
+from gantry_broker.proxy.messages import millis, received_part, set_millis
 from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals
 from gantry_broker.proxy.rpc import Call
+from gantry_broker.proxy.wire import ack_answer
 from gantry_broker.remoting.errors import RemotingError
 
 log = logging.getLogger(__name__)
@@ -57,12 +69,21 @@ _NOTHING: Final = frozenset(
 _AGAIN: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
 
 
+class Item(NamedTuple):
+    """A message for a client."""
+
+    record: Record
+    properties: Mapping[str, str]
+    handle: str
+    attempt: int
+
+
 class Popped:
-    """The messages of one pop, with their handles and attempts."""
+    """The messages of one pop: each with its properties, its handle and its attempt."""
 
     __slots__ = ("broker", "items", "visible_ms")
 
-    def __init__(self, broker: str, items: list[tuple[Record, str, int]], visible_ms: int) -> None:
+    def __init__(self, broker: str, items: list[Item], visible_ms: int) -> None:
         self.broker = broker
         self.items = items
         self.visible_ms = visible_ms
@@ -104,7 +125,8 @@ def read_pop(answer: Frame, broker: str) -> Popped:
     items = []
     for record in records:
         kind = topic_type(record.topic)
-        handle = record.props.get(Prop.POP_CK)
+        properties = record.props
+        handle = properties.get(Prop.POP_CK)
         if handle is None:
             place = (kind, record.queue_id)
             start = starts.setdefault(place, record.queue_offset)
@@ -115,7 +137,7 @@ def read_pop(answer: Frame, broker: str) -> Popped:
         if counts:
             key = f"{kind} qo{record.queue_id}%{record.queue_offset}"
             times = counts.get(key, counts.get(f"{kind} {record.queue_id}", times)) or times
-        items.append((record, f"{handle} {record.phys_offset}", times + 1))
+        items.append(Item(record, properties, f"{handle} {record.phys_offset}", times + 1))
     return Popped(broker, items, pop_ms + invisible_ms)
 
 
@@ -245,20 +267,18 @@ class Receiving:
         sent = 0
         try:
             await call.send(part.SerializeToString())
-            named = request.message_queue.topic
+            named = request.message_queue.topic.SerializeToString()
             now_ms = time.time_ns() // 1_000_000
-            for record, handle, attempt in items:
+            for record, properties, handle, attempt in items:
                 if call.over:
                     break
-                part = v2.ReceiveMessageResponse()
-                received(record, named, handle=handle, attempt=attempt, out=part.message)
                 if request.auto_renew and popped is not None:
                     self.renewals.add(client.key, group, topic, handle, popped.visible_ms, now_ms, attempt)
-                await call.send(part.SerializeToString())
+                await call.send(received_part(record, properties, named, handle, attempt))
                 sent += 1
         finally:
             # Also when the client ends the call while the answer waits for it.
-            self._give_back(group, topic, [handle for _, handle, _ in items[sent:]])
+            self._give_back(group, topic, [item.handle for item in items[sent:]])
         part = v2.ReceiveMessageResponse()
         set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
         await call.send(part.SerializeToString())
@@ -357,25 +377,25 @@ class Receiving:
                 return
             popped = task.result()[0]
             if popped is not None:
-                self._give_back(group, topic, [handle for _, handle, _ in popped.items])
+                self._give_back(group, topic, [item.handle for item in popped.items])
 
         pop.add_done_callback(ended)
 
     def _without_unwanted(
         self,
-        items: list[tuple[Record, str, int]],
+        items: list[Item],
         group: str,
         topic: str,
         tags: frozenset[str] | None,
         attempts: int,
-    ) -> list[tuple[Record, str, int]]:
+    ) -> list[Item]:
         """Return the messages for the client: those whose tag only has the same hash are acknowledged, and those that
         were delivered too often become dead letters.
         """
         wanted = []
         for item in items:
-            record, handle, attempt = item
-            if tags is not None and record.tags not in tags:
+            record, properties, handle, attempt = item
+            if tags is not None and properties.get(Prop.TAGS) not in tags:
                 self._spawn(self._quietly(self._ack_once(group, topic, parse_handle(handle))))
             elif attempts and attempt > attempts:
                 message_id = record.uniq_key or record.offset_id
@@ -404,33 +424,66 @@ class Receiving:
 
     # ---- after a receive
 
-    async def ack(self, group: str, topic: str, request: Any) -> Any:
-        if len(request.entries) > 1_000:
-            raise Refusal(Code.BAD_REQUEST, f"the request has {len(request.entries)} entries, at most 1000")
-        answer = v2.AckMessageResponse()
-        if len(request.entries) == 1:
-            results = [await self._ack_entry(group, topic, request.entries[0].receipt_handle)]
+    async def ack(self, group: str, topic: str, request: Any) -> Answer:
+        entries = request.entries
+        if len(entries) > 1_000:
+            raise Refusal(Code.BAD_REQUEST, f"the request has {len(entries)} entries, at most 1000")
+        given = [(entry.message_id, entry.receipt_handle) for entry in entries]
+        results: dict[str, tuple[Code, str]] = {}
+        handles: dict[str, dict[str, Handle]] = {}
+        for _, text in given:
+            try:
+                handle = parse_handle(await self._done_with(group, topic, text))
+            except BadHandle as error:
+                results[text] = Code.INTERNAL_SERVER_ERROR, str(error)
+            else:
+                handles.setdefault(handle.broker, {})[text] = handle
+        works = [self._ack_all(group, topic, some, results) for some in handles.values()]
+        if len(works) == 1:
+            await works[0]
         else:
-            results = await asyncio.gather(
-                *(self._ack_entry(group, topic, entry.receipt_handle) for entry in request.entries)
-            )
-        for entry, (code, text) in zip(request.entries, results, strict=True):
-            result = answer.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
-            set_status(result, code, text)
-        code = overall([code for code, _ in results])
-        set_status(answer, code, code.name)
-        return answer
+            await asyncio.gather(*works)
+        code = overall([results[text][0] for _, text in given])
+        found = [(message_id, text, status_bytes(*results[text])) for message_id, text in given]
+        return Answer(code, ack_answer(status_bytes(code, code.name), found))
 
-    async def _ack_entry(self, group: str, topic: str, given: str) -> tuple[Code, str]:
-        text = await self._done_with(group, topic, given)
+    async def _ack_all(
+        self, group: str, topic: str, handles: dict[str, Handle], results: dict[str, tuple[Code, str]]
+    ) -> None:
+        """Acknowledge messages of one broker group, and set their results: by one request where all have an effect."""
+        left = list(handles.items())
+        batch = batch_of(group, topic, list(handles.values())) if len(handles) > 1 else None
+        if batch is not None:
+            frame = Frame(
+                RequestCode.BATCH_ACK_MESSAGE,
+                ext={"bname": batch.broker, RESULTS: "true"},
+                body=fastjson.dumps(batch.to_json()),
+            )
+            try:
+                answer = await self._checked(batch.broker, topic, frame, f"acks in {topic}")
+                void = without_effect(batch, answer.ext.get(NO_EFFECT))
+            except BrokerError as error:
+                if error.code in _AGAIN:
+                    results |= dict.fromkeys(handles, _result(error))
+                    return
+            except ValueError as error:
+                log.info("acks in %s: %s", topic, error)
+            except FAILURES as error:
+                results |= dict.fromkeys(handles, _result(error))
+                return
+            else:
+                left = [(text, handle) for text, handle in left if handle in void]
+                results |= dict.fromkeys(handles, (Code.OK, "OK"))
+        # The rest one by one: the broker says of each what is wrong with it.
+        found = await asyncio.gather(*(self._ack_one(group, topic, handle) for _, handle in left))
+        results |= {text: result for (text, _), result in zip(left, found, strict=True)}
+
+    async def _ack_one(self, group: str, topic: str, handle: Handle) -> tuple[Code, str]:
         try:
             # The broker decides whether the handle has expired: another proxy may have renewed the message.
-            await self._ack_once(group, topic, parse_handle(text))
-        except BadHandle as error:
-            return Code.INTERNAL_SERVER_ERROR, str(error)
+            await self._ack_once(group, topic, handle)
         except FAILURES as error:
-            refusal = _expired(error) or refusal_of(error)
-            return refusal.code, refusal.text
+            return _result(error)
         return Code.OK, "OK"
 
     async def _ack_once(self, group: str, topic: str, handle: Handle) -> None:
@@ -605,6 +658,12 @@ def _expired(error: Exception) -> Refusal | None:
     if isinstance(error, BrokerError) and error.code == ResponseCode.NO_MESSAGE:
         return Refusal(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
     return None
+
+
+def _result(error: Exception) -> tuple[Code, str]:
+    """Return code and text of an acknowledgement that failed."""
+    refusal = _expired(error) or refusal_of(error)
+    return refusal.code, refusal.text
 
 
 def checked_invisible(invisible_ms: int, least_ms: int) -> int:

@@ -77,6 +77,10 @@ class Line(Call, Protocol):
         """End the call."""
 
 
+Outcome = bytes | Awaitable[bytes]
+"""The answer to a call, or what must be awaited for it."""
+Direct = Callable[[Call, bytes, Callable[[Outcome], None]], Outcome | None]
+"""Serves a call without a task as far as it can. None: the function gets the outcome later, once."""
 Unary = Callable[[Call, bytes], Awaitable[bytes]]
 Streaming = Callable[[Call, bytes], Awaitable[None]]
 Conversing = Callable[[Line], Conversation]
@@ -84,9 +88,10 @@ Conversing = Callable[[Line], Conversation]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What serves a path; one of the three."""
+    """What serves a path; one of the four."""
 
     unary: Unary | None = None
+    direct: Direct | None = None
     streaming: Streaming | None = None
     conversing: Conversing | None = None
 

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gantry_broker.client.message import Message
-from gantry_broker.client.producer import Producer
+from gantry_broker.client.message import Message, SendResult
+from gantry_broker.client.producer import Begun, Producer
+from gantry_broker.client.selection import QueueSelector
 from gantry_broker.protocol.codes import (
     AUTO_CREATE_TOPIC,
     MASTER_ID,
@@ -34,7 +35,7 @@ from gantry_broker.protocol.message import (
     parse_message_id,
 )
 from gantry_broker.protocol.recall_handle import RecallHandle
-from gantry_broker.proxy.answers import FAILURES, Refusal, set_status
+from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, set_status, status_bytes
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Clients
 from gantry_broker.proxy.contract import Code, MessageType, TransactionResolution, TransactionSource, v2
@@ -48,6 +49,7 @@ from gantry_broker.proxy.messages import (
 )
 from gantry_broker.proxy.names import resource_name
 from gantry_broker.proxy.rpc import Call
+from gantry_broker.proxy.wire import send_answer
 from gantry_broker.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -92,6 +94,41 @@ def queue_of_group(queues: Sequence[MessageQueue], message: Message, key: object
     return queues[consistent_hash(java_hash(str(key)), len(queues))]
 
 
+class Send:
+    """A checked request of a client to send."""
+
+    __slots__ = ("_begun", "first_id", "frame", "group", "half", "patience", "topic", "unique_key")
+
+    def __init__(self, topic: str, frame: Frame, stored: list[dict[str, str]], patience: float) -> None:
+        first = stored[0]
+        self.topic = topic
+        self.frame = frame
+        self.first_id = first[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX]
+        self.unique_key = (
+            self.first_id
+            if len(stored) == 1
+            else ",".join([properties[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX] for properties in stored])
+        )
+        self.group = first.get(Prop.SHARDING_KEY)
+        self.half = Prop.TRANSACTION_PREPARED in first
+        self.patience = patience
+        """Seconds for all attempts."""
+        self._begun = time.monotonic()
+
+    @property
+    def selector(self) -> QueueSelector | None:
+        return None if self.group is None else queue_of_group
+
+    def time_left(self) -> float:
+        return max(self.patience - (time.monotonic() - self._begun), 0.001)
+
+    def answer(self, result: SendResult) -> Answer:
+        code = _STATUS[result.status]
+        status = status_bytes(code, code.name)
+        offset, handle = result.queue_offset, result.recall_handle
+        return Answer(code, send_answer(status, self.unique_key, self.first_id, offset, handle))
+
+
 class Sending:
     """What producers ask."""
 
@@ -109,15 +146,39 @@ class Sending:
 
     # ---- sends
 
-    async def send(self, call: Call, topic: str, messages: Any) -> Any:
-        """Return the answer to a SendMessageRequest. Raises Refusal and `FAILURES`."""
+    def send(
+        self, call: Call, topic: str, messages: Any, done: Callable[[Answer | Awaitable[Answer]], None]
+    ) -> Awaitable[Answer] | None:
+        """Serve a SendMessageRequest. None: it went out at once, and `done` gets what comes of it; otherwise await it.
+        Raises Refusal; what is to be awaited raises `FAILURES` too.
+        """
+        kinds = self._brokers.known_types(topic)
+        if kinds is None or any(one.system_properties.message_type == MessageType.TRANSACTION for one in messages):
+            return self._send(call, topic, messages)
+        send = self._checked(topic, messages, kinds, self._patience(call))
+        begun = self._producer.begin(send.frame, topic, send.selector, send.group, send.patience)
+        if begun is None:
+            return self._deliver(send)
+
+        def answered(_: asyncio.Future[Frame]) -> None:
+            result = self._producer.finished(begun, send.unique_key)
+            done(self._deliver(send, begun) if result is None else send.answer(result))
+
+        begun.answer.add_done_callback(answered)
+        return None
+
+    async def _send(self, call: Call, topic: str, messages: Any) -> Answer:
+        kinds = await self._brokers.message_types(topic)
+        return await self._deliver(self._checked(topic, messages, kinds, self._patience(call)))
+
+    def _checked(self, topic: str, messages: Any, kinds: Sequence[MessageType], patience: float) -> Send:
+        """Return what is to be sent. Raises Refusal."""
         now_ms = time.time_ns() // 1_000_000
         stored = []
         for message in messages:
             if resource_name(message.topic) != topic:
                 raise Refusal(Code.MESSAGE_CORRUPTED, "topic in message is not same")
             stored.append(stored_properties(message, topic, now_ms))
-        kinds = await self._brokers.message_types(topic)
         for properties in stored:
             kind = type_of(properties)
             if kind not in kinds:
@@ -127,45 +188,36 @@ class Sending:
                     f"TopicMessageType validate failed, the expected type is {expected}, "
                     f"but actual type is {kind.name}",
                 )
-        frame = self._frame(topic, messages, stored, now_ms)
-        unique_key = ",".join(properties[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX] for properties in stored)
-        first = stored[0]
-        group = first.get(Prop.SHARDING_KEY)
-        half = Prop.TRANSACTION_PREPARED in first
-        if half and topic not in self._brokers.session.producer_groups:
+        return Send(topic, self._frame(topic, messages, stored, now_ms), stored, patience)
+
+    async def _deliver(self, send: Send, begun: Begun | None = None) -> Answer:
+        """`begun`: the first attempt. Raises Refusal and `FAILURES`."""
+        topic = send.topic
+        if send.half and topic not in self._brokers.session.producer_groups:
             await self._register(topic)
         result = await self._producer.forward(
-            frame,
+            send.frame,
             topic,
-            unique_key,
-            selector=None if group is None else queue_of_group,
-            key=group,
-            timeout=self._patience(call),
+            send.unique_key,
+            selector=send.selector,
+            key=send.group,
+            timeout=send.time_left(),
+            begun=begun,
         )
-        answer = v2.SendMessageResponse()
-        code = _STATUS[result.status]
-        set_status(answer, code, code.name)
-        entry = answer.entries.add(
-            message_id=unique_key,
-            transaction_id=first[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX],
-            offset=result.queue_offset,
-            recall_handle=result.recall_handle,
-        )
-        set_status(entry, code, code.name)
-        if half and result.status is SendStatus.SEND_OK:
+        if send.half and result.status is SendStatus.SEND_OK:
             self._note_half(
                 topic,
-                entry.transaction_id,
+                send.first_id,
                 HalfMessage(
                     result.queue.broker,
                     topic,
-                    unique_key,
+                    send.unique_key,
                     result.queue_offset,
                     parse_message_id(result.offset_id)[2],
                     time.monotonic() + TRANSACTION_S,
                 ),
             )
-        return answer
+        return send.answer(result)
 
     @staticmethod
     def _patience(call: Call) -> float:

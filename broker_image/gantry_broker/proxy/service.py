@@ -14,7 +14,7 @@ from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC
 from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
-from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, refusal_of, set_status
+from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, no_route, refusal_of, set_status
 from gantry_broker.proxy.authentication import Authentication, Caller, Need
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients, answered_settings
@@ -22,7 +22,7 @@ from gantry_broker.proxy.config import split_endpoint
 from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
 from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, topic_name
 from gantry_broker.proxy.receiving import Receiving
-from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, RpcError
+from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, Outcome, RpcError
 from gantry_broker.proxy.sending import Sending
 from gantry_broker.proxy.telemetry import Telemetry
 
@@ -78,7 +78,6 @@ class Service:
         unary: dict[str, tuple[Any, Any, Handler]] = {
             "QueryRoute": (v2.QueryRouteRequest, v2.QueryRouteResponse, self._query_route),
             "Heartbeat": (v2.HeartbeatRequest, v2.HeartbeatResponse, self._heartbeat),
-            "SendMessage": (v2.SendMessageRequest, v2.SendMessageResponse, self._send),
             "QueryAssignment": (v2.QueryAssignmentRequest, v2.QueryAssignmentResponse, self._query_assignment),
             "AckMessage": (v2.AckMessageRequest, v2.AckMessageResponse, self._ack),
             "ChangeInvisibleDuration": (
@@ -105,6 +104,7 @@ class Service:
             ),
         }
         found = {SERVICE + name: Method(unary=self._unary(name, *parts)) for name, parts in unary.items()}
+        found[SERVICE + "SendMessage"] = Method(direct=self._send)
         found[SERVICE + "ReceiveMessage"] = Method(streaming=self._receive)
         found[SERVICE + "Telemetry"] = Method(conversing=lambda line: Telemetry(self, line))
         return found
@@ -138,6 +138,9 @@ class Service:
             except (Refusal, *FAILURES) as error:
                 answer = answer_class()
                 self._set_refusal(name, answer, error)
+            if isinstance(answer, Answer):
+                count(name, answer.code, clock() - begun)
+                return answer.data
             count(name, answer.status.code, clock() - begun)
             result: bytes = answer.SerializeToString()
             return result
@@ -251,16 +254,46 @@ class Service:
         set_status(answer)
         return answer
 
-    async def _send(self, caller: Caller, request: Any) -> Any:
-        messages = request.messages
-        if not messages:
-            raise Refusal(Code.MESSAGE_CORRUPTED, "no message to send")
-        topic = topic_name(messages[0].topic)
-        self.allow(caller, Need(TOPIC, topic, (PUB,)))
-        if caller.user is not None:
-            size = sum(len(message.body) for message in messages)
-            self.authentication.take(caller.user, size, len(messages), time.monotonic())
-        return await self.sending.send(caller.call, topic, messages)
+    def _send(self, call: Call, data: bytes, done: Callable[[Outcome], None]) -> Outcome | None:
+        """Serve a SendMessage, without a task if nothing but the broker's answer must be waited for."""
+        begun = time.monotonic()
+        try:
+            request = v2.SendMessageRequest.FromString(data)
+        except DecodeError:
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the request is no SendMessageRequest") from None
+
+        def answered(sent: Answer) -> bytes:
+            self.counts.add("SendMessage", sent.code, time.monotonic() - begun)
+            return sent.data
+
+        async def awaited(waiting: Awaitable[Answer]) -> bytes:
+            try:
+                return answered(await waiting)
+            except (Refusal, *FAILURES) as error:
+                return answered(self._refused_send(error))
+
+        def later(outcome: Answer | Awaitable[Answer]) -> None:
+            done(answered(outcome) if isinstance(outcome, Answer) else awaited(outcome))
+
+        try:
+            caller = self.caller(call)
+            messages = request.messages
+            if not messages:
+                raise Refusal(Code.MESSAGE_CORRUPTED, "no message to send")
+            topic = topic_name(messages[0].topic)
+            self.allow(caller, Need(TOPIC, topic, (PUB,)))
+            if caller.user is not None:
+                size = sum(len(message.body) for message in messages)
+                self.authentication.take(caller.user, size, len(messages), time.monotonic())
+            waiting = self.sending.send(call, topic, messages, later)
+        except (Refusal, *FAILURES) as error:
+            return answered(self._refused_send(error))
+        return None if waiting is None else awaited(waiting)
+
+    def _refused_send(self, error: Exception) -> Answer:
+        answer = v2.SendMessageResponse()
+        self._set_refusal("SendMessage", answer, error)
+        return Answer(answer.status.code, answer.SerializeToString())
 
     async def _end_transaction(self, caller: Caller, request: Any) -> Any:
         topic = topic_name(request.topic)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
 from typing import Final, NamedTuple, cast
 
 from gantry_broker.protocol.codes import ResponseCode
@@ -120,24 +121,25 @@ class RemotingClient:
             if conn.paused:
                 await self._drained(address, conn, timeout if silence is None else min(timeout, silence))
             timeout = max(timeout - (asyncio.get_running_loop().time() - started), 0.001)
-        before = conn.reads
-        watch = None
-        if silence is not None and before == 0 and address in self._suspects:
+        if silence is not None and conn.reads == 0 and address in self._suspects:
             silence = min(silence, SUSPECT_SECONDS)
-        if silence is not None and silence < timeout:
-            watch = asyncio.get_running_loop().call_later(silence, self._give_up_silent, address, conn, before)
         if self._sign is not None:
             self._sign(frame)
-        try:
-            answer = await conn.request(frame, timeout, arriving=arriving)
-        except RequestTimeout:
-            self._give_up_silent(address, conn, before)
-            raise
-        finally:
-            if watch is not None:
-                watch.cancel()
+        give_up = partial(self._give_up_silent, address, conn)
+        answer = await conn.request(frame, timeout, arriving=arriving, silence=silence, on_silence=give_up)
         self._suspects.pop(address, None)
         return answer
+
+    def submit(self, address: str, frame: Frame, timeout: float, silence: float) -> asyncio.Future[Frame] | None:
+        """Send a request at once and return the future of its answer; None: there is no connection that takes it now,
+        or the address fell silent. The future fails as `request` does.
+        """
+        conn = self._connections.get(address)
+        if conn is None or conn.lost or conn.paused or address in self._suspects:
+            return None
+        if self._sign is not None:
+            self._sign(frame)
+        return conn.submit(frame, timeout, silence=silence, on_silence=partial(self._give_up_silent, address, conn))
 
     def fell_silent(self, within: float) -> Collection[str]:
         """Return addresses whose connection was given up as silent in the last `within` seconds, without an answer

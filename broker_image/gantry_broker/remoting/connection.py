@@ -34,6 +34,9 @@ UNLIMITED: Final = 1 << 30
 _RESET: Final = struct.pack("ii", 1, 0)
 _ORDERLY: Final = struct.pack("ii", 0, 0)
 _UNKNOWN_PEER: Final = ("0.0.0.0", 0)
+_NEVER: Final = float("inf")
+_CLOCK_STEP: Final = 0.001
+"""Seconds of one step of the event loop's clock: a timer may come so much early."""
 
 
 class Handler(Protocol):
@@ -173,6 +176,8 @@ class Connection(asyncio.Protocol):
         "_reading_stopped",
         "_shared",
         "_throttled",
+        "_timer",
+        "_timer_at",
         "_transport",
         "accepted",
         "attrs",
@@ -204,7 +209,9 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         """Written in this pass of the event loop, and not given to the transport yet."""
         self._out_size = 0
-        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._pending: dict[int, _Waiting] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = _NEVER
         self._opaque = 0
         self._drained: asyncio.Future[None] | None = None
         self._held = 0
@@ -308,9 +315,12 @@ class Connection(asyncio.Protocol):
         self._shared.forget(self)
         pending, self._pending = self._pending, {}
         reason = f"connection to {self.peer[0]}:{self.peer[1]} ended" + (f": {exc}" if exc else "")
-        for future in pending.values():
-            if not future.done():
-                future.set_exception(ConnectionLost(reason))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for waiting in pending.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(ConnectionLost(reason))
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -369,28 +379,55 @@ class Connection(asyncio.Protocol):
             )
         self.write(data)
 
-    async def request(self, frame: Frame, timeout: float, *, arriving: bool = False) -> Frame:
+    async def request(
+        self,
+        frame: Frame,
+        timeout: float,
+        *,
+        arriving: bool = False,
+        silence: float | None = None,
+        on_silence: Callable[[int], None] | None = None,
+    ) -> Frame:
         """Send a request (this sets its opaque) and return the answer.
 
         `timeout` is in seconds; with `arriving` it restarts with each part of a long answer. Raises RequestTimeout and
-        ConnectionLost (the peer may have done it or not).
+        ConnectionLost (the peer may have done it or not). `silence` and `on_silence`: see `submit`.
+        """
+        future = self.submit(frame, timeout, arriving=arriving, silence=silence, on_silence=on_silence)
+        try:
+            return await future
+        finally:
+            self._pending.pop(frame.opaque, None)
+
+    def submit(
+        self,
+        frame: Frame,
+        timeout: float,
+        *,
+        arriving: bool = False,
+        silence: float | None = None,
+        on_silence: Callable[[int], None] | None = None,
+    ) -> asyncio.Future[Frame]:
+        """Send a request and return the future of its answer, which fails as `request` does.
+
+        `on_silence` gets the number of reads before the request if nothing has come since, `silence` seconds after the
+        request, or when its time is over.
         """
         if self.lost:
             raise ConnectionLost(f"connection to {self.peer[0]}:{self.peer[1]} has ended", sent=False)
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
         frame.opaque = opaque
         data = encode_frame(frame)
-        future: asyncio.Future[Frame] = self._loop.create_future()
-        self._pending[opaque] = future
-        timer = self._loop.call_later(
-            timeout, self._expire, opaque, frame.code, timeout, self.reads if arriving else None
-        )
-        try:
-            self.write(data)
-            return await future
-        finally:
-            timer.cancel()
-            self._pending.pop(opaque, None)
+        loop = self._loop
+        now = loop.time()
+        waiting = _Waiting(loop.create_future(), frame.code, timeout, now + timeout, self.reads, arriving, on_silence)
+        if silence is not None and silence < timeout:
+            waiting.due = now + silence
+        self._pending[opaque] = waiting
+        if waiting.due < self._timer_at:
+            self._watch_until(waiting.due)
+        self.write(data)
+        return waiting.future
 
     async def drained(self) -> None:
         """Wait until the peer has read enough that more may be written."""
@@ -485,9 +522,9 @@ class Connection(asyncio.Protocol):
             requests = []
             for frame in frames:
                 if frame.flag & FLAG_RESPONSE:
-                    future = self._pending.get(frame.opaque)
-                    if future is not None and not future.done():
-                        future.set_result(frame)
+                    waiting = self._pending.pop(frame.opaque, None)
+                    if waiting is not None and not waiting.future.done():
+                        waiting.future.set_result(frame)
                 else:
                     requests.append(frame)
         else:
@@ -517,16 +554,73 @@ class Connection(asyncio.Protocol):
             self.send(Frame(ResponseCode.SYSTEM_ERROR, error.opaque, FLAG_RESPONSE, None, b"", remark, error.serialize))
         self.close()
 
-    def _expire(self, opaque: int, code: int, timeout: float, reads: int | None) -> None:
-        future = self._pending.get(opaque)
-        if future is None or future.done():
+    def _watch_until(self, due: float) -> None:
+        """Look at the pending requests at this time: one timer for all of them."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._loop.call_later(max(due - self._loop.time(), 0), self._look)
+
+    def _look(self) -> None:
+        """End the requests whose time is over."""
+        self._timer, self._timer_at = None, _NEVER
+        now = self._loop.time() + _CLOCK_STEP
+        following = _NEVER
+        for opaque, waiting in list(self._pending.items()):
+            if waiting.future.done():
+                self._pending.pop(opaque, None)
+                continue
+            if waiting.due <= now:
+                self._look_at(waiting, now)
+            following = min(following, waiting.due)
+        if following < self._timer_at and not self.closed:
+            self._watch_until(following)
+
+    def _look_at(self, waiting: _Waiting, now: float) -> None:
+        silent = self.reads == waiting.reads
+        if waiting.due < waiting.deadline:
+            waiting.due = waiting.deadline
+            if silent and waiting.on_silence is not None:
+                waiting.on_silence(waiting.reads)
             return
-        if reads is not None and self._decoder.held and self.reads != reads:
-            self._loop.call_later(timeout, self._expire, opaque, code, timeout, self.reads)
+        if waiting.arriving and self._decoder.held and not silent:
+            waiting.reads, waiting.on_silence = self.reads, None
+            waiting.due = waiting.deadline = now + waiting.timeout
             return
-        future.set_exception(
-            RequestTimeout(f"{self.peer[0]}:{self.peer[1]} did not answer request {code} within {timeout:g} s")
+        waiting.due = _NEVER
+        waiting.future.set_exception(
+            RequestTimeout(
+                f"{self.peer[0]}:{self.peer[1]} did not answer request {waiting.code} within {waiting.timeout:g} s"
+            )
         )
+        if silent and waiting.on_silence is not None:
+            waiting.on_silence(waiting.reads)
+
+
+class _Waiting:
+    """A request whose answer has not come."""
+
+    __slots__ = ("arriving", "code", "deadline", "due", "future", "on_silence", "reads", "timeout")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Frame],
+        code: int,
+        timeout: float,
+        deadline: float,
+        reads: int,
+        arriving: bool,
+        on_silence: Callable[[int], None] | None,
+    ) -> None:
+        self.future = future
+        self.code = code
+        self.timeout = timeout
+        self.deadline = self.due = deadline
+        """`due`: when to look at it next."""
+        self.reads = reads
+        """Reads from the peer before it."""
+        self.arriving = arriving
+        self.on_silence = on_silence
 
 
 def oneway(frame: Frame) -> Frame:

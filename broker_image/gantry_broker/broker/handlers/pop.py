@@ -12,6 +12,7 @@ from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.forward import FORWARDED_HERE
 from gantry_broker.broker.handlers.requests import json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
+from gantry_broker.pop.batches import NO_EFFECT, RESULTS, named
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic
 from gantry_broker.pop.requests import (
     MAX_INVISIBLE_MS,
@@ -190,17 +191,29 @@ async def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 async def batch_ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """As 5.5.0, SUCCESS also when some of the deliveries have expired: their messages come again."""
+    """As 5.5.0, SUCCESS also when some of the deliveries have expired: their messages come again. The answer names them
+    if the request asks for that.
+    """
     if not frame.body:
         raise RequestRejected(ResponseCode.NO_MESSAGE, "the request has no body")
     body = BatchAcks.from_json(json_body(frame, "batchAck"))
     if not body.acks:
         raise RequestRejected(ResponseCode.NO_MESSAGE, "the field batchAck.acks is empty")
-    wanted = [one for entry in body.acks for one in _acks_of(broker, entry)]
+    wanted: list[Ack] = []
+    places: list[tuple[int, int]] = []
+    missing: list[tuple[int, int]] = []
+    for number, entry in enumerate(body.acks):
+        acks = _acks_of(broker, entry)
+        wanted += acks
+        there = [(number, ack.handle.offset) for ack in acks]
+        places += there
+        if len(acks) < len(entry.offsets):
+            missing += {(number, offset) for offset in entry.offsets}.difference(there)
     results = await broker.pop.ack(wanted) if wanted else []
     if AckResult.NOT_STORED in results:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"an acknowledgement was {AckResult.NOT_STORED.value}")
-    return ok(frame)
+    missing += [place for place, result in zip(places, results, strict=True) if result is not AckResult.OK]
+    return ok(frame, {NO_EFFECT: named(missing)} if missing and frame.ext.get(RESULTS) == "true" else None)
 
 
 def _acks_of(broker: BrokerContext, entry: BatchAck) -> list[Ack]:

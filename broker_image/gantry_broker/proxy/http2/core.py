@@ -511,6 +511,33 @@ class ServerConnection:
         self.unsent += size
         self._pump(stream)
 
+    def answer(self, stream: Stream, block: bytes, data: bytes, trailers: bytes) -> None:
+        """Send a whole answer: its first header, its data and its end."""
+        size = len(data)
+        if (
+            size > self._window
+            or size > stream.window
+            or size > self._max_frame
+            or not stream.ended
+            or stream.id not in self.streams
+        ):
+            self.headers(stream, block)
+            self.data(stream, data)
+            self.finish(stream, trailers)
+            return
+        self._strain.earn(2)
+        self._window -= size
+        number = stream.id
+        pack = _HEAD.pack
+        first, last = len(block), len(trailers)
+        self.out += (
+            pack(first >> 16, first & 0xFFFF, _HEADERS, _END_HEADERS, number) + block,
+            pack(size >> 16, size & 0xFFFF, _DATA, 0, number) + data,
+            pack(last >> 16, last & 0xFFFF, _HEADERS, _END_HEADERS | _END_STREAM, number) + trailers,
+        )
+        del self.streams[number]
+        stream.call = None  # neither keeps the other alive
+
     def finish(self, stream: Stream, trailers: bytes) -> None:
         """End the answer with trailers, after its data."""
         if stream.id not in self.streams:
@@ -582,6 +609,7 @@ class ServerConnection:
         """Send the trailers: the answer is complete."""
         self._frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.id, stream.trailers or b"")
         self.streams.pop(stream.id, None)
+        stream.call = None
         if not stream.ended:
             self._remember(stream.id)
             self._frame(_RST, 0, stream.id, _INT.pack(Fault.NO_ERROR))
@@ -595,6 +623,7 @@ class ServerConnection:
         if stream.opened:
             self._owner.on_reset(stream)
         self._owner.on_drained(stream)
+        stream.call = None
 
     def _remember(self, number: int) -> None:
         if number in self._was_reset:

@@ -7,12 +7,13 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
+from functools import partial
 from typing import Final, cast
 
 from gantry_broker.proxy.http2 import hpack
 from gantry_broker.proxy.http2.core import ConnectionFault, ServerConnection, Stream
-from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, RpcError
+from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, Outcome, RpcError
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.refused import RefusedConnections
 from gantry_broker.remoting.tls_gate import TlsGate
@@ -43,6 +44,7 @@ _HEADERS: Final = (
 )
 _NOT_GRPC: Final = hpack.status(400) + hpack.literal("content-type", "text/plain")
 _OK: Final = hpack.literal("grpc-status", "0")
+_FAILED: Final = RpcError(GrpcStatus.INTERNAL, "the proxy failed; its log says why")
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
@@ -156,6 +158,8 @@ class GrpcConnection(asyncio.Protocol):
         self.unfinished_since: float | None = None
         self.core = ServerConnection(self, self.since)
         self.running: set[asyncio.Task[None]] = set()
+        self._direct = 0
+        """Calls in work that have no task."""
         self._flushing = False
         self._paused = False
         self._entered = False
@@ -256,7 +260,7 @@ class GrpcConnection(asyncio.Protocol):
                 what = f"grpc-encoding {metadata['grpc-encoding'][:40]} is not served: send identity"
             self.core.finish(stream, _HEADERS + trailers(GrpcStatus.UNIMPLEMENTED, what))
             return
-        if len(self.running) >= endpoint.max_calls:
+        if len(self.running) + self._direct >= endpoint.max_calls:
             self.core.finish(
                 stream, _HEADERS + trailers(GrpcStatus.RESOURCE_EXHAUSTED, "too many calls of one connection")
             )
@@ -296,9 +300,50 @@ class GrpcConnection(asyncio.Protocol):
         elif data[0]:
             call.finish(GrpcStatus.UNIMPLEMENTED, "compressed messages are not served")
         else:
-            task = call.task = self.loop.create_task(self._run(call, data[5:]))
-            self.running.add(task)
-            task.add_done_callback(self.running.discard)
+            self._begin(call, data[5:])
+
+    def _begin(self, call: GrpcCall, message: bytes) -> None:
+        direct = call.method.direct
+        if direct is None:
+            self._start(call, self._run(call, message))
+            return
+        try:
+            outcome = direct(call, message, partial(self._done, call))
+        except RpcError as error:
+            call.finish(error.status, str(error))
+            return
+        except Exception:
+            log.exception("call of %r failed", self)
+            call.finish(_FAILED.status, str(_FAILED))
+            return
+        if outcome is None:
+            self._direct += 1
+        else:
+            self._ended(call, outcome)
+
+    def _done(self, call: GrpcCall, outcome: Outcome) -> None:
+        """The end of a call that went on without a task."""
+        self._direct -= 1
+        self._ended(call, outcome)
+
+    def _ended(self, call: GrpcCall, outcome: Outcome) -> None:
+        if isinstance(outcome, bytes):
+            self._answer(call, outcome)
+        elif not self.closed:
+            self._start(call, self._run(call, b"", outcome))
+        elif asyncio.iscoroutine(outcome):
+            outcome.close()
+
+    def _start(self, call: GrpcCall, work: Coroutine[None, None, None]) -> None:
+        task = call.task = self.loop.create_task(work)
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+    def _answer(self, call: GrpcCall, answer: bytes) -> None:
+        stream = call.stream
+        if stream.id in self.core.streams:
+            self.core.answer(stream, _HEADERS, b"\0" + len(answer).to_bytes(4, "big") + answer, _OK)
+            self.flush_soon()
 
     def on_reset(self, stream: Stream) -> None:
         call: GrpcCall | None = stream.call
@@ -351,7 +396,7 @@ class GrpcConnection(asyncio.Protocol):
         except Exception:
             log.exception("a message of %r failed", self)
             self._release(call)
-            self._end(call, GrpcStatus.INTERNAL, "the proxy failed; its log says why")
+            self._end(call, _FAILED.status, str(_FAILED))
             return
         if call.stream.ended and call.conversation is not None:
             self._end(call, GrpcStatus.OK, "")
@@ -362,18 +407,14 @@ class GrpcConnection(asyncio.Protocol):
         if conversation is not None:
             conversation.on_end()
 
-    async def _run(self, call: GrpcCall, message: bytes) -> None:
+    async def _run(self, call: GrpcCall, message: bytes, outcome: Awaitable[bytes] | None = None) -> None:
+        """`outcome`: what the method has begun already."""
         method = call.method
-        core = self.core
         try:
-            if method.unary is not None:
-                answer = await method.unary(call, message)
-                stream = call.stream
-                if stream.id in core.streams:
-                    core.headers(stream, _HEADERS)
-                    core.data(stream, b"\0" + len(answer).to_bytes(4, "big") + answer)
-                    core.finish(stream, _OK)
-                    self.flush_soon()
+            if outcome is not None:
+                self._answer(call, await outcome)
+            elif method.unary is not None:
+                self._answer(call, await method.unary(call, message))
             elif method.streaming is not None:
                 await method.streaming(call, message)
                 call.finish()
@@ -384,7 +425,9 @@ class GrpcConnection(asyncio.Protocol):
             raise
         except Exception:
             log.exception("call of %r failed", self)
-            call.finish(GrpcStatus.INTERNAL, "the proxy failed; its log says why")
+            call.finish(_FAILED.status, str(_FAILED))
+        finally:
+            call.task = None
 
     # ---- out
 

@@ -42,6 +42,11 @@ STATIC: Final[tuple[Field, ...]] = tuple(
 )
 """The static table, whose first entry has the number 1."""
 
+_STATICS: Final = len(STATIC)
+_NAMES: Final[dict[bytes, str]] = {}
+"""Names that were decoded: clients send the same few."""
+_MOST_NAMES: Final = 512
+
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _LENGTHS: Final = (
     "dnsssssssoussussssssssusssssssss6aacd68baa8b8666555666666678f6cad67777777777777777777777878djde6"
@@ -143,11 +148,38 @@ class Decoder:
         fields: list[Field] = []
         at, end, total = 0, len(block), 0
         may_resize = True
+        table, names = self._table, _NAMES
         while at < end:
             first = block[at]
             if first & 0x80:
-                number, at = _integer(block, at, 7)
-                field = self._entry(number)
+                if first < 0xFF and (number := first & 0x7F):
+                    at += 1
+                    if number <= _STATICS:
+                        field = STATIC[number - 1]
+                    elif number - _STATICS <= len(table):
+                        field = table[number - _STATICS - 1]
+                    else:
+                        field = self._entry(number)
+                else:
+                    number, at = _integer(block, at, 7)
+                    field = self._entry(number)
+            elif not first & 0xEF and at + 2 < end and (size := block[at + 1]) < 0x7F and at + 2 + size < end:
+                # A short name and a value without a table, as most clients send what changes with each request.
+                stop = at + 2 + size
+                raw = block[at + 2 : stop]
+                name = names.get(raw)
+                if name is None:
+                    name = _name(raw)
+                length = block[stop]
+                at = stop + 1
+                stop = at + (length & 0x7F)
+                if length & 0x7F < 0x7F and stop <= end:
+                    raw = block[at:stop]
+                    field = name, huffman_decode(raw) if length & 0x80 else raw.decode("latin-1")
+                    at = stop
+                else:
+                    value, at = _string(block, at - 1)
+                    field = name, value
             elif first & 0xC0 == 0x40:
                 field, at = self._literal(block, at, 6)
                 self._insert(field)
@@ -202,6 +234,13 @@ class Decoder:
         while table and self._size > most:
             name, value = table.pop()
             self._size -= len(name) + len(value) + _ENTRY
+
+
+def _name(raw: bytes) -> str:
+    name = raw.decode("latin-1")
+    if len(_NAMES) < _MOST_NAMES:
+        _NAMES[raw] = name
+    return name
 
 
 def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:

@@ -1,0 +1,52 @@
+"""Acknowledgements of several messages in one request, as both of its ends see them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gantry_broker.pop.handle import Handle
+from gantry_broker.protocol.bodies import MAX_ACKS, MAX_BITS, BatchAck, BatchAcks
+
+RESULTS: Final = "results"
+"""Field of the request: the answer shall name what had no effect."""
+NO_EFFECT: Final = "noEffect"
+"""Field of the answer: the acknowledgements without an effect, each as its entry's number and its queue offset."""
+
+
+def batch_of(group: str, topic: str, handles: Sequence[Handle]) -> BatchAcks | None:
+    """Return the request for messages of one broker group; None: one request cannot hold them."""
+    entries: dict[tuple[int, int, int, int, int, int], BatchAck] = {}
+    if not 0 < len(handles) <= MAX_ACKS:
+        return None
+    for start, pop_ms, invisible_ms, revive, kind, _, queue_id, offset in handles:
+        if not start <= offset < start + MAX_BITS * 8:
+            return None
+        place = kind, queue_id, start, revive, pop_ms, invisible_ms
+        entry = entries.get(place)
+        if entry is None:
+            entry = entries[place] = BatchAck(group, topic, kind, start, queue_id, revive, pop_ms, invisible_ms, [])
+        entry.offsets.append(offset)
+    return BatchAcks(handles[0].broker, list(entries.values()))
+
+
+def without_effect(batch: BatchAcks, text: str | None) -> set[Handle]:
+    """Return the handles that an answer names. Raises ValueError."""
+    found = set()
+    for part in (text or "").split(";") if text else ():
+        number, _, offset = part.partition(":")
+        if not 0 <= int(number) < len(batch.acks):
+            raise ValueError(f"the batch has no entry {number[:20]}")
+        entry = batch.acks[int(number)]
+        found.add(
+            Handle(
+                entry.start_offset, entry.pop_ms, entry.invisible_ms, entry.revive_queue, entry.kind, batch.broker,
+                entry.queue_id, int(offset),
+            )
+        )  # fmt: skip
+    return found
+
+
+def named(places: Iterable[tuple[int, int]]) -> str:
+    """Return the field of the answer."""
+    return ";".join([f"{number}:{offset}" for number, offset in places])
