@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 LATENCY_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -12,6 +13,11 @@ RPC_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 """Upper bounds of `rocketmq_rpc_latency_milliseconds`: those of RocketMQ 5.5.0."""
 SIZE_BYTES: Final = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024)
 """Upper bounds of `rocketmq_message_size`, bytes: those of RocketMQ 5.5.0."""
+
+
+@lru_cache
+def _texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(str, map(float, bounds)), "+Inf")
 
 
 class Histogram:
@@ -28,6 +34,11 @@ class Histogram:
     def count(self) -> int:
         """The number of values."""
         return sum(self._counts)
+
+    @property
+    def series(self) -> int:
+        """The number of its lines on a page of metrics."""
+        return len(self._counts) + 2
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count one value `times` times."""
@@ -46,6 +57,6 @@ class Histogram:
     def cumulative(self) -> Iterator[tuple[str, int]]:
         """Yield each upper bound as text, with the count of all values up to it."""
         total = 0
-        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+        for bound, count in zip(_texts(tuple(self._bounds)), self._counts, strict=True):
             total += count
             yield bound, total
