@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final
+from operator import mul
+from typing import Final, NamedTuple
 
 LATENCY_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of latencies, in seconds."""
@@ -13,6 +14,15 @@ RPC_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 """Upper bounds of `rocketmq_rpc_latency_milliseconds`: those of RocketMQ 5.5.0."""
 SIZE_BYTES: Final = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024)
 """Upper bounds of `rocketmq_message_size`, bytes: those of RocketMQ 5.5.0."""
+
+
+class Exemplar(NamedTuple):
+    """One value with the trace that it belongs to."""
+
+    value: float
+    trace_id: str
+    span_id: str
+    unix_ms: int
 
 
 @lru_cache
@@ -23,12 +33,14 @@ def _texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
 class Histogram:
     """Counts values by upper bound. `bounds` ascend; values above the last one count in `+Inf`."""
 
-    __slots__ = ("_bounds", "_counts", "sum")
+    __slots__ = ("_bounds", "_counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The last example of a bucket, by the bucket's number; most histograms have none."""
 
     @property
     def count(self) -> int:
@@ -53,6 +65,20 @@ class Histogram:
         else:
             for value in values:
                 self.observe(value)
+
+    def observe_weighted(self, values: Sequence[float], times: Sequence[int]) -> None:
+        """Count each value as often as its place in `times` says."""
+        counts, bounds = self._counts, self._bounds
+        if max(values) <= bounds[0]:
+            counts[0] += sum(times)
+        else:
+            for value, count in zip(values, times, strict=True):
+                counts[bisect_left(bounds, value)] += count
+        self.sum += sum(map(mul, values, times))
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """Keep an example of a value that was counted; the one before in its bucket goes."""
+        self.exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
         """Yield each upper bound as text, with the count of all values up to it."""

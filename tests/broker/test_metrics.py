@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from gantry_broker.broker.dead_letters import AT_ONCE, DeadLetters
 from gantry_broker.broker.disk_forecast import FORECAST_MS, LONGEST_S, WINDOW, DiskForecast
-from gantry_broker.broker.latencies import MAX_RPC, UNSUPPORTED, RpcLatencies
+from gantry_broker.broker.latencies import MAX_ROWS, MAX_RPC, UNSUPPORTED, Latencies, RpcLatencies, sampled_trace
 from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.exposition import Family, Labels, Remembered, text_page
 from gantry_broker.histogram import LATENCY_S, SIZE_BYTES, Histogram
@@ -44,9 +44,14 @@ def test_a_histogram_counts_as_a_plain_model(bounds: tuple[float, ...]) -> None:
         histogram, values = Histogram(bounds), []
         for _ in range(rng.randint(1, 30)):
             some = [rng.choice([*bounds, 0, rng.random() * 2 * bounds[-1]]) for _ in range(rng.randint(1, 5))]
-            if rng.random() < 0.5:
+            how = rng.random()
+            if how < 0.4:
                 histogram.observe_all(some)
                 values += some
+            elif how < 0.7:
+                weights = [rng.randint(1, 3) for _ in some]
+                histogram.observe_weighted(some, weights)
+                values += [value for value, weight in zip(some, weights, strict=True) for _ in range(weight)]
             else:
                 times = rng.randint(1, 4)
                 histogram.observe(some[0], times)
@@ -198,6 +203,64 @@ async def test_a_page_of_many_topics_and_groups_holds_the_loop_for_short_slices_
 
 
 # ---- latencies of requests
+
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    ("properties", "found"),
+    [
+        (f"traceparent\x0100-{TRACE}-{SPAN}-01\x02CLUSTER\x01c", True),
+        (f"A\x01b\x02TRACE_CONTEXT\x0100-{TRACE}-{SPAN}-01", True),
+        (f"A\x01b\x02traceparent\x01cc-{TRACE}-{SPAN}-03-more\x02", True),
+        (f"traceparent\x0100-{TRACE}-{SPAN}-00", False),  # not sampled
+        (f"traceparent\x0100-{'0' * 32}-{SPAN}-01", False),
+        (f"traceparent\x0100-{TRACE}-{'0' * 16}-01", False),
+        (f"traceparent\x0100-{TRACE}-{SPAN}-01x", False),
+        (f"traceparent\x0100-{TRACE.upper()}-{SPAN}-01", False),
+        (f"xtraceparent\x0100-{TRACE}-{SPAN}-01", False),
+        (f"A\x01traceparent-{TRACE}-{SPAN}-01", False),
+        ("traceparent\x01", False),
+        ("", False),
+    ],
+)
+def test_the_trace_of_a_message_is_that_of_its_sampled_context(properties: str, found: bool) -> None:
+    assert sampled_trace(properties.encode()) == ((TRACE, SPAN) if found else None)
+
+
+def test_send_and_append_have_the_trace_of_a_message_in_openmetrics_only() -> None:
+    latencies = Latencies()
+    traced = f"traceparent\x0100-{TRACE}-{SPAN}-01\x02".encode()
+    for number in range(3 * MAX_ROWS):
+        assert len(latencies.sends._rows) < MAX_ROWS
+        latencies.sends.add((0.003, 0.0001, 0.002, 2, 1_700_000_000_250, traced if number == 5 else b"CLUSTER\x01c"))
+    latencies.sends.add((9.0, 0.0001, 8.0, 1, 1_700_000_000_500, b""))
+    latencies.sends.settle()
+    latencies.sends.settle()  # nothing twice
+    families = [
+        Family(f"{name}_seconds", "histogram", "T.", histograms=[({"group": "a"}, getattr(latencies, name))])
+        for name in ("send", "append", "replication")
+    ]
+    found = {}
+    for family in openmetrics(page(families, "application/openmetrics-text")):
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                example = sample.exemplar
+                found[sample.name, sample.labels["le"]] = example.labels, example.value, float(example.timestamp)
+    ids = {"trace_id": TRACE, "span_id": SPAN}
+    assert found == {
+        ("send_seconds_bucket", "0.005"): (ids, 0.003, 1_700_000_000.25),
+        ("append_seconds_bucket", "0.0005"): (ids, 0.0001, 1_700_000_000.25),
+    }
+    assert TRACE not in page(families)
+    messages = 6 * MAX_ROWS + 1
+    assert [h.count for h in (latencies.send, latencies.append, latencies.replication)] == [messages] * 3
+    assert latencies.send.sum == pytest.approx(9 + 0.003 * (messages - 1))
+    (labels, rpc), *more = latencies.rpc.rows()
+    assert (labels["request_code"], rpc.count, more) == ("send_message_v2", messages, [])
+    assert dict(rpc.cumulative())["3.0"] == messages - 1
+    assert rpc.sum == pytest.approx(1000 * latencies.send.sum)
 
 
 def test_requests_count_under_the_labels_of_rocketmq() -> None:

@@ -193,6 +193,7 @@ async def gantry_families(
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),
     ]
     latencies = broker.latencies
+    latencies.sends.settle()
     histograms = [
         ("gantry_send_latency_seconds", "From the arrival of a send until its answer is written.", latencies.send),
         ("gantry_append_latency_seconds", "Appends to the log, by message.", latencies.append),

@@ -13,8 +13,10 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as LibraryExemplar
 
 from gantry_broker.exposition import Family, whole_lines
+from gantry_broker.histogram import Exemplar
 
 LARGE: Final = 50
 """Series from which on a family is written from prepared texts."""
@@ -30,11 +32,19 @@ def metric(family: Family) -> Metric:
     for labels, value in family.rows:
         made.add_sample(family.name, labels, value)
     for labels, histogram in family.histograms:
-        for bound, count in histogram.cumulative():
-            made.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+        for number, (bound, count) in enumerate(histogram.cumulative()):
+            example = histogram.exemplars.get(number)
+            made.add_sample(
+                f"{name}_bucket", {**labels, "le": bound}, count, exemplar=None if example is None else _shown(example)
+            )
         made.add_sample(f"{name}_count", labels, histogram.count)
         made.add_sample(f"{name}_sum", labels, histogram.sum)
     return made
+
+
+def _shown(example: Exemplar) -> LibraryExemplar:
+    ids = {"trace_id": example.trace_id, "span_id": example.span_id}
+    return LibraryExemplar(ids, example.value, example.unix_ms / 1000)
 
 
 class _One(Collector):
@@ -70,5 +80,5 @@ def pieces(families: Iterable[Family], accept: str = "") -> Iterator[bytes]:
 def _is_plain(family: Family) -> bool:
     """Whether `whole_lines` can write it."""
     return all([labels and type(value) is int for labels, value in family.rows]) and all(
-        [labels for labels, _ in family.histograms]
+        [labels and not histogram.exemplars for labels, histogram in family.histograms]
     )
