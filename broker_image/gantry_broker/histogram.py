@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Final
+from functools import lru_cache
+from operator import mul
+from typing import Final, NamedTuple
 
 LATENCY_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of latencies, in seconds."""
@@ -14,20 +16,41 @@ SIZE_BYTES: Final = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1
 """Upper bounds of `rocketmq_message_size`, bytes: those of RocketMQ 5.5.0."""
 
 
+class Exemplar(NamedTuple):
+    """One value with the trace that it belongs to."""
+
+    value: float
+    trace_id: str
+    span_id: str
+    unix_ms: int
+
+
+@lru_cache
+def _texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(str, map(float, bounds)), "+Inf")
+
+
 class Histogram:
     """Counts values by upper bound. `bounds` ascend; values above the last one count in `+Inf`."""
 
-    __slots__ = ("_bounds", "_counts", "sum")
+    __slots__ = ("_bounds", "_counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The last example of a bucket, by the bucket's number; most histograms have none."""
 
     @property
     def count(self) -> int:
         """The number of values."""
         return sum(self._counts)
+
+    @property
+    def series(self) -> int:
+        """The number of its lines on a page of metrics."""
+        return len(self._counts) + 2
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count one value `times` times."""
@@ -43,9 +66,23 @@ class Histogram:
             for value in values:
                 self.observe(value)
 
+    def observe_weighted(self, values: Sequence[float], times: Sequence[int]) -> None:
+        """Count each value as often as its place in `times` says."""
+        counts, bounds = self._counts, self._bounds
+        if max(values) <= bounds[0]:
+            counts[0] += sum(times)
+        else:
+            for value, count in zip(values, times, strict=True):
+                counts[bisect_left(bounds, value)] += count
+        self.sum += sum(map(mul, values, times))
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """Keep an example of a value that was counted; the one before in its bucket goes."""
+        self.exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar
+
     def cumulative(self) -> Iterator[tuple[str, int]]:
         """Yield each upper bound as text, with the count of all values up to it."""
         total = 0
-        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+        for bound, count in zip(_texts(tuple(self._bounds)), self._counts, strict=True):
             total += count
             yield bound, total

@@ -69,11 +69,21 @@ async def test_the_page_has_every_metric_with_its_type_and_labels(tmp_path: Path
         cluster = Cluster(tmp_path, server)
         broker = await cluster.add("a", otlp=OtlpConfig(endpoint="http://127.0.0.1:1", interval_s=3_600))
         async with Producer(cluster.name_server) as producer:
-            await producer.send(Message("T", b"x"))
+            context = f"00-{'ab' * 16}-{'cd' * 8}-01"
+            await producer.send(Message("T", b"x", properties={"traceparent": context}))
+            await producer.send(Message("T", b"x", properties={"traceparent": context}))  # to a topic that exists now
         assert broker.process is not None
         families = await broker.process.parts.http._metrics()
+        examples = {
+            (sample.name, sample.exemplar.labels["trace_id"])
+            for family in families
+            for sample in family.samples
+            if sample.exemplar is not None
+        }
         name_server = served(text_string_to_metric_families(name_server_page(server.service)))
         await cluster.close()
+    what = ("gantry_send_latency_seconds_bucket", "gantry_append_latency_seconds_bucket")
+    assert examples == {(name, "ab" * 16) for name in what}
     code = served(families)
     rocketmq = {name: row for name, row in code.items() if name.startswith("rocketmq_")}
     compare(documented(page, "RocketMQ's metrics"), rocketmq, COMMON["rocketmq"])

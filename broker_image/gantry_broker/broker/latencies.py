@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gantry_broker.histogram import LATENCY_S, RPC_MS, Histogram
+from gantry_broker.histogram import LATENCY_S, RPC_MS, Exemplar, Histogram
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 
 Result = Literal["success", "oneway"]
@@ -65,6 +66,62 @@ def _seconds() -> Histogram:
     return Histogram(LATENCY_S)
 
 
+MAX_ROWS: Final = 256
+"""Rows of `SendTimes` that wait, at most."""
+_TRACE: Final = re.compile(
+    rb"(?:^|\x02)(?:traceparent|TRACE_CONTEXT)\x01[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-|\x02|$)"
+)
+"""W3C trace context in the properties of a message; RocketMQ 5's gRPC clients use the second name."""
+
+SendRow = tuple[float, float, float, int, int, bytes]
+"""Seconds until the answer, of the append, until the confirmation; messages, Unix ms, properties of the first one."""
+
+
+class SendTimes:
+    """The times of sends that took the usual path, one row for all sends of one read.
+
+    The sender only appends a row, and `settle` counts many of them in few steps.
+    """
+
+    def __init__(self, latencies: Latencies) -> None:
+        rpc = latencies.rpc.histogram(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS)
+        assert rpc is not None
+        self._rpc = rpc
+        self._latencies = latencies
+        self._rows: list[SendRow] = []
+
+    def add(self, row: SendRow) -> None:
+        """Note the times of one read."""
+        rows = self._rows
+        rows.append(row)
+        if len(rows) >= MAX_ROWS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count all rows."""
+        if not self._rows:
+            return
+        send, append, confirmed, messages, at_ms, properties = zip(*self._rows, strict=True)
+        self._rows.clear()
+        latencies = self._latencies
+        latencies.send.observe_weighted(send, messages)
+        latencies.append.observe_weighted(append, messages)
+        latencies.replication.observe_weighted(confirmed, messages)
+        self._rpc.observe_weighted([1000 * seconds for seconds in send], messages)
+        for number, text in enumerate(properties):
+            if (b"traceparent" in text or b"TRACE_CONTEXT" in text) and (trace := sampled_trace(text)):
+                latencies.send.exemplify(Exemplar(send[number], *trace, at_ms[number]))
+                latencies.append.exemplify(Exemplar(append[number], *trace, at_ms[number]))
+
+
+def sampled_trace(properties: bytes) -> tuple[str, str] | None:
+    """Return the ids of trace and span of a message, if its sender samples the trace. `properties`: as stored."""
+    found = _TRACE.search(properties)
+    if found is None or not int(found[3], 16) & 1 or not found[1].strip(b"0") or not found[2].strip(b"0"):
+        return None
+    return found[1].decode(), found[2].decode()
+
+
 @dataclass(slots=True)
 class Latencies:
     """One member's latencies since its start, in seconds."""
@@ -81,3 +138,8 @@ class Latencies:
     """From the arrival of a pull to its answer. A held pull counts from the moment at which its queue grew."""
     rpc: RpcLatencies = field(default_factory=RpcLatencies)
     """All requests of clients."""
+    sends: SendTimes = field(init=False)
+    """Rows that are not counted yet; settle them before you read the histograms."""
+
+    def __post_init__(self) -> None:
+        self.sends = SendTimes(self)

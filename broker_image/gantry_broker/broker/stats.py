@@ -112,6 +112,10 @@ class Stats:
         """Counts sends that were not stored or not acknowledged. `code`: of the answer."""
         self.refused[code] = self.refused.get(code, 0) + count
 
+    def counters(self) -> list[tuple[tuple[str, str], Counter]]:
+        """Returns all counters by (name, key), as they are now."""
+        return list(self._counters.items())
+
     def rows(self, name: str) -> dict[str, int]:
         """Returns key to running sum, for the metrics."""
         return {key: counter.value for (kind, key), counter in self._counters.items() if kind == name}

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from gantry_broker import descriptors
 from gantry_broker.access.table import AccessAnswer, Changes, faults
 from gantry_broker.broker.status import member_status
-from gantry_broker.exposition import Family
+from gantry_broker.exposition import Family, Remembered
 from gantry_broker.http.configs import add_configs, all_configs, mark
 from gantry_broker.http.connection import LimitedConnection
 from gantry_broker.http.drain import DrainReports
@@ -33,7 +33,7 @@ from gantry_broker.http.guard import Guard
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections, handshakes
 from gantry_broker.http.logbytes import log_bytes, log_info
-from gantry_broker.http.metrics import gantry_families
+from gantry_broker.http.metrics import KnownLabels, busiest, gantry_families
 from gantry_broker.http.models import (
     AssignmentAnswer,
     AssignmentModel,
@@ -48,7 +48,7 @@ from gantry_broker.http.models import (
     RemovalAnswer,
     RemovalRequest,
 )
-from gantry_broker.http.openmetrics import metric, render
+from gantry_broker.http.openmetrics import content_type, metric, pieces
 from gantry_broker.http.otlp import OtlpPush
 from gantry_broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
 from gantry_broker.http.tables import broker_tables
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.events import Event
     from gantry_broker.broker.ports import Ports
     from gantry_broker.remoting.tls_gate import TlsGate
+    from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class HttpServer:
         gate = self._gate = broker.tls.http_gate(handshakes(most))
         self._ports = ports
         self._times = StoreTimes()
+        self._labels: KnownLabels = Remembered()
         self._families_lock = asyncio.Lock()
         self._otlp: OtlpPush | None = None
         if broker.config.otlp is not None:
@@ -116,11 +118,13 @@ class HttpServer:
 
     async def _families(self) -> list[Family]:
         async with self._families_lock:  # `StoreTimes` follows one page at a time
-            broker, refused = self._broker, self._connections.refused
+            broker, refused, known = self._broker, self._connections.refused, self._labels
+            counts = await busiest(broker)
             found = [
-                *gantry_families(broker, self._ports, refused),
-                *await rocketmq_families(broker, self._times),
+                *await gantry_families(broker, self._ports, refused, counts, known),
+                *await rocketmq_families(broker, self._times, counts, known),
             ]
+            known.turn()
         return found if self._otlp is None else [*found, self._otlp.family()]
 
     async def _metrics(self) -> list[Metric]:
@@ -229,9 +233,10 @@ class StatusStreams:
 class MetricsPage:
     """Makes the page of metrics, or returns the last one where a new one would exceed its share of the time."""
 
-    def __init__(self, make: Callable[[], Awaitable[list[Family]]], share: float) -> None:
+    def __init__(self, make: Callable[[], Awaitable[list[Family]]], slices: TimeSlices, share: float) -> None:
         """`share`: of one CPU, 0 to 1."""
         self._make = make
+        self._slices = slices
         self._share = share
         self._pages: dict[bool, tuple[bytes, str]] = {}
         self._next_at = 0.0
@@ -246,8 +251,10 @@ class MetricsPage:
                 return last
             used = time.process_time()
             families = await self._make()
-            # A thread: the library writes all series in one step, and the loop goes on meanwhile.
-            page = await asyncio.to_thread(render, families, accept if openmetrics else "")
+            # No thread: a thread that works for long delays each step of the loop by the interpreter's switch interval.
+            wanted = accept if openmetrics else ""
+            parts = [part async for part in self._slices.sliced(pieces(families, wanted))]
+            page = b"".join(parts), content_type(wanted)
             self._pages = {openmetrics: page}
             self._next_at = time.monotonic() + (time.process_time() - used) * (1 / self._share - 1)
             return page
@@ -256,7 +263,7 @@ class MetricsPage:
 def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[], Awaitable[list[Family]]]) -> FastAPI:
     """Return all routes of one broker. `families` makes its metrics."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    page = MetricsPage(families, METRICS_SHARE)
+    page = MetricsPage(families, broker.slices, METRICS_SHARE)
     table_times = StoreTimes()
     drain_reports = DrainReports(broker)
 

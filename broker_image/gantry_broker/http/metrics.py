@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.access.gate import REASONS
-from gantry_broker.exposition import Family, Kind
+from gantry_broker.exposition import Family, Kind, Labels, Remembered
 from gantry_broker.loopwatch import loop_families
 from gantry_broker.version import VERSION
 
@@ -25,14 +27,28 @@ if TYPE_CHECKING:
 MAX_TOPICS: Final = 500
 """Topics with series of their own, the busiest ones; the others count in the totals only."""
 
+_COUNT: Final = itemgetter(1)
+
 Row = tuple[dict[str, str], float]
+Busiest = Mapping[str, list[tuple[str, int]]]
+"""The counts of topics and groups by the name of the counter, highest first."""
+KnownLabels = Remembered[tuple[str, str], Labels]
+"""Labels by kind of series and key."""
 
 
-def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
-    return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_TOPICS]
+async def busiest(broker: BrokerContext) -> Busiest:
+    """Return the counts of a page. Works in slices."""
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    async for (name, key), counter in broker.slices.sliced(broker.stats.counters()):
+        found[name].append((key, counter.value))
+    async for rows in broker.slices.sliced(found.values()):
+        rows.sort(key=_COUNT, reverse=True)
+    return found
 
 
-def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int]) -> list[Family]:
+async def gantry_families(
+    broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int], counts: Busiest, known: KnownLabels
+) -> list[Family]:
     """Return all families of one page. `http_refused`: refused HTTP requests and connections, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
@@ -56,8 +72,23 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
     def one(value: float) -> list[Row]:
         return [(me, value)]
 
-    def per_topic(name: str) -> list[Row]:
-        return [({**me, "topic": topic}, value) for topic, value in _top(stats.rows(name))]
+    def topic_labels(topic: str) -> Labels:
+        return Labels(me, topic=topic)
+
+    def group_labels(key: str) -> Labels:
+        topic, _, group = key.partition("@")
+        return Labels(me, topic=topic, consumer_group=group)
+
+    async def rows_of(name: str, labels: Callable[[str], Labels]) -> list[Row]:
+        kind = labels.__qualname__
+        return [
+            (known.get((kind, key), labels, key), value)
+            async for key, value in broker.slices.sliced(counts.get(name, [])[:MAX_TOPICS])
+        ]
+
+    messages_in = await rows_of("TOPIC_PUT_NUMS", topic_labels)
+    bytes_in = await rows_of("TOPIC_PUT_SIZE", topic_labels)
+    messages_out = await rows_of("GROUP_GET_NUMS", group_labels)
 
     rows: list[tuple[str, Kind, str, list[Row]]] = [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
@@ -79,17 +110,14 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
             "gantry_messages_in_total",
             "counter",
             "Messages stored for producers, by topic.",
-            per_topic("TOPIC_PUT_NUMS"),
+            messages_in,
         ),
-        ("gantry_bytes_in_total", "counter", "Bytes of those messages, by topic.", per_topic("TOPIC_PUT_SIZE")),
+        ("gantry_bytes_in_total", "counter", "Bytes of those messages, by topic.", bytes_in),
         (
             "gantry_messages_out_total",
             "counter",
             "Messages given to consumers, by topic and group.",
-            [
-                ({**me, "topic": key.partition("@")[0], "consumer_group": key.partition("@")[2]}, value)
-                for key, value in _top(stats.rows("GROUP_GET_NUMS"))
-            ],
+            messages_out,
         ),
         (
             "gantry_sends_refused_total",
@@ -114,7 +142,10 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
             "gantry_dead_letters",
             "gauge",
             "Messages in the dead letter topic of a consumer group.",
-            [({**me, "consumer_group": group}, n) for group, n in _top(broker.dead_letters.by_group)]
+            [
+                ({**me, "consumer_group": group}, count)
+                for group, count in sorted(broker.dead_letters.by_group.items(), key=_COUNT, reverse=True)[:MAX_TOPICS]
+            ]
             if broker.role.leading
             else [],
         ),
@@ -162,6 +193,7 @@ def gantry_families(broker: BrokerContext, ports: Ports, http_refused: Mapping[s
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),
     ]
     latencies = broker.latencies
+    latencies.sends.settle()
     histograms = [
         ("gantry_send_latency_seconds", "From the arrival of a send until its answer is written.", latencies.send),
         ("gantry_append_latency_seconds", "Appends to the log, by message.", latencies.append),

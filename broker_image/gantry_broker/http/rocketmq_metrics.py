@@ -8,13 +8,15 @@ small read for each queue that lags, which the page remembers while the offset s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.metadata.tables import route_permission
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
-from gantry_broker.exposition import Family
+from gantry_broker.exposition import Family, Labels
+from gantry_broker.http.metrics import Busiest, KnownLabels
 from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:
@@ -85,20 +87,24 @@ class StoreTimes:
         self._last, self._next = self._next, {}
 
 
-def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) -> Iterable[tuple[int, int, int, int]]:
-    """Yield (queue, end, committed offset, next offset to pull) of one topic and group."""
+def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
+    """Return (queue, end, committed offset, next offset to pull) of one topic and group."""
     topic = key.rpartition("@")[0]
     config = broker.meta.working.topics.get(topic)
     if config is None:
-        return
-    pulled = broker.stats.pulled.get(key, {})
+        return []
+    pulled = broker.stats.pulled.get(key)
+    bounds = broker.store.bounds
+    rows = []
     for queue in range(config.read_queues):
         committed = offsets.get(queue, -1)
         if committed < 0:
             continue
-        end = broker.store.max_offset(topic, queue)
-        committed = min(max(committed, broker.store.min_offset(topic, queue)), end)
-        yield queue, end, committed, min(max(pulled.get(queue, committed), committed), end)
+        low, end = bounds(topic, queue)
+        committed = min(max(committed, low), end)
+        after = committed if pulled is None else min(max(pulled.get(queue, committed), committed), end)
+        rows.append((queue, end, committed, after))
+    return rows
 
 
 async def lags(broker: BrokerContext, times: StoreTimes) -> tuple[list[Lag], int]:
@@ -107,26 +113,48 @@ async def lags(broker: BrokerContext, times: StoreTimes) -> tuple[list[Lag], int
     Works in slices: there may be very many topics and groups.
     """
     offsets = broker.meta.working.offsets
-    found: list[tuple[int, str]] = []
-    async for key in broker.slices.sliced(list(offsets)):
-        rows = list(queue_progress(broker, key, offsets.get(key, {})))
-        if rows:
-            found.append((sum(end - committed for _, end, committed, _ in rows), key))
-    found.sort(key=lambda row: (-row[0], row[1]))
+    keys, more = list(offsets), 0
+    if len(keys) > MAX_SERIES:
+        keys, more = await _most_unread(broker, keys)
     out = []
-    async for _, key in broker.slices.sliced(found[:MAX_SERIES]):
+    async for key in broker.slices.sliced(keys):
+        rows = queue_progress(broker, key, offsets.get(key, {}))
+        if not rows:
+            continue
         topic, _, group = key.rpartition("@")
         lag = Lag(topic, group)
-        for queue, end, committed, pulled in queue_progress(broker, key, offsets.get(key, {})):
+        for queue, end, committed, pulled in rows:
+            if committed == end:
+                continue
             lag.committed += end - committed
-            lag.ready += end - pulled
-            if committed < end:
-                lag.unread_ms = _older(lag.unread_ms, times.of(broker, topic, queue, committed))
+            unread = times.of(broker, topic, queue, committed)
+            lag.unread_ms = _older(lag.unread_ms, unread)
             if pulled < end:
-                lag.unpulled_ms = _older(lag.unpulled_ms, times.of(broker, topic, queue, pulled))
+                lag.ready += end - pulled
+                unpulled = unread if pulled == committed else times.of(broker, topic, queue, pulled)
+                lag.unpulled_ms = _older(lag.unpulled_ms, unpulled)
         out.append(lag)
     times.turn()
-    return out, max(len(found) - MAX_SERIES, 0)
+    out.sort(key=lambda lag: (-lag.committed, lag.topic, lag.group))
+    return out, more
+
+
+async def _most_unread(broker: BrokerContext, keys: list[str]) -> tuple[list[str], int]:
+    """Return the `MAX_SERIES` topics and groups with the most unread messages, and the number of the others."""
+    offsets = broker.meta.working.offsets
+    found: list[tuple[int, str]] = []
+    count = 0
+    async for key in broker.slices.sliced(keys):
+        rows = queue_progress(broker, key, offsets.get(key, {}))
+        if not rows:
+            continue
+        count += 1
+        unread = sum([end - committed for _, end, committed, _ in rows])
+        if len(found) < MAX_SERIES:
+            heappush(found, (unread, key))
+        elif unread >= found[0][0]:
+            heappushpop(found, (unread, key))
+    return [key for _, key in found], count - len(found)
 
 
 def _older(known: int | None, found: int | None) -> int | None:
@@ -135,13 +163,15 @@ def _older(known: int | None, found: int | None) -> int | None:
     return min(known, found)
 
 
-async def rocketmq_families(broker: BrokerContext, times: StoreTimes) -> list[Family]:
+async def rocketmq_families(
+    broker: BrokerContext, times: StoreTimes, counts: Busiest, known: KnownLabels
+) -> list[Family]:
     """Return all families of one page. Only the master reports its consumers: each would count twice otherwise."""
     me = {"cluster": broker.config.cluster, "node_type": "broker", "node_id": broker.config.group}
     omitted = Family("gantry_metrics_omitted_series", "gauge", "Series beyond the limit of one family, by family.")
     families: list[Family] = []
+    families += await _messages(broker, me, omitted, counts, known)
     parts: tuple[Callable[[], list[Family]], ...] = (
-        lambda: _messages(broker, me, omitted),
         lambda: _connections(broker, me),
         lambda: _tables(broker, me),
         lambda: _storage(broker, me),
@@ -151,13 +181,14 @@ async def rocketmq_families(broker: BrokerContext, times: StoreTimes) -> list[Fa
         families += part()
     if broker.role.leading:
         found, more = await lags(broker, times)
-        families += _consumers(found, me, broker.clock.unix_ms())
+        families += await _consumers(broker, found, me, known)
         if more:
             omitted.add({"family": "rocketmq_consumer_lag_messages"}, more)
     return [*families, omitted]
 
 
-def _consumers(found: list[Lag], me: dict[str, str], now_ms: int) -> list[Family]:
+async def _consumers(broker: BrokerContext, found: list[Lag], me: dict[str, str], known: KnownLabels) -> list[Family]:
+    now_ms = broker.clock.unix_ms()
     lag = Family("rocketmq_consumer_lag_messages", "gauge", "Messages that the group has not committed.")
     latency = Family(
         "rocketmq_consumer_lag_latency_milliseconds", "gauge", "Age of the oldest message that is not committed."
@@ -169,14 +200,19 @@ def _consumers(found: list[Lag], me: dict[str, str], now_ms: int) -> list[Family
     queueing = Family(
         "rocketmq_consumer_queueing_latency_milliseconds", "gauge", "Age of the oldest message that is not pulled."
     )
-    for row in found:
-        labels = {
-            **me,
-            "topic": row.topic,
-            "consumer_group": row.group,
-            "is_retry": _flag(row.topic.startswith(RETRY_PREFIX)),
-            "is_system": _flag(is_system_topic(row.topic) or is_system_group(row.group)),
-        }
+
+    def labels_of(topic: str, group: str) -> Labels:
+        return Labels(
+            me,
+            topic=topic,
+            consumer_group=group,
+            is_retry=_flag(topic.startswith(RETRY_PREFIX)),
+            is_system=_flag(is_system_topic(topic) or is_system_group(group)),
+        )
+
+    async for row in broker.slices.sliced(found):
+        topic, group = row.topic, row.group
+        labels = known.get(("lag", f"{topic}@{group}"), labels_of, topic, group)
         lag.add(labels, row.committed)
         latency.add(labels, 0 if row.unread_ms is None else max(now_ms - row.unread_ms, 0))
         inflight.add(labels, row.committed - row.ready)
@@ -185,48 +221,46 @@ def _consumers(found: list[Lag], me: dict[str, str], now_ms: int) -> list[Family
     return [lag, latency, inflight, ready, queueing]
 
 
-def _most(rows: dict[str, int], family: str, omitted: Family, most: int = MAX_SERIES) -> list[tuple[str, int]]:
+def _most(rows: list[tuple[str, int]], family: str, omitted: Family, most: int = MAX_SERIES) -> list[tuple[str, int]]:
     if len(rows) > most:
         omitted.add({"family": family}, len(rows) - most)
-    return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:most]
+    return rows[:most]
 
 
-def _messages(broker: BrokerContext, me: dict[str, str], omitted: Family) -> list[Family]:
+async def _messages(
+    broker: BrokerContext, me: dict[str, str], omitted: Family, counts: Busiest, known: KnownLabels
+) -> list[Family]:
     stats = broker.stats
 
-    def topic_labels(topic: str) -> dict[str, str]:
-        return {
-            **me,
-            "topic": topic,
-            "message_type": _MESSAGE_TYPES.get(topic, "normal"),
-            "is_system": _flag(is_system_topic(topic)),
-        }
+    def topic_labels(topic: str) -> Labels:
+        kind = _MESSAGE_TYPES.get(topic, "normal")
+        return Labels(me, topic=topic, message_type=kind, is_system=_flag(is_system_topic(topic)))
 
-    def per_topic(name: str, text: str, counter: str) -> Family:
-        family = Family(name, "counter", text)
-        for topic, value in _most(stats.rows(counter), name, omitted):
-            family.add(topic_labels(topic), value)
-        return family
+    def group_labels(key: str) -> Labels:
+        topic, _, group = key.rpartition("@")
+        system = is_system_topic(topic) or is_system_group(group)
+        return Labels(me, topic=topic, consumer_group=group, is_system=_flag(system))
 
-    def per_group(name: str, text: str, counter: str) -> Family:
-        family = Family(name, "counter", text)
-        for key, value in _most(stats.rows(counter), name, omitted):
-            topic, _, group = key.rpartition("@")
-            system = is_system_topic(topic) or is_system_group(group)
-            family.add({**me, "topic": topic, "consumer_group": group, "is_system": _flag(system)}, value)
-        return family
+    async def family(name: str, text: str, counter: str, labels: Callable[[str], Labels]) -> Family:
+        made = Family(name, "counter", text)
+        kind = labels.__qualname__
+        async for key, value in broker.slices.sliced(_most(counts.get(counter, []), name, omitted)):
+            made.add(known.get((kind, key), labels, key), value)
+        return made
 
     sizes = Family("rocketmq_message_size", "histogram", "Stored bytes of the messages that producers sent.")
-    for topic, _ in _most({topic: h.count for topic, h in stats.sizes.items()}, sizes.name, omitted, MAX_HISTOGRAMS):
-        sizes.histograms.append((topic_labels(topic), stats.sizes[topic]))
-    return [
-        per_topic("rocketmq_messages_in_total", "Messages stored for producers.", "TOPIC_PUT_NUMS"),
-        per_topic("rocketmq_throughput_in_total", "Stored bytes of those messages.", "TOPIC_PUT_SIZE"),
-        per_group("rocketmq_messages_out_total", "Messages given to consumers.", "GROUP_GET_NUMS"),
-        per_group("rocketmq_throughput_out_total", "Stored bytes of those messages.", "GROUP_GET_SIZE"),
-        per_group("rocketmq_send_to_dlq_messages_total", "Messages moved to a dead letter topic.", "DLQ_PUT_NUMS"),
-        sizes,
-    ]
+    sent = counts.get("TOPIC_PUT_NUMS", [])
+    for topic, _ in _most([row for row in sent if row[0] in stats.sizes], sizes.name, omitted, MAX_HISTOGRAMS):
+        labels = known.get((topic_labels.__qualname__, topic), topic_labels, topic)
+        sizes.histograms.append((labels, stats.sizes[topic]))
+    described = (
+        ("rocketmq_messages_in_total", "Messages stored for producers.", "TOPIC_PUT_NUMS", topic_labels),
+        ("rocketmq_throughput_in_total", "Stored bytes of those messages.", "TOPIC_PUT_SIZE", topic_labels),
+        ("rocketmq_messages_out_total", "Messages given to consumers.", "GROUP_GET_NUMS", group_labels),
+        ("rocketmq_throughput_out_total", "Stored bytes of those messages.", "GROUP_GET_SIZE", group_labels),
+        ("rocketmq_send_to_dlq_messages_total", "Messages moved to a dead letter topic.", "DLQ_PUT_NUMS", group_labels),
+    )
+    return [*[await family(*each) for each in described], sizes]
 
 
 def _connections(broker: BrokerContext, me: dict[str, str]) -> list[Family]:

@@ -85,7 +85,11 @@ class Reader:
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is still there; 0 for an unknown queue."""
         queue = self._queues.find(topic, queue_id)
-        return 0 if queue is None else queue.min_at(self._queues.visible_from(topic, self._log.start))
+        return 0 if queue is None else self.min_of(queue)
+
+    def min_of(self, queue: ConsumeQueue) -> int:
+        """The first offset of the queue whose record is still there. Raises OSError."""
+        return queue.min_at(self._queues.visible_from(queue.key[0], self._log.start))
 
     def get(
         self,

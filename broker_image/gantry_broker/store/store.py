@@ -426,6 +426,11 @@ class MessageStore:
         queue = self.queues.find(topic, queue_id)
         return 0 if queue is None else queue.max
 
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """`min_offset` and `max_offset` in one step."""
+        queue = self.queues.find(topic, queue_id)
+        return (0, 0) if queue is None else (self._reader.min_of(queue), queue.max)
+
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset of the next record, after unconfirmed ones too."""
         queue = self.queues.find(topic, queue_id)

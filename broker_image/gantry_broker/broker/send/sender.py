@@ -136,10 +136,8 @@ class Sender:
         self._count = stats.add
         self._latencies = latencies
         self._rpc = latencies.rpc.observe
-        usual = latencies.rpc.histogram(_V2, _OK)
-        assert usual is not None
-        self._usual = usual
-        """Of nearly all sends."""
+        self._usual = latencies.sends.add
+        """Takes the times of nearly all sends."""
         self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
         """Checked topics with their number of queues; cleared at each change of topics."""
@@ -251,7 +249,6 @@ class Sender:
             self._store_failed(error)
             return
         appended = time.perf_counter()
-        self._latencies.append.observe(appended - append, len(puts))
         self._store_took()
         self._count_puts(puts, stored)
         pending, content = self._pending(asked, stored)
@@ -264,6 +261,7 @@ class Sender:
             asked = [a for a in asked if a[4] and not a[0].flag & FLAG_ONEWAY]
             self._answered(early, ResponseCode.SUCCESS, time.perf_counter() - begun)
         if not pending:
+            self._latencies.append.observe(appended - append, len(puts))
             self._appended(None)
             return
 
@@ -271,15 +269,16 @@ class Sender:
             code = STATUS_CODE[status]
             conn.write(send_answers(code, host, pending))
             now = time.perf_counter()
+            if plain and code == _OK:
+                self._usual((now - begun, appended - append, now - appended, len(pending), now_ms, puts[0].properties))
+                return
+            self._latencies.append.observe(appended - append, len(puts))
             self._latencies.send.observe(now - begun, len(pending))
             if code == _OK:
                 self._latencies.replication.observe(now - appended, len(pending))
             else:
                 self._count_refused(code, len(pending))
-            if plain and code == _OK:
-                self._usual.observe((now - begun) * 1000, len(pending))
-            else:
-                self._answered(asked, code, now - begun)
+            self._answered(asked, code, now - begun)
 
         self._appended(on_status)
 
