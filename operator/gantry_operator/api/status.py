@@ -167,6 +167,7 @@ class VersionStatus(_Status):
     operator: str = Field("", description="Version of the operator.")
     image: str = Field("", description="Image that brokers and NameServers are to run.")
     former: list[str] = Field(default_factory=list, description="Other images that pods still run.")
+    brokers: list[str] = Field(default_factory=list, description="Versions that the brokers report.")
     protocol: str = Field("", description="Version of RocketMQ whose protocol the brokers speak.")
 
 

@@ -142,6 +142,11 @@ def notable(pod: Object | None, problem: str) -> bool:
 OWN_CONTAINERS = ("broker", "namesrv")
 
 
+def own_image(spec: Mapping[str, Any]) -> str:
+    """The image of our own container in the spec of a pod; empty: there is none."""
+    return next((str(c["image"]) for c in spec.get("containers") or [] if c["name"] in OWN_CONTAINERS), "")
+
+
 def former_images(stateful_sets: Iterable[Object], pods: Iterable[Object], image: str) -> list[str]:
     """Images other than `image` that StatefulSets name, or that pods of an old revision run.
 
