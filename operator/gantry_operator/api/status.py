@@ -117,6 +117,7 @@ class ProxyStatus(_Status):
 
     replicas: int = Field(0, description="Wanted proxies.")
     readyReplicas: int = Field(0, description="Ready proxies.")
+    selector: str = Field("", description="Labels of their pods, for `kubectl scale` and autoscalers.")
     address: str = Field("", description="host:port for clients inside; on one machine of the first proxy.")
     external: str = Field("", description="host:port for clients outside (spec.proxy.external).")
     members: list[ProxyRow] = Field(default_factory=list, description="A row for each proxy.")
