@@ -103,6 +103,8 @@ async def test_changes_of_others_are_put_back(cluster: Cluster) -> None:
     assert [(r["group"], r["writeQueues"], r["readQueues"]) for r in rows] == [("a", 3, 3), ("b", 3, 3)]
     refused = cluster.gantry("topic", "create", "Orders", "--queues", "2", check=False)
     assert "managed by BrokerTopic orders" in refused.stderr
+    refused = cluster.gantry("rebalance", "Orders", check=False)
+    assert (refused.returncode, "BrokerTopic orders spreads Orders" in refused.stderr) == (1, True)
 
 
 def test_a_group_is_moved_after_a_preview(cluster: Cluster) -> None:
