@@ -763,10 +763,11 @@ class ClusterController:
         for kind, reason, message in proxy_events(before, status.proxy):
             self._events.record(kind, reason, message)
         self._groups.figures.saw(status, members)
+        now = datetime.now(UTC)
         for m in members:
             # Without digits: ages, restarts and amounts change all the time.
             said = re.sub(r"\d+", "", m.problem) if m.status is None else ""
-            if said != self._told.get(m.name, "") and notable(self._pods.pod(m.name), m.problem):
+            if said != self._told.get(m.name, "") and notable(self._pods.pod(m.name), m.problem, now):
                 self._events.record("Warning", "MemberNotRunning", f"{m.name}: {m.problem}")
                 self._told[m.name] = said
             elif m.status is not None:
