@@ -46,6 +46,16 @@ def test_the_schema_is_structural_and_every_field_is_described() -> None:
             assert node.get("description"), f"{path} has no description for kubectl explain"
 
 
+def test_every_path_of_a_column_and_of_scale_is_in_the_schema() -> None:
+    for resource in crd.RESOURCES:
+        known = {path for path, _ in nodes(crd.schema(resource))}
+        scale = crd.crd(resource)["spec"]["versions"][0]["subresources"].get("scale", {})
+        for path in [*scale.values(), *(c["jsonPath"] for c in resource.columns)]:
+            assert path.split("[?")[0] in known or path.startswith(".metadata."), path
+    paths = crd.crd()["spec"]["versions"][0]["subresources"]["scale"]
+    assert paths["specReplicasPath"] == ".spec.proxy.replicas"
+
+
 def test_every_rule_names_its_field_and_what_to_write() -> None:
     rules = [(p, r) for p, n in nodes(crd.schema()) for r in n.get("x-kubernetes-validations", [])]
     assert len(rules) >= 15

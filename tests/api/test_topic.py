@@ -53,6 +53,7 @@ def test_the_definition_is_structural_and_described(resource: crd.Resource) -> N
 def test_names_and_attributes() -> None:
     plain = BrokerTopic.make("orders", "demo")
     named = BrokerTopic.make("orders", "demo", topicName="Orders_1", messageType="Delay", config={"a.b": "X"})
+    assert BrokerTopic.make("orders", "demo", retention="2h").attributes == {"retention.ms": "7200000"}
     assert (plain.topic, plain.attributes) == ("orders", {})
     assert (named.topic, named.attributes) == ("Orders_1", {"a.b": "X", "message.type": "DELAY"})
     assert ConsumerGroup.make("billing", "demo").group == "billing"

@@ -201,6 +201,7 @@ CHANGES = st.one_of(
     st.tuples(st.sampled_from("abc"), st.integers(0, 99)).map(
         lambda t: {"at": 1, "dropTopics": [t[0]], "dropData": t[1]}
     ),
+    st.tuples(st.sampled_from("abc"), st.integers(0, 99)).map(lambda t: {"at": 1, "expired": {t[0]: t[1]}}),
     st.sampled_from("xyz").map(lambda n: {"at": 1, "groups": [SubscriptionGroup(n).to_json()]}),
     st.sampled_from("xyz").map(lambda n: {"at": 1, "dropGroups": [n]}),
     st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 99)).map(
@@ -267,12 +268,12 @@ class TestMetadata:
             once.apply(change)
         for change in changes + changes[min(again, len(changes)) :]:
             twice.apply(change)
-        for name in ("topics", "groups", "offsets", "delay", "timer", "timer_done", "deletion_watermarks"):
+        for name in ("topics", "groups", "offsets", "delay", "timer", "timer_done", "deletion_watermarks", "expired"):
             assert getattr(once, name) == getattr(twice, name)
         copied = Tables()
         for change in once.all_changes(2):
             copied.apply(change)
-        for name in ("topics", "groups", "delay", "timer", "timer_done"):
+        for name in ("topics", "groups", "delay", "timer", "timer_done", "expired"):
             assert getattr(copied, name) == getattr(once, name)
         assert copied.offsets == {key: value for key, value in once.offsets.items() if value}
 
@@ -294,7 +295,7 @@ class TestMetadata:
         for change in later:
             leader.apply(change)
             follower.apply(change)
-        for name in ("topics", "groups", "delay", "timer", "timer_done"):
+        for name in ("topics", "groups", "delay", "timer", "timer_done", "expired"):
             assert getattr(follower, name) == getattr(leader, name)
         for tables in (leader, follower):
             tables.offsets = {key: value for key, value in tables.offsets.items() if value}
@@ -307,6 +308,7 @@ class TestMetadata:
             timer_done={3: {9, 8}},
             settings={"fileReservedTime": ("48", "72")},
             deletion_watermarks={"T": 99},
+            expired={"T": 120},
             ends={"T": {0: 5, 10: 6}},
         )
         meta = Metadata(tables)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
+from gantry_operator.api import BrokerTopic
 from gantry_operator.console.app import MAX_FORM
 from gantry_operator.console.sources import AuditView, SourceError
 
-from tests.console.fake import FakeSource, ReadOnly, Running, running
+from tests.console.fake import FakeSource, NoBrokers, ReadOnly, Running, running
 
 PAGES = ("", "/members", "/topics", "/topics/orders-00000", "/groups", "/groups/billing", "/messages", "/dead",
          "/clients", "/activity", "/actions", "/groups/billing/reset")  # fmt: skip
@@ -102,6 +105,41 @@ def test_a_form_needs_the_token_of_its_session(console: Running) -> None:
         assert "queues is 0: write a number from 1 to 1024" in answer.text
         assert client.post(where, content=b"x" * (MAX_FORM + 1)).status_code == 413
         assert client.get(f"{HERE}/topics", params={"q": "x" * 600}).status_code == 414
+
+
+class KeptResources:
+    """The resources of a cluster without brokers."""
+
+    waits_for, cluster, namespace = "", "fake", "default"
+
+    def __init__(self) -> None:
+        self.made: list[BrokerTopic] = []
+
+    async def list(self, kind: str) -> list[dict[str, Any]]:
+        return []
+
+    async def create(self, resource: BrokerTopic) -> None:
+        self.made.append(resource)
+
+
+@pytest.mark.parametrize(("managed", "topics"), [("", []), ("--managed", [("t-1", "T_1", 3)])])
+def test_a_topic_is_kept_by_a_resource_if_the_form_says_so(managed: str, topics: list[tuple[str, str, int]]) -> None:
+    resources = KeptResources()
+
+    class Target(NoBrokers):
+        @asynccontextmanager
+        async def resources(self) -> AsyncIterator[KeptResources]:
+            yield resources
+
+    source = FakeSource()
+    source.target = Target()
+    with running(source) as console, console.client() as client:
+        until_figures(console)
+        page = client.get(f"{HERE}/actions").text
+        assert "--queues {queues}[ {managed}]" in page
+        form = {"csrf": csrf_of(page), "topic": "T_1", "queues": "3", "managed": managed}
+        assert client.post(f"{HERE}/actions/topic", data=form).status_code == 502, "there are no brokers"
+    assert [(t.name, t.topic, t.spec.queuesPerGroup) for t in resources.made] == topics
 
 
 def test_who_may_only_read_changes_nothing() -> None:

@@ -555,7 +555,8 @@ async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goe
         controller._dirty.set()
         await until(lambda: fake.get("StatefulSet", "demo-b") is None)
         controller._dirty.set()
-        await until(lambda: not [o for o in fake.objects.values() if _of_group(o, "b") and o["kind"] != "Secret"])
+        await until(lambda: not [o for o in fake.objects.values() if _of_group(o, "b")])
+        assert fake.get("Secret", "demo-b-tls") is None
         assert controller._plan is not None
         assert [g.name for g in controller._plan.groups] == ["a"]
         assert set(controller._groups.controllers) == {"a"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import leaving_groups
+from gantry_operator.platforms.kubernetes import leaving_groups, names
 from gantry_operator.platforms.kubernetes.client import KINDS
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.leaving_groups import GroupRemoval, running_cluster
@@ -76,8 +76,10 @@ class Cache:
         """Nothing is kept here."""
 
 
-@pytest.mark.parametrize("reclaim", ["Delete", "Retain"])
-async def test_a_removal_goes_on_after_each_step(reclaim: str) -> None:
+@pytest.mark.parametrize(
+    ("reclaim", "component_of_b"), [("Delete", "certificates"), ("Retain", "certificates"), ("Retain", "of a user")]
+)
+async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: str) -> None:
     ended: list[str] = []
 
     async def end(group: str) -> None:
@@ -92,6 +94,11 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str) -> None:
                 name = f"demo-{group}-{number}"
                 fake.put({"kind": "Pod", "metadata": {"name": name, "namespace": "mq"}})
                 fake.put({"kind": "PersistentVolumeClaim", "metadata": {"name": f"data-{name}", "namespace": "mq"}})
+        for name, component in (("a", "certificates"), ("b", component_of_b)):
+            labels = {names.CLUSTER_LABEL: "demo", names.COMPONENT_LABEL: component}
+            fake.put(
+                {"kind": "Secret", "metadata": {"name": f"demo-{name}-tls", "namespace": "mq", "labels": labels}}
+            )
         caches: Any = {kind: Cache(fake, kind) for kind in KINDS}
 
         def another() -> GroupRemoval:
@@ -113,6 +120,8 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str) -> None:
         assert await another().continue_removal("b"), "a step may be repeated"
         assert fake.get("Lease", "demo-b") is None
         assert fake.get("StatefulSet", "demo-b") is None
+        assert (fake.get("Secret", "demo-b-tls") is None) == (component_of_b == "certificates")
+        assert fake.get("Secret", "demo-a-tls") is not None
         claim = fake.get("PersistentVolumeClaim", "data-demo-b-1")
         assert (claim is None) == (reclaim == "Delete")
         assert claim is None or leaving_groups.DRAINED in claim["metadata"]["annotations"]

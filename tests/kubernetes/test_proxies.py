@@ -210,6 +210,7 @@ def test_rows_and_progress() -> None:
     assert status == ProxyStatus(
         replicas=2,
         readyReplicas=1,
+        selector=",".join(f"{k}={v}" for k, v in sorted(deployment["spec"]["selector"]["matchLabels"].items())),
         address="demo-proxy.mq.svc:8081",
         members=[
             ProxyRow(name="demo-proxy-a"),

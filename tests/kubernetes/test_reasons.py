@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import volumes
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.member_state import lacking, node_lost, why_not
+from gantry_operator.platforms.kubernetes.member_state import lacking, node_lost, notable, why_not
 from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons, in_words, newest_warning
 
 from tests.kubernetes.fake_api import FakeApi
@@ -38,6 +39,7 @@ def test_the_newest_warning_about_the_object_counts() -> None:
         event("new", "2026-01-01T00:00:05Z"),
         event("another set", "2026-01-01T00:00:09Z", "demo-b"),
         event("fine", "2026-01-01T00:00:09Z", type="Normal"),
+        event("Startup probe failed: connection refused", "2026-01-01T00:00:08Z", reason="Unhealthy"),
         event("repeated", "2026-01-01T00:00:01Z", series={"lastObservedTime": "2026-01-01T00:00:07.123456Z"}),
     ]
     assert newest_warning(found, "StatefulSet", "demo-a") == "repeated"
@@ -80,6 +82,25 @@ def test_states_of_containers_are_explained() -> None:
     unplaced = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}])
     said = why_not(unplaced, "", "", "no class")
     assert said == "not scheduled: 0/3 nodes are available; its volume claim: no class"
+
+
+def test_what_passes_by_itself_is_an_event_only_after_the_time_of_a_start() -> None:
+    made = datetime(2026, 1, 1, tzinfo=UTC)
+    begins = pod(containerStatuses=[{"state": {"waiting": {"reason": "ContainerCreating"}}}])
+    begins["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    unplaced = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "unbound claims"}])
+    unplaced["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    crashed = pod(containerStatuses=[{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}])
+    crashed["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    for seconds, events in ((1, [False, False, False, True]), (31, [True, False, True, True])):
+        now = made + timedelta(seconds=seconds)
+        assert [
+            notable(begins, why_not(begins, "", 'secret "x" not found'), now),
+            notable(begins, why_not(begins, ""), now),
+            notable(unplaced, why_not(unplaced, ""), now),
+            notable(crashed, why_not(crashed, ""), now),
+        ] == events
+    assert not notable(pod(), "no connection in time", made), "the failover says so"
 
 
 def test_a_lost_node_is_named() -> None:

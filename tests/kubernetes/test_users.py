@@ -165,6 +165,7 @@ async def test_the_annotation_rotates_the_key(rig: Rig) -> None:
         second = rig.secret("demo-user-orders")["secretKey"]
         assert rig.table()["orders"] == [second, first]
         await until(lambda: rig.status("orders")["keys"] == 2)
+        assert rig.status("orders")["superUser"] is False
         assert rig.status("orders")["oldKeyExpires"] == "2023-11-14T23:13:20Z"
         await until(lambda: "KeyRotated" in rig.reasons())
         rig.now += 3600

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.client import Admin, Consumer, FromWhere, ReceivedMessage
 from gantry_broker.protocol.bodies import TopicConfig
+from gantry_operator.api import BrokerTopic
 
 from tests.local.cluster import Cluster, Load, take_down
 from tests.local.test_groups import until
@@ -19,6 +20,9 @@ pytestmark = pytest.mark.timeout(300)
 def test_queues_are_spread_under_load(tmp_path: Path) -> None:
     groups = [{"name": name, "members": 1} for name in "ab"]
     cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=groups)
+    managed = BrokerTopic.make("kept", "t", topicName="Kept", queues=3)
+    document = json.dumps(managed.model_dump(mode="json", exclude={"status"}, exclude_none=True))
+    cluster.file.write_text(f"{cluster.file.read_text()}\n---\n{document}")
     try:
         cluster.up()
         asyncio.run(_rebalance(cluster))
@@ -48,7 +52,11 @@ async def _rebalance(cluster: Cluster) -> None:
     ):
         await consumer.subscribe("Orders", handle)
         await load.more(200)
-        shown = await gantry("Orders", "--dry-run")
+        refused = await asyncio.to_thread(cluster.gantry, "rebalance", "Kept", check=False)
+        assert refused.returncode == 1
+        assert "BrokerTopic kept spreads Kept" in refused.stderr
+        shown = await gantry("Orders", "Kept", "--dry-run")
+        assert shown["managed"] == ["Kept"]
         assert [(q["group"], q["write"], q["wanted"]) for q in shown["queues"]] == [("a", 8, 5), ("b", 2, 5)]  # type: ignore[attr-defined]
         done = await gantry("Orders", "--timeout", "60")
         assert done["waiting"] == []

@@ -38,10 +38,13 @@ def billing(**spec: Any) -> ConsumerGroup:
     return ConsumerGroup.make("billing", "t", **spec)
 
 
+SHORT = BrokerTopic.make("short", "t", queuesPerGroup=1, retention="1m")
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("topics"), **SPEC)
-    write(made, orders(queues=6, messageType="Normal"), billing(retryMax=3))
+    write(made, orders(queues=6, messageType="Normal", retention="2h"), SHORT, billing(retryMax=3))
     try:
         made.up()
         yield made
@@ -83,7 +86,9 @@ def test_the_manifest_makes_a_topic_and_a_group(cluster: Cluster) -> None:
     cluster.until("it is ready", lambda: condition(cluster, "topic", "orders").get("status") == "True")
     cluster.until("it is ready", lambda: condition(cluster, "group", "billing").get("status") == "True")
     assert queues(cluster) == {"a": (3, 3), "b": (3, 3)}
-    assert shown(cluster, "topic", "Orders")["attributes"] == {"message.type": "NORMAL"}
+    assert shown(cluster, "topic", "Orders")["attributes"] == {"message.type": "NORMAL", "retention.ms": "7200000"}
+    cluster.until("the other one is ready", lambda: condition(cluster, "topic", "short").get("status") == "True")
+    cluster.gantry("produce", "short", "--count", "4")
     assert listed(cluster, "topic")["Orders"]["resource"] == "orders"
     assert listed(cluster, "group")["billing"]["resource"] == "billing"
     assert {r["retryMax"] for r in shown(cluster, "group", "billing")["groups"]} == {3}
@@ -98,6 +103,8 @@ async def test_changes_of_others_are_put_back(cluster: Cluster) -> None:
     assert [(r["group"], r["writeQueues"], r["readQueues"]) for r in rows] == [("a", 3, 3), ("b", 3, 3)]
     refused = cluster.gantry("topic", "create", "Orders", "--queues", "2", check=False)
     assert "managed by BrokerTopic orders" in refused.stderr
+    refused = cluster.gantry("rebalance", "Orders", check=False)
+    assert (refused.returncode, "BrokerTopic orders spreads Orders" in refused.stderr) == (1, True)
 
 
 def test_a_group_is_moved_after_a_preview(cluster: Cluster) -> None:
@@ -168,3 +175,17 @@ def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Cluster) ->
     assert "Orders" not in listed(cluster, "topic")
     assert "being deleted" in cluster.gantry("group", "delete", "billing").stdout
     cluster.until("the group is gone", lambda: "billing" not in statuses(cluster, "group"), 60)
+
+
+async def test_messages_beyond_their_topics_retention_are_not_readable(cluster: Cluster) -> None:
+    """They were sent by the first test. Since then another member leads, and no resource manages the topic."""
+
+    async def readable() -> dict[str, int]:
+        async with Admin(cluster.name_servers) as admin:
+            stats = await admin.topic_stats("short")
+        return {queue.broker: offsets.max_offset - offsets.min_offset for queue, offsets in stats.items()}
+
+    async with asyncio.timeout(90):
+        while any((await readable()).values()):
+            await asyncio.sleep(0.5)
+    assert len(await readable()) == 2

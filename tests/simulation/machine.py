@@ -67,6 +67,7 @@ DEFAULT: dict[str, float] = {
     "expire": 0.3,
     "lie": 0.15,
     "lose_leadership": 0,
+    "hibernate": 0,
 }
 
 MakeOperator = Callable[[World, str], Operator]
@@ -252,6 +253,10 @@ class Schedule:
             self._say(f"{member.name} starts")
             member.paused = False
             member.start()
+
+    def _hibernate(self) -> None:
+        self._say("the group hibernates")
+        self.world.hibernate()
 
     def _cut_off(self) -> None:
         names = [m.name for m in self.world.members] + [o.name for o in self.operators]

@@ -63,6 +63,11 @@ PROFILES: dict[str, Kind] = {
         Profile(weights={"lose_leadership": 0.4, "think": 8, "swap": 8, "poll": 14, "read": 8}, operators=1),
         DecidingOperator,
     ),
+    # The whole group stops in order and returns, member after member, while others fail.
+    "decided-hibernation": Kind(
+        Profile(steps=300, weights={"hibernate": 2, "restart": 14, "think": 8, "swap": 8, "poll": 14, "assign": 12}),
+        DecidingOperator,
+    ),
 }
 
 RAFT_PROFILES: dict[str, RaftProfile] = {
@@ -77,6 +82,8 @@ RAFT_PROFILES: dict[str, RaftProfile] = {
         steps=400,
         weights={"transfer": 10, "tick": 22, "fetch": 22, "flush": 18, "send": 5, "expire": 2, "gone": 2},
     ),
+    # The whole group stops in order and returns, member after member, while others fail.
+    "raft-hibernation": RaftProfile(steps=400, weights={"hibernate": 1.5, "restart": 14, "tick": 24, "gone": 2}),
     # Members come and go while the network parts.
     "raft-changes": RaftProfile(
         members=3, weights={"remove": 6, "cut_off": 3, "heal": 0.4, "gone": 3, "tick": 28, "wipe": 0.3}

@@ -141,6 +141,7 @@ RAFT: dict[str, float] = {
     "transfer": 0.6,
     "remove": 0.3,
     "expire": 0.4,
+    "hibernate": 0,
 }
 
 
@@ -273,6 +274,10 @@ class RaftSchedule:
             self._say(f"{member.name} starts")
             member.paused = False
             member.start()
+
+    def _hibernate(self) -> None:
+        self._say("the group hibernates")
+        self.world.hibernate()
 
     def _cut_off(self) -> None:
         if len(self.world.members) > 1:

@@ -15,6 +15,7 @@ from tests.simulation.machine import Profile, draw, run_seed
 from tests.simulation.model_log import ModelLog
 from tests.simulation.mutants import RULES, planted
 from tests.simulation.profiles import PROFILES
+from tests.simulation.world import World
 
 SCHEDULES = int(os.environ.get("GANTRY_SCHEDULES", "20000"))
 """The number of schedules of all these tests together, mutants aside."""
@@ -100,6 +101,22 @@ def test_a_restart_that_loses_the_newest_records_under_async_is_found(monkeypatc
     for seed in range(600):
         violation = run_seed(seed, profile=ASYNC)
         if violation is not None and str(violation).startswith("(f) "):
+            return
+    pytest.fail("no schedule finds it")
+
+
+def test_a_hibernation_that_loses_the_newest_records_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark of a clean stop then says what is not so."""
+
+    def without_flush(world: World) -> None:
+        for member in world.members:
+            member.crash(lose_tail=True)
+            member.clean = True
+
+    monkeypatch.setattr(World, "hibernate", without_flush)
+    kind = PROFILES["decided-hibernation"]
+    for seed in range(600):
+        if run_seed(seed, profile=kind.profile, make_operator=kind.operator) is not None:
             return
     pytest.fail("no schedule finds it")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.pull.filters import Filters
     from gantry_broker.broker.pull.held import HeldPulls
     from gantry_broker.broker.pull.service import PullService
-    from gantry_broker.broker.retention import LogRetention
+    from gantry_broker.broker.retention import LogRetention, TopicRetention
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import MessageCounts, Stats
     from gantry_broker.broker.topic_routes import TopicRoutes
@@ -60,6 +60,7 @@ class BrokerContext:
     """Milliseconds of each delay level, level 1 first."""
     writer: LogWriter
     retention: LogRetention
+    topic_retention: TopicRetention
     log_repair: LogRepair
 
     replication: ReplicationService

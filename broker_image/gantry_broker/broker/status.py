@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gantry_broker.broker.metadata.tables import DRAIN, JOINED
 from gantry_broker.http.models import AccessStatus, DiskStatus, GroupMarks, MemberStatus, Rates
+from gantry_broker.version import VERSION
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -45,5 +46,6 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         address=broker.role.address,
         pid=os.getpid(),
         started_ms=broker.started_ms,
+        release=VERSION,
         **fields,
     )

@@ -47,7 +47,7 @@ from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.pull.service import PullService
 from gantry_broker.broker.pull.slave_reads import SlaveReads
 from gantry_broker.broker.registrar import Registrar
-from gantry_broker.broker.retention import LogRetention
+from gantry_broker.broker.retention import LogRetention, TopicRetention
 from gantry_broker.broker.role import RoleState
 from gantry_broker.broker.send.sender import Sender
 from gantry_broker.broker.stats import MessageCounts, Stats
@@ -166,6 +166,7 @@ def wire(
     live_settings = LiveSettings(config.settings, settings, meta, changes, role, events)
     creation = OnDemandCreation(settings, meta, changes, role=role, health=health, slices=slices, clock=clock)
     retention = LogRetention(store, meta, replication, clock)
+    topic_retention = TopicRetention(store, meta, changes, role, health, clock)
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
         next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
@@ -204,6 +205,7 @@ def wire(
         delay_levels=delay_levels,
         writer=writer,
         retention=retention,
+        topic_retention=topic_retention,
         log_repair=log_repair,
         replication=replication,
         role=role,
@@ -274,6 +276,7 @@ def wire(
             PeriodicTask("dead letters", lambda: 5_000, lambda now: dead_letters.look()),
             PeriodicTask("disk forecast", lambda: FORECAST_MS, lambda now: disk_forecast.note(now, store.disk().free)),
             PeriodicTask("retention", lambda: 10_000, lambda now: retention.expire()),
+            PeriodicTask("retention of topics", lambda: 10_000, lambda now: topic_retention.expire()),
         ],
         clock,
     )

@@ -286,6 +286,7 @@ class MemberStatus(_Model):
     address: str = ""
     pid: int = 0
     started_ms: int = Field(0, description="Start of the process, Unix milliseconds.")
+    release: str = Field("", description="The version of Gantry that it runs; empty: older than 0.1.")
 
 
 class SegmentInfo(_Model):

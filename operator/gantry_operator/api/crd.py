@@ -47,7 +47,7 @@ COLUMNS: list[dict[str, Any]] = [
 USER_COLUMNS: list[dict[str, Any]] = [
     {"name": "Cluster", "type": "string", "jsonPath": ".spec.cluster", "description": "Its cluster."},
     {"name": "AccessKey", "type": "string", "jsonPath": ".status.accessKey", "description": "The name in clients."},
-    {"name": "Super", "type": "boolean", "jsonPath": ".spec.superUser", "description": "May do everything."},
+    {"name": "Super", "type": "boolean", "jsonPath": ".status.superUser", "description": "May do everything."},
     {
         "name": "Ready",
         "type": "string",
@@ -122,13 +122,20 @@ class Resource:
     singular: str
     short_name: str
     columns: list[dict[str, Any]]
+    scale: dict[str, str] | None = None
+    """The paths of the subresource `scale`. It has no paths into lists, so broker groups cannot be in it."""
 
     @property
     def file_name(self) -> str:
         return f"{self.plural}.{GROUP}.yaml"
 
 
-CLUSTER = Resource(BrokerCluster, cluster.KIND, cluster.PLURAL, cluster.SINGULAR, cluster.SHORT_NAME, COLUMNS)
+PROXIES = {
+    "specReplicasPath": ".spec.proxy.replicas",
+    "statusReplicasPath": ".status.proxy.replicas",
+    "labelSelectorPath": ".status.proxy.selector",
+}
+CLUSTER = Resource(BrokerCluster, cluster.KIND, cluster.PLURAL, cluster.SINGULAR, cluster.SHORT_NAME, COLUMNS, PROXIES)
 USER = Resource(user.BrokerUser, user.KIND, user.PLURAL, user.SINGULAR, user.SHORT_NAME, USER_COLUMNS)
 TOPIC = Resource(topic.BrokerTopic, topic.KIND, topic.PLURAL, topic.SINGULAR, topic.SHORT_NAME, TOPIC_COLUMNS)
 CONSUMER_GROUP = Resource(
@@ -165,7 +172,7 @@ def crd(resource: Resource = CLUSTER) -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}} | ({} if resource.scale is None else {"scale": resource.scale}),
                     "additionalPrinterColumns": copy.deepcopy(resource.columns),
                     "schema": {"openAPIV3Schema": schema(resource)},
                 }

@@ -117,6 +117,7 @@ class ProxyStatus(_Status):
 
     replicas: int = Field(0, description="Wanted proxies.")
     readyReplicas: int = Field(0, description="Ready proxies.")
+    selector: str = Field("", description="Labels of their pods, for `kubectl scale` and autoscalers.")
     address: str = Field("", description="host:port for clients inside; on one machine of the first proxy.")
     external: str = Field("", description="host:port for clients outside (spec.proxy.external).")
     members: list[ProxyRow] = Field(default_factory=list, description="A row for each proxy.")
@@ -167,6 +168,7 @@ class VersionStatus(_Status):
     operator: str = Field("", description="Version of the operator.")
     image: str = Field("", description="Image that brokers and NameServers are to run.")
     former: list[str] = Field(default_factory=list, description="Other images that pods still run.")
+    brokers: list[str] = Field(default_factory=list, description="Versions that the brokers report.")
     protocol: str = Field("", description="Version of RocketMQ whose protocol the brokers speak.")
 
 

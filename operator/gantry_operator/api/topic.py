@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
+from gantry_broker.broker.metadata.attributes import MIN_RETENTION_MS, RETENTION
 from gantry_broker.protocol.codes import TOPIC_MAX_LENGTH, Perm
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api import names
-from gantry_operator.api.base import TOPIC, Model, Rule
+from gantry_operator.api.base import TOPIC, Model, Rule, Window, parse_duration
 from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
 
 KIND = "BrokerTopic"
@@ -75,6 +76,11 @@ class BrokerTopicSpec(Model):
     messageType: MessageType | None = Field(
         None, description="RocketMQ 5's type of the topic's messages, its attribute message.type."
     )
+    retention: Window | None = Field(
+        None, max_length=8,
+        description="How long messages are readable, 1m or more: an upper bound. They leave the disk with the log, after "
+        "spec.broker.fileReservedTime of the cluster, which is another upper bound.",
+    )  # fmt: skip
     config: dict[str, Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=dict, max_length=MAX_ATTRIBUTES,
         description="Other attributes of the topic, by name. An attribute that leaves the list is removed.",
@@ -116,6 +122,18 @@ class BrokerTopicSpec(Model):
             f"config has {MESSAGE_TYPE}: write messageType instead",
             lambda s: MESSAGE_TYPE not in s.config,
             "config",
+        ),
+        Rule(
+            f"!has(self.config) || !('{RETENTION}' in self.config)",
+            f"config has {RETENTION}: write retention instead",
+            lambda s: RETENTION not in s.config,
+            "config",
+        ),
+        Rule(
+            r"!has(self.retention) || !self.retention.matches(r'^(0+[smhd]|0*[1-5]?\ds)$')",
+            "retention is too short: write 1m or more",
+            lambda s: s.retention is None or parse_duration(s.retention) * 1000 >= MIN_RETENTION_MS,
+            "retention",
         ),
     )
     transitions: ClassVar[tuple[dict[str, str], ...]] = (names.fixed("topicName", KIND),)
@@ -212,8 +230,13 @@ class BrokerTopic(Model):
     @property
     def attributes(self) -> dict[str, str]:
         """All attributes of the spec."""
-        kind = self.spec.messageType
-        return dict(self.spec.config) | ({} if kind is None else {MESSAGE_TYPE: kind.upper()})
+        kind, retention = self.spec.messageType, self.spec.retention
+        found = dict(self.spec.config)
+        if kind is not None:
+            found[MESSAGE_TYPE] = kind.upper()
+        if retention is not None:
+            found[RETENTION] = str(int(parse_duration(retention) * 1000))
+        return found
 
     @classmethod
     def make(cls, name: str, cluster: str, namespace: str = "default", **spec: Any) -> BrokerTopic:

@@ -182,6 +182,7 @@ class BrokerUserStatus(BaseModel):
 
     observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     accessKey: str = Field("", description="The user's name in clients.")
+    superUser: bool = Field(False, description="Whether the spec makes it a super user.")
     secret: str = Field("", description="Name of the Secret with the keys.")
     keys: int = Field(0, description="Number of valid secret keys: 2 during the overlap of a rotation.")
     oldKeyExpires: str | None = Field(None, description="Time at which the former secret key becomes invalid.")

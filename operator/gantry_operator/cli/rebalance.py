@@ -10,7 +10,8 @@ from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Perm
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import console, print_json
+from gantry_operator.cli.output import console, note, print_json
+from gantry_operator.cli.resources import names_of
 from gantry_operator.cli.target import Target, run_async
 from gantry_operator.drain.rebalance import Change, Queues, changes, proposal, surplus_is_empty
 
@@ -28,7 +29,14 @@ def rebalance(
     """Show the proposal, and carry it out. Raises CliError."""
     if bool(topics) == all_topics:
         raise CliError("name the topics, or write --all", Exit.USAGE)
-    rows, left = run_async(_run(target, topics, per_group, dry_run, timeout_s))
+    managed = run_async(_managed(target, topics))
+    if topics and not set(topics) - managed.keys():
+        raise CliError("; ".join(_spread_by_resource(name, managed[name]) for name in topics))
+    left_out = [name for name in topics if name in managed] or ([] if topics else sorted(managed))
+    for name in left_out:
+        note(f"left out: {_spread_by_resource(name, managed[name])}")
+    chosen = [name for name in topics if name not in managed]
+    rows, left = run_async(_run(target, chosen, frozenset(managed), per_group, dry_run, timeout_s))
     if as_json:
         print_json(
             {
@@ -36,6 +44,7 @@ def rebalance(
                     {"topic": r.topic, "group": r.group, "write": r.write, "read": r.read, "wanted": r.wanted}
                     for r in rows
                 ],
+                "managed": left_out,
                 "carriedOut": not dry_run,
                 "waiting": left,
             }
@@ -60,12 +69,26 @@ def _show(rows: list[Queues], dry_run: bool, left: list[str]) -> None:
         print("these queues take no messages any more; run the command again when consumers have read them")
 
 
+def _spread_by_resource(topic: str, resource: str) -> str:
+    return (
+        f"BrokerTopic {resource} spreads {topic} over the groups, and would undo it: change spec.queues or "
+        "spec.queuesPerGroup there"
+    )
+
+
+async def _managed(target: Target, names: list[str]) -> dict[str, str]:
+    """Topics that resources manage, and the resource of each: of these names, or all."""
+    async with target.resources() as found:
+        owners = names_of(await found.list("BrokerTopic"), "topicName")
+    return {topic: owner for topic, owner in owners.items() if not names or topic in names}
+
+
 async def _run(
-    target: Target, names: list[str], per_group: int | None, dry_run: bool, timeout_s: float
+    target: Target, names: list[str], managed: frozenset[str], per_group: int | None, dry_run: bool, timeout_s: float
 ) -> tuple[list[Queues], list[str]]:
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
         masters = await _taking(admin)
-        found = await _read(admin, masters, names)
+        found = await _read(admin, masters, names, managed)
         rows = proposal(found, masters, per_group)
         if dry_run:
             return rows, []
@@ -82,7 +105,7 @@ async def _run(
             if not waiting or time.monotonic() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
-        after = await _read(admin, masters, names)
+        after = await _read(admin, masters, names, managed)
         wanted = {(row.topic, row.group): row.wanted for row in rows}
         rows = [
             Queues(topic, group, config.write_queues, config.read_queues, wanted[topic, group])
@@ -105,12 +128,12 @@ async def _taking(admin: Admin) -> dict[str, str]:
     return found
 
 
-async def _read(admin: Admin, masters: dict[str, str], names: list[str]) -> Topics:
-    """The chosen topics by group, or all topics of users. One call for each group."""
+async def _read(admin: Admin, masters: dict[str, str], names: list[str], managed: frozenset[str]) -> Topics:
+    """The chosen topics by group, or all topics of users that no resource manages. One call for each group."""
     found: Topics = {}
     for group, address in masters.items():
         for name, config in (await admin.topic_config(address)).topics.items():
-            if name in names or (not names and _of_users(name, masters)):
+            if name in names or (not names and name not in managed and _of_users(name, masters)):
                 found.setdefault(name, {})[group] = config
     missing = sorted(set(names) - found.keys())
     if missing:

@@ -6,8 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
+from gantry_operator.cluster import upgrade_check
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.cluster.upgrade_check import Running
 from gantry_operator.plan import MemberState, Step, next_step
 from gantry_operator.platforms.base import Deployment, Event, ReplacementPlatform
 
@@ -48,6 +51,25 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
     return out
 
 
+def running_members(states: Sequence[MemberState], controller: GroupController) -> list[Running]:
+    """The members of a group that answer, for `upgrade_check`."""
+    out = []
+    for state in states:
+        watch = controller.watches.get(state.number)
+        if watch is not None and watch.reach == "ok" and watch.status is not None:
+            release = str(watch.status.get("release", ""))
+            out.append(Running(state.name, release, state.outdated, watch.status.get("disk")))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """Members get another version. `target`: the new one; empty: not known. `operator`: that of this process."""
+
+    target: str
+    operator: str
+
+
 class RollingChange:
     """The rolling changes of one cluster. `on_event` receives events; `on_news` is called when `progress` changes."""
 
@@ -58,8 +80,13 @@ class RollingChange:
         on_event: Callable[[Event], None],
         on_news: Callable[[], None] = lambda: None,
         hold: Callable[[], str] = lambda: "",
+        upgrade: Callable[[str, Sequence[Running]], Upgrade | None] = lambda group, members: None,
     ) -> None:
-        """`hold`: why changes that are not urgent have to wait now; empty: they need not."""
+        """`hold`: why changes that are not urgent have to wait now; empty: they need not. `upgrade`: whether the
+        outdated members of a group get another version.
+        """
+        self.refused: dict[str, str] = {}
+        """By group: why its members get no other version, though the spec says so."""
         self.progress: dict[str, str] = {}
         """By group: the step that is being done or waited for."""
         self.joining: set[str] = set()
@@ -69,6 +96,7 @@ class RollingChange:
         self._on_event = on_event
         self._on_news = on_news
         self._hold = hold
+        self._upgrade = upgrade
         self._requested = ""
         self._wake = asyncio.Event()
 
@@ -108,9 +136,11 @@ class RollingChange:
                 continue
             known |= {d.name for d in deployments}
             busy = await self._step(group, deployments) or busy
-        if not busy and not self._hold():
+        if not busy and not self.refused and not self._hold():
             busy = await self._platform.finish_change()
         self.joining &= known
+        for group in self.refused.keys() - set(self._controllers):
+            del self.refused[group]
         if not self._wake.is_set():  # A change that came during this round is not done yet.
             self._requested = ""
         return busy or bool(self.joining)
@@ -127,6 +157,8 @@ class RollingChange:
                 outdated = ", ".join(m.name for m in states if m.outdated)
                 self._note(group, Step("wait", f"{outdated}: the change {held}"))
                 return False
+        if self._refuses(group, step, states, controller):
+            return False
         self._note(group, step)
         if step.kind == "replace":
             await self._replace(group, step, states, deployments)
@@ -137,6 +169,31 @@ class RollingChange:
             except SwitchoverFailed as error:
                 self._on_event(Event("Warning", "SwitchoverFailed", f"{error}; it is tried again", group))
         return step.kind != "done"
+
+    def _refuses(
+        self, group: str, step: Step, states: Sequence[MemberState], controller: GroupController
+    ) -> bool:
+        """Whether the step brings another version to a group that is not ready for it. A member that leaves, or does
+        not work, may go.
+        """
+        why = ""
+        if step.kind in ("replace", "handover") and not step.urgent and not any(m.leaving for m in states):
+            members = running_members(states, controller)
+            upgrade = self._upgrade(group, members)
+            if upgrade is not None:
+                why = upgrade_check.why_not(members, upgrade.target, upgrade.operator)
+        elif step.kind == "wait" and group in self.refused:
+            return True  # Members are away for a moment: what was refused stays so.
+        if why == self.refused.get(group, ""):
+            return bool(why)
+        if why:
+            self.refused[group] = why
+            self._on_event(Event("Warning", "UpgradeRefused", why, group))
+            self._note(group, Step("done", ""))
+        else:
+            del self.refused[group]
+        self._on_news()
+        return bool(why)
 
     async def _replace(
         self, group: str, step: Step, states: Sequence[MemberState], deployments: Sequence[Deployment]

@@ -477,9 +477,10 @@ def make_app(
     @app.post("/c/{space}/{name}/actions/topic")
     async def make_topic(request: Request, change: Change) -> Response:
         place, form = change
-        name, queues = _one(form, "topic"), _number(form, "queues", 1, 1024)
-        said = await do.make_topic(place.source, name, queues)
-        command = do.gantry(place.source, "topic", "create", name, "--queues", str(queues))
+        name, queues, managed = _one(form, "topic"), _number(form, "queues", 1, 1024), bool(_one(form, "managed"))
+        said = await do.make_topic(place.source, name, queues, managed)
+        more = ["--managed"] if managed else []
+        command = do.gantry(place.source, "topic", "create", name, "--queues", str(queues), *more)
         return _done(page, request, place, "actions", said, command, f"{place.snapshot.key.path}/actions")
 
     @app.post("/c/{space}/{name}/actions/user")

@@ -230,10 +230,10 @@ async def switchover(source: Source, group: str, to: str | None) -> str:
         return await source.target.switchover(group, to)
 
 
-async def make_topic(source: Source, topic: str, queues: int) -> str:
-    """Raises OperationError."""
+async def make_topic(source: Source, topic: str, queues: int, managed: bool) -> str:
+    """`managed`: by a BrokerTopic, which is made. Raises OperationError."""
     async with one_line_errors():
-        groups = await create_topic(source.target, topic, queues)
+        groups = await create_topic(source.target, topic, queues, managed)
     return f"{topic}: {queues} queues in {', '.join(groups)}"
 
 

@@ -178,6 +178,7 @@ def consumed_by(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 def clean_queues(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Runs retention at once. Retention truncates the queues together with the log."""
     broker.retention.expire()
+    broker.topic_retention.expire()
     return ok(frame)
 
 

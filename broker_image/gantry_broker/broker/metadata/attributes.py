@@ -13,6 +13,9 @@ from gantry_broker.protocol.headers import BadField
 
 MESSAGE_TYPE: Final = "message.type"
 MIXED: Final = "MIXED"
+RETENTION: Final = "retention.ms"
+"""Gantry's own: messages of the topic are readable for this time at most."""
+MIN_RETENTION_MS: Final = 60_000
 MAX_LONG: Final = (1 << 63) - 1
 
 
@@ -42,8 +45,17 @@ ATTRIBUTES: Final = {
     "queue.type": Attribute(_one_of("SimpleCQ"), "SimpleCQ (BatchCQ is not supported)", False),
     "cleanup.policy": Attribute(_one_of("DELETE"), "DELETE (COMPACTION is not supported)", False),
     "reserve.time": Attribute(_number(-1, MAX_LONG), "a whole number of -1 or more", True),
+    RETENTION: Attribute(
+        _number(MIN_RETENTION_MS, MAX_LONG), f"milliseconds: a whole number of {MIN_RETENTION_MS} or more", True
+    ),
     "lite.topic.expiration": Attribute(_number(-1, 43_200), "a whole number from -1 to 43200", True),
 }
+
+
+def retention_ms(attributes: Mapping[str, str]) -> int | None:
+    """Returns how long messages of a topic with these attributes are readable; None: as long as the log has them."""
+    text = attributes.get(RETENTION, "")
+    return int(text) if ATTRIBUTES[RETENTION].valid(text) else None
 
 
 def parsed(text: str) -> dict[str, str]:

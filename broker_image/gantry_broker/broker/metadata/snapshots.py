@@ -78,6 +78,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
                 "settings": tables.settings,
                 "marks": tables.marks,
                 "deletionWatermarks": tables.deletion_watermarks,
+                "expired": tables.expired,
                 "ends": tables.ends,
                 "modes": tables.modes,
             },
@@ -130,6 +131,7 @@ def load(directory: Path) -> Snapshot | None:
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
         tables.marks = {str(name): str(value) for name, value in fields.map("marks").items()}
         tables.deletion_watermarks = {str(name): int(below) for name, below in fields.map("deletionWatermarks").items()}
+        tables.expired = {str(name): int(below) for name, below in fields.map("expired").items()}
         tables.ends = _by_queue(fields, "ends")
         tables.modes = {str(key): (str(pair[0]), int(pair[1])) for key, pair in fields.map("modes").items()}
 

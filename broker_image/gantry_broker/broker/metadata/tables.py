@@ -66,6 +66,7 @@ class Tables:
     - `timer_done`: bucket to the delivered offsets above that
     - `settings`: name to (value, the resource's value at the change), see `live_settings`
     - `deletion_watermarks`: topic to the offset of the log below which its deletion hides records
+    - `expired`: topic to the offset of the log below which its retention hides records, see `retention`
     - `marks`: what the control plane noted about the broker group, by name (`DRAIN`, `JOINED`)
     - `ends`: topic to queue to the next queue offset, for queues without records
     - `modes`: "topic@group" to (PULL or POP, queues that members share), as SET_MESSAGE_REQUEST_MODE set them
@@ -79,6 +80,7 @@ class Tables:
     timer_done: dict[int, set[int]] = field(default_factory=dict)
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     deletion_watermarks: dict[str, int] = field(default_factory=dict)
+    expired: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Offsets] = field(default_factory=dict)
     modes: dict[str, tuple[str, int]] = field(default_factory=dict)
     marks: dict[str, str] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class Tables:
             {bucket: set(done) for bucket, done in self.timer_done.items()},
             dict(self.settings),
             dict(self.deletion_watermarks),
+            dict(self.expired),
             {topic: dict(queues) for topic, queues in self.ends.items()},
             dict(self.modes),
             dict(self.marks),
@@ -115,6 +118,9 @@ class Tables:
             shaped = self.topics.pop(name, None) is not None or shaped
             if change.get("dropData", 0) > self.deletion_watermarks.get(name, 0):
                 self.deletion_watermarks[name] = change["dropData"]
+        for name, below in change.get("expired", {}).items():
+            if below > self.expired.get(name, 0):
+                self.expired[name] = below
         for name, queues in change.get("ends", {}).items():
             self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
         permission = "brokerPermission"
@@ -205,6 +211,8 @@ class Tables:
                 yield {"at": now_ms, "timerDone": {str(bucket): [offset for offset in offsets if offset in done]}}
         for keys in _chunks(list(self.modes)):
             yield {"at": now_ms, "modes": {key: list(self.modes[key]) for key in keys if key in self.modes}}
+        for names in _chunks(list(self.expired)):
+            yield {"at": now_ms, "expired": {name: self.expired[name] for name in names if name in self.expired}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
         if self.marks:
@@ -239,6 +247,10 @@ def _chunks(items: list[Any]) -> Iterator[list[Any]]:
         yield items[start : start + CHUNK]
 
 
+def _above(start: int, watermarks: Mapping[str, int]) -> dict[str, int]:
+    return {topic: below for topic, below in watermarks.items() if below > start}
+
+
 def _text_keys(table: Mapping[int, int]) -> dict[str, int]:
     return {str(key): value for key, value in table.items()}
 
@@ -269,7 +281,9 @@ class Metadata:
         self.changed = False
         """The confirmed view is newer than its snapshot."""
         self.on_drop: Callable[[str, int], None] = lambda topic, below: None
-        """Called when the deletion of a topic is confirmed: its records below that offset are hidden."""
+        """Called when the deletion of a topic, or the end of its records' retention, is confirmed: its records below
+        that offset are hidden.
+        """
         self.on_ends: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
         """Called with the queue ends of a confirmed record: a queue whose records have expired continues there."""
         self.on_commit: Callable[[str, int, int], None] = lambda key, queue_id, offset: None
@@ -309,19 +323,20 @@ class Metadata:
             return False
         self.changed = True
         shaped = self.confirmed.apply(change)
-        self._report_watermarks(change.get("dropTopics", ()))
+        self._report_watermarks((*change.get("dropTopics", ()), *change.get("expired", ())))
         self._report_ends({topic: self.confirmed.ends[topic] for topic in change.get("ends", ())})
         return shaped
 
     def report(self) -> None:
-        """Reports all deletion watermarks and queue ends to a newly opened store."""
-        self._report_watermarks(self.confirmed.deletion_watermarks)
+        """Reports all watermarks and queue ends to a newly opened store."""
+        self._report_watermarks({**self.confirmed.deletion_watermarks, **self.confirmed.expired})
         self._report_ends(self.confirmed.ends)
 
     def _report_watermarks(self, topics: Iterable[str]) -> None:
         for topic in topics:
-            if topic in self.confirmed.deletion_watermarks:
-                self.on_drop(topic, self.confirmed.deletion_watermarks[topic])
+            for table in (self.confirmed.deletion_watermarks, self.confirmed.expired):
+                if topic in table:
+                    self.on_drop(topic, table[topic])
 
     def _report_ends(self, ends: Mapping[str, Offsets]) -> None:
         for topic, queues in ends.items():
@@ -331,9 +346,8 @@ class Metadata:
     def forget_deletions(self, start: int) -> None:
         """Forgets the watermarks at or below `start`, the start of the log."""
         for tables in (self.confirmed, self.working):
-            tables.deletion_watermarks = {
-                topic: below for topic, below in tables.deletion_watermarks.items() if below > start
-            }
+            tables.deletion_watermarks = _above(start, tables.deletion_watermarks)
+            tables.expired = _above(start, tables.expired)
 
     def lead(self, tail: Iterable[bytes]) -> None:
         """Takes the leader's view: the confirmed one and the control records that are not confirmed yet (`tail`)."""

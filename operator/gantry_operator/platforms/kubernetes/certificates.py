@@ -47,7 +47,6 @@ SWITCH_AT = "gantry.dev/switch-at"
 DROP_AT = "gantry.dev/drop-at"
 FOLLOWED = "gantry.dev/renewed"
 """Annotations of the Secrets: times of the authority's next steps, and the last request that was followed."""
-COMPONENT = "certificates"
 
 
 def holders(cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str]) -> dict[str, Names]:
@@ -145,7 +144,7 @@ def authority_of(secret: Object | None) -> Authority | None:
 def authority_secret(cluster: BrokerCluster, authority: Authority) -> Object:
     """The authority with its key. cert-manager can use it as a CA, too."""
     following = authority.following or KeyPair(b"", b"")
-    meta = names.metadata(cluster, names.ca_secret(cluster.name), COMPONENT)
+    meta = names.metadata(cluster, names.ca_secret(cluster.name), names.CERTIFICATES)
     meta["annotations"] = {
         SWITCH_AT: "" if authority.switch_at is None else authority.switch_at.isoformat(),
         DROP_AT: "" if authority.drop_at is None else authority.drop_at.isoformat(),
@@ -163,12 +162,12 @@ def authority_secret(cluster: BrokerCluster, authority: Authority) -> Object:
 
 def public_secret(cluster: BrokerCluster, authority: Authority) -> Object:
     """What clients trust."""
-    meta = names.metadata(cluster, names.ca_cert_secret(cluster.name), COMPONENT)
+    meta = names.metadata(cluster, names.ca_cert_secret(cluster.name), names.CERTIFICATES)
     return _secret(meta, {AUTHORITIES: trusted(authority)}, "Opaque")
 
 
 def leaf_secret(cluster: BrokerCluster, holder: str, leaf: KeyPair, authority: Authority, followed: str) -> Object:
-    component = names.PROXY if holder == names.PROXY else COMPONENT
+    component = names.PROXY if holder == names.PROXY else names.CERTIFICATES
     meta = names.metadata(cluster, names.tls_secret(cluster.name, holder), component)
     meta["annotations"] = {FOLLOWED: followed}
     return _secret(meta, {CERTIFICATE: leaf.certificate, KEY: leaf.key, AUTHORITIES: trusted(authority)})

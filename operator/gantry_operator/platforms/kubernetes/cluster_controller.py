@@ -34,10 +34,11 @@ from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.member_http import tls_context
-from gantry_operator.cluster.rolling_change import RollingChange
+from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_events
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
+from gantry_operator.cluster.upgrade_check import Running, release_of
 from gantry_operator.plan import Plan, member_name, plan
 from gantry_operator.platforms.kubernetes import (
     allowed,
@@ -66,9 +67,11 @@ from gantry_operator.platforms.kubernetes.member_state import (
     notable,
     observed_members,
     observed_name_servers,
+    own_image,
 )
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes.preview import image_of
 from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons
 from gantry_operator.platforms.kubernetes.status_writer import StatusWriter
 from gantry_operator.platforms.kubernetes.switchover_request import (
@@ -213,7 +216,7 @@ class ClusterController:
         self._upgrading = ""
         """What the last event about an upgrade said."""
         self._rolling = RollingChange(
-            replacement, self._groups.controllers, self._groups.record, self._report.wake, self._hold
+            replacement, self._groups.controllers, self._groups.record, self._report.wake, self._hold, self._upgrade
         )
         removal = GroupRemoval(api, caches, key, self._groups.end, self._reclaim)
         self._changes = GroupChanges(
@@ -630,6 +633,16 @@ class ClusterController:
             self._dirty.set()
         return wait
 
+    def _upgrade(self, group: str, members: Sequence[Running]) -> Upgrade | None:
+        """None: the outdated members of the group keep their image."""
+        image = image_of(self._objects.live("StatefulSet", names.group_set(self.name, group)))
+        pods = [self._pods.pod(m.name) for m in members if m.outdated]
+        if not image or all(pod is None or own_image(pod.get("spec") or {}) == image for pod in pods):
+            return None
+        # The default image is of the operator's own release, whatever its tag is.
+        own = package_version() if image == self._shared.settings.broker_image else ""
+        return Upgrade(release_of(image) or own, package_version())
+
     def _sets_and_pods(self) -> tuple[list[Object], list[Object]]:
         sets = self._objects.owned("StatefulSet")
         servers = [] if self._plan is None else [s.name for s in self._plan.name_servers]
@@ -752,10 +765,11 @@ class ClusterController:
         for kind, reason, message in proxy_events(before, status.proxy):
             self._events.record(kind, reason, message)
         self._groups.figures.saw(status, members)
+        now = datetime.now(UTC)
         for m in members:
             # Without digits: ages, restarts and amounts change all the time.
             said = re.sub(r"\d+", "", m.problem) if m.status is None else ""
-            if said != self._told.get(m.name, "") and notable(self._pods.pod(m.name), m.problem):
+            if said != self._told.get(m.name, "") and notable(self._pods.pod(m.name), m.problem, now):
                 self._events.record("Warning", "MemberNotRunning", f"{m.name}: {m.problem}")
                 self._told[m.name] = said
             elif m.status is not None:
@@ -771,6 +785,7 @@ class ClusterController:
             return None
         problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
         problems += [f"users: {self._access.problem}"] if self._access.problem else []
+        problems += [f"group {g} keeps its version: {why}" for g, why in sorted(self._rolling.refused.items())]
         seen = ObservedState(
             members=observed_members(self._running(), self._groups.controllers, self._pods, self._reasons.of),
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
@@ -799,8 +814,14 @@ class ClusterController:
             operator=package_version(),
             image=image,
             former=former_images(*self._sets_and_pods(), image),
+            brokers=self._releases(),
             protocol=PROTOCOL_VERSION,
         )
+
+    def _releases(self) -> list[str]:
+        watches = (w for c in self._groups.controllers.values() for w in c.watches.values())
+        found = {str(w.status.get("release", "")) for w in watches if w.reach == "ok" and w.status is not None}
+        return sorted(found - {""})
 
     def _progress(self) -> list[str]:
         if self._cluster is not None and self._cluster.spec.hibernate:

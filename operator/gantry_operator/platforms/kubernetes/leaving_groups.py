@@ -17,7 +17,14 @@ from gantry_operator.api import GROUP, BrokerCluster
 from gantry_operator.api.spec import BrokerGroup
 from gantry_operator.plan import member_name
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.client import LEASE, STATEFUL_SET, VOLUME_CLAIM, KubeApi, Object
+from gantry_operator.platforms.kubernetes.client import (
+    LEASE,
+    SECRET,
+    STATEFUL_SET,
+    VOLUME_CLAIM,
+    KubeApi,
+    Object,
+)
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 BROKER_GROUP = f"{GROUP}/broker-group"
@@ -137,6 +144,7 @@ class GroupRemoval:
             claim = self._caches["PersistentVolumeClaim"].get(self._namespace, names.claim(member))
             if claim is not None:
                 await self._reclaim_volume(claim)
+        await self._remove_certificate(group)
         await self._api.delete(STATEFUL_SET, self._namespace, live["metadata"]["name"], uid=live["metadata"]["uid"])
         return False
 
@@ -148,6 +156,14 @@ class GroupRemoval:
             patch = {"metadata": {"annotations": {DRAINED: _now()}}}
             written = await self._api.merge(VOLUME_CLAIM, self._namespace, meta["name"], patch)
             self._caches["PersistentVolumeClaim"].note(written)
+
+    async def _remove_certificate(self, group: str) -> None:
+        """Kept volumes need none: a new group of this name gets another one."""
+        secret = self._caches["Secret"].get(self._namespace, names.tls_secret(self._name, group))
+        meta = {} if secret is None else secret["metadata"]
+        labels = meta.get("labels") or {}
+        if labels.get(names.CLUSTER_LABEL) == self._name and labels.get(names.COMPONENT_LABEL) == names.CERTIFICATES:
+            await self._api.delete(SECRET, self._namespace, meta["name"], uid=meta["uid"])
 
     async def _annotate_set(self, group: str, patch: Mapping[str, Any]) -> None:
         name = names.group_set(self._name, group)

@@ -132,14 +132,28 @@ def why_not(pod: Object | None, problem: str, warning: str = "", claim_warning: 
 
 
 _BENIGN = re.compile("^(there is no pod|its pod is being stopped|ContainerCreating|PodInitializing|not scheduled: |)$")
+_PASSING = re.compile("^(ContainerCreating: |PodInitializing: |not scheduled: )")
+"""Kubernetes says this of many pods for a moment: a volume or a Secret of a new pod comes a little later."""
+STARTUP_S = 30.0
+"""The age of a pod from which on such a reason is worth an event."""
 
 
-def notable(pod: Object | None, problem: str) -> bool:
+def notable(pod: Object | None, problem: str, now: datetime) -> bool:
     """Kubernetes says why this pod does not run: worth an event. A broker that is only silent is the failover's."""
-    return why_not(pod, "") != "" and _BENIGN.match(problem) is None
+    if why_not(pod, "") == "" or _BENIGN.match(problem) is not None:
+        return False
+    made = None if pod is None else pod["metadata"].get("creationTimestamp")
+    if made is None or _PASSING.match(problem) is None:
+        return True
+    return (now - datetime.fromisoformat(made)).total_seconds() >= STARTUP_S
 
 
 OWN_CONTAINERS = ("broker", "namesrv")
+
+
+def own_image(spec: Mapping[str, Any]) -> str:
+    """The image of our own container in the spec of a pod; empty: there is none."""
+    return next((str(c["image"]) for c in spec.get("containers") or [] if c["name"] in OWN_CONTAINERS), "")
 
 
 def former_images(stateful_sets: Iterable[Object], pods: Iterable[Object], image: str) -> list[str]:

@@ -11,7 +11,7 @@ from gantry_operator.plan.order import MemberState
 from gantry_operator.platforms.kubernetes import drift, external, managed_fields, names
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import NAME_SERVERS, OperatorSettings, render
-from gantry_operator.platforms.kubernetes.member_state import OWN_CONTAINERS
+from gantry_operator.platforms.kubernetes.member_state import own_image
 
 COMPARED = ("ConfigMap", "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet")
 """NetworkPolicies name the operator's namespace, which a user need not know."""
@@ -28,8 +28,7 @@ async def live_objects(api: KubeApi, namespace: str, cluster: str) -> dict[tuple
 
 def image_of(stateful_set: Mapping[str, Any] | None) -> str:
     """The image of our own container; empty: there is none."""
-    spec = {} if stateful_set is None else stateful_set["spec"]["template"]["spec"]
-    return next((str(c["image"]) for c in spec.get("containers") or [] if c["name"] in OWN_CONTAINERS), "")
+    return "" if stateful_set is None else own_image(stateful_set["spec"]["template"]["spec"])
 
 
 def preview(

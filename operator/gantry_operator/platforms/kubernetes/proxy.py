@@ -279,6 +279,7 @@ def status(
     return ProxyStatus(
         replicas=proxy.replicas if running is None else running,
         readyReplicas=sum(r.ready for r in rows),
+        selector=",".join(f"{k}={v}" for k, v in sorted(names.selector(cluster.name, names.PROXY).items())),
         address=service_address(cluster),
         external=external.proxy_address(cluster, services) or "",
         members=rows[:MAX_ROWS],

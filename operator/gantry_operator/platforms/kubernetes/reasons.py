@@ -26,6 +26,10 @@ _PREFIX: Final = re.compile(r"^create Pod \S+ in StatefulSet \S+ failed error: "
 _QUOTA: Final = re.compile(r"is forbidden: exceeded quota: ([^,]+)(.*)")
 
 
+_OF_RUNNING = ("BackOff", "Unhealthy")
+"""Reasons of events about a container that runs or ran: a probe that fails is no reason why another one starts late."""
+
+
 class Reasons:
     """The newest warnings of the objects that were asked for last."""
 
@@ -75,6 +79,7 @@ def newest_warning(events: Iterable[Object], kind: str, name: str) -> str:
         e
         for e in events
         if e.get("type") == "Warning"
+        and e.get("reason") not in _OF_RUNNING
         and (e.get("involvedObject") or {}).get("kind") == kind
         and (e.get("involvedObject") or {}).get("name") == name
     ]

@@ -272,6 +272,7 @@ class KubernetesAccessStore:
         new = BrokerUserStatus(
             observedGeneration=generation,
             accessKey=str((obj.get("spec") or {}).get("accessKey") or name),
+            superUser=(obj.get("spec") or {}).get("superUser") is True,
             secret="" if result is None else result.secret,
             keys=0 if result is None else result.keys,
             oldKeyExpires=expires,
@@ -325,6 +326,7 @@ def stray_status(obj: Object) -> dict[str, Any] | None:
     new = BrokerUserStatus(
         observedGeneration=meta.get("generation"),
         accessKey=str(spec.get("accessKey") or meta["name"]),
+        superUser=spec.get("superUser") is True,
         conditions=[condition],
     ).to_object()
     return None if _same(before, new) else merge_patch(before, new)

@@ -80,6 +80,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             problems.append(str(error))
     doing = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
+    problems += [f"group {g} keeps its version: {why}" for g, why in sorted((doing.get("refused") or {}).items())]
     key = super_user(folder)
     remoting_client = RemotingClient(
         connect_timeout=ANSWER_S,

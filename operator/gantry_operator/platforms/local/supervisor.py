@@ -21,6 +21,7 @@ from typing import Any
 from gantry_broker import logs
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.version import VERSION
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
@@ -33,10 +34,11 @@ from gantry_operator.cluster.group_controllers import GroupControllers, failover
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.probe import check_group, not_writable
-from gantry_operator.cluster.rolling_change import RollingChange
+from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
+from gantry_operator.cluster.upgrade_check import Running
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
@@ -125,7 +127,9 @@ class Supervisor:
             lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again,
             lambda: not self.cluster.spec.hibernate,
         )  # fmt: skip
-        self._rolling = RollingChange(replacement, self.controllers, self.event, hold=self._hold)
+        self._rolling = RollingChange(
+            replacement, self.controllers, self.event, hold=self._hold, upgrade=self._upgrade
+        )
         self._changes = GroupChanges(self, self.controllers, self._client, self._wanted_groups, self.event)
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
@@ -203,6 +207,12 @@ class Supervisor:
 
     def _hold(self) -> str:
         return maintenance.wait_for(self.cluster.spec.maintenanceWindow, datetime.now(UTC))
+
+    @staticmethod
+    def _upgrade(group: str, members: Sequence[Running]) -> Upgrade | None:
+        """None: the outdated members of the group have the version of this installation."""
+        other = any(m.release != VERSION for m in members if m.outdated and m.release)
+        return Upgrade(VERSION, VERSION) if other else None
 
     async def _fall_asleep(self) -> None:
         """Stop all processes: in each group the leader last, then the NameServers."""
@@ -517,6 +527,7 @@ class Supervisor:
             "ready": self.ready,
             "notReady": self.not_ready,
             "groups": groups,
+            "refused": dict(self._rolling.refused),
             "rolling": "; ".join(filter(None, [self._rolling.reason, *self._changes.progress.values()])),
             "drains": {name: row.model_dump(mode="json") for name, row in self._changes.drains.items()},
             "describe": self.describe_ready() if self.ready else "",
