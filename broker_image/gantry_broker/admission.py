@@ -19,11 +19,13 @@ def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:
     caller = conn.attrs.get("caller")
     if caller is None:
         caller = conn.attrs["caller"] = Caller(conn.peer[0])
-    check = gate.check
-    now, time_ms = time.monotonic(), time.time_ns() // 1_000_000
+    policy, allows_again = gate.policy, caller.allows_again
     admitted = []
     for frame in frames:
-        refused = check(caller, frame, now, time_ms)
+        if allows_again(policy, frame):
+            admitted.append(frame)
+            continue
+        refused = gate.check(caller, frame, time.monotonic(), time.time_ns() // 1_000_000)
         if refused is None:
             admitted.append(frame)
         elif not frame.is_oneway:

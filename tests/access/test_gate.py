@@ -60,6 +60,14 @@ def reason(made: Gate, frame: Frame, caller: Caller | None = None, now: float = 
     return "" if refused is None else refused.reason
 
 
+def passes(made: Gate, caller: Caller, frame: Frame) -> bool:
+    """As at a port: what the caller remembers, or else a check. What it remembers never allows more."""
+    again = caller.allows_again(made.policy, frame)
+    checked = made.check(caller, frame, 0.0, 0) is None
+    assert checked or not again, frame
+    return again
+
+
 SEND = RequestCode.SEND_MESSAGE_V2
 PUB = {"type": "Topic", "name": "orders", "actions": ["Pub"]}
 SUB = {"type": "Topic", "name": "orders", "actions": ["Sub"]}
@@ -378,3 +386,44 @@ def test_the_audit_log_is_limited_and_says_what_it_left_out(caplog: pytest.LogCa
 
 def test_each_administrative_request_has_a_name() -> None:
     assert {int(code) for code in RequestCode} >= ADMINISTRATIVE
+
+
+def test_a_repeated_request_is_allowed_only_as_it_was() -> None:
+    made = gate({"name": "orders", "rules": [PUB]}, {"name": "admin", "super": True})
+    caller = Caller("10.0.0.1")
+    assert not passes(made, caller, signed(SEND, b="orders"))
+    assert passes(made, caller, signed(SEND, b="orders", body=b"x" * 5_000))
+    assert not passes(made, caller, signed(SEND, b="secret"))
+    assert not passes(made, caller, signed(SEND, b="orders", key="wrong-key"))
+    assert not passes(made, caller, signed(SEND, b="orders", c="TBW102")), "another header"
+    assert not passes(made, caller, signed(RequestCode.SEND_MESSAGE, b="orders"))
+    assert not passes(made, Caller("10.0.0.1"), signed(SEND, b="orders")), "another connection"
+    large = signed(SEND, b="orders")
+    large.body = b"y"
+    assert not passes(made, caller, large)
+    broken = signed(SEND, b="orders")
+    broken.ext["b"] = "orders\ud800"
+    assert not passes(made, caller, broken)
+    assert not passes(made, caller, signed(RequestCode.DELETE_TOPIC_IN_BROKER, "admin", topic="a"))
+    assert not passes(made, caller, signed(RequestCode.DELETE_TOPIC_IN_BROKER, "admin", topic="a")), "for the audit"
+    made.set_policy(policy([{"name": "orders", "rules": [PUB]}], topicQuotas=[{"topic": "x", "bytesPerSecond": 1}]))
+    for _ in range(2):
+        assert not passes(made, caller, signed(SEND, b="orders")), "quotas count each request"
+
+
+def test_what_a_connection_remembers_never_allows_more_than_a_check() -> None:
+    rng = random.Random(11)
+    made = gate()
+    caller = Caller("10.0.0.1")
+    again = 0
+    for number in range(3_000):
+        if number % 100 == 0:
+            rules = rng.sample([PUB, SUB, GROUP], 2)
+            users = [{"name": "orders", "rules": rules, "enabled": rng.random() < 0.8}, {"name": "billing"}]
+            made.set_policy(policy([*users, {"name": "admin", "super": True}], rng.choice(["Enabled", "Permissive"])))
+        names = {"topic": rng.choice(["orders", "secret"]), "consumerGroup": rng.choice(["billing", "other"])}
+        ext = dict(rng.sample(sorted(names.items()), rng.randint(0, 2)))
+        code = rng.choice([RequestCode.PULL_MESSAGE, RequestCode.GET_MAX_OFFSET, RequestCode.DELETE_TOPIC_IN_BROKER])
+        user = rng.choice(["orders", "orders", "billing", "admin"])
+        again += passes(made, caller, signed(code, user, rng.choice([None, None, None, "wrong-key"]), **ext))
+    assert again > 50

@@ -13,7 +13,7 @@ from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMES, PLACES, ROWS, USER_CODES, Need, Records
-from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, is_valid
+from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Repeated, is_valid
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -55,13 +55,26 @@ class Refused(NamedTuple):
 class _Known:
     """A user that signed a request on a connection."""
 
-    __slots__ = ("decisions", "granted", "user")
+    __slots__ = ("decisions", "granted", "repeated", "user")
 
     def __init__(self, user: User) -> None:
         self.user = user
+        self.repeated: dict[int, Repeated] = {}
+        """By code: the check of requests with the header of the last one. Codes of `NAMES` alone; no quota counts."""
         self.decisions: dict[Need, bool] = {}
         self.granted: set[tuple[int, Hashable]] = set()
         """Codes with the names that `NAMES` reads: such requests have been allowed before."""
+
+    def repeat(self, frame: Frame) -> None:
+        """Remembers how a request was signed that was allowed."""
+        repeated = Repeated.of(frame.ext, self.user.keys)
+        if repeated is None:
+            return
+        try:
+            NAMES[frame.code](frame.ext)
+        except KeyError:
+            return
+        self.repeated[frame.code] = repeated
 
 
 class Caller:
@@ -80,6 +93,25 @@ class Caller:
             self._policy = policy
             self._known = {}
         return self._known
+
+
+    def allows_again(self, policy: Policy | None, frame: Frame) -> bool:
+        """Whether the request is signed, and one with the same user, code, header and resources was allowed before.
+
+        False: `Gate.check` decides.
+        """
+        if self._policy is not policy:
+            return False
+        ext, code = frame.ext, frame.code
+        known = self._known.get(ext.get(ACCESS_KEY, ""))
+        if known is None:
+            return False
+        repeated = known.repeated.get(code)
+        return (
+            repeated is not None
+            and repeated.is_valid(ext, frame.body)
+            and (known.user.super or (code, NAMES[code](ext)) in known.granted)
+        )
 
 
 class Gate:
@@ -174,6 +206,8 @@ class Gate:
             if refused is not None:
                 return refused
         if user.quota is None and not policy.topic_quotas:
+            if frame.code in NAMES and frame.code not in ADMINISTRATIVE:
+                known.repeat(frame)
             return None
         return self._over_quota(user, frame, now)
 
