@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
+from gantry_broker.access.guesses import Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMES, PLACES, ROWS, USER_CODES, Need, Records
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Repeated, is_valid
@@ -50,6 +51,8 @@ class Refused(NamedTuple):
     remark: str
     reason: str
     resource: str = ""
+    ends: bool = False
+    """The connection has to end: its address has sent too many wrong signatures."""
 
 
 class _Known:
@@ -80,10 +83,12 @@ class _Known:
 class Caller:
     """One connection. `address`: the peer's IP address."""
 
-    __slots__ = ("_known", "_policy", "address")
+    __slots__ = ("_known", "_policy", "address", "ends")
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.ends = False
+        """No request of it counts any more, and it closes in a moment."""
         self._policy: Policy | None = None
         self._known: dict[str, _Known] = {}
 
@@ -129,6 +134,7 @@ class Gate:
         """Those of them that were one-way, which have no answer."""
         self.anonymous = 0
         """Requests without a signature that passed."""
+        self.guesses = Guesses()
         self._connections: dict[str, set[Caller]] = {}
         self._of_users: dict[str, Meter] = {}
         self._of_topics: dict[str, Meter] = {}
@@ -190,7 +196,7 @@ class Gate:
         known = all_known.get(name)
         user = policy.users.get(name) if known is None else known.user
         if not is_valid(ext, frame.body, user.keys if user is not None and user.enabled else ()) or user is None:
-            return Refused(_NO_PERMISSION, WRONG, "signature")
+            return Refused(_NO_PERMISSION, WRONG, "signature", ends=self.guesses.too_many(caller.address, now))
         if known is None:
             if not self._enter(caller, user):
                 return Refused(
