@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.access.guesses import WRONG_A_SECOND
+from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.client import (
     Admin,
     BrokerError,
@@ -29,6 +30,7 @@ from gantry_broker.client import (
     TransactionProducer,
     TransactionState,
 )
+from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import SendHeader
@@ -364,6 +366,49 @@ async def test_the_table_survives_a_restart_and_an_older_one_is_ignored(group: G
         assert (await client.request(member.address, send_frame("Orders"), 10)).code == ResponseCode.NO_PERMISSION
     text = member.log()
     assert not [secret for secret in SECRETS if secret in text]
+
+
+async def test_a_change_of_the_mode_while_a_process_was_down(make_group: MakeGroup, tmp_path: Path) -> None:
+    """Authentication was turned on meanwhile: its file has the former mode, its configuration the new one."""
+    tables = {
+        (version, mode): table_json(AccessTable.model_validate({"version": version, "mode": mode, "users": USERS}))
+        for version, mode in ((4, "Disabled"), (5, "Disabled"), (5, "Permissive"))
+    }
+    group = await make_group(1)
+    await group.lead(0)
+    await put(group, 5, "Disabled")
+    member = group.members[0]
+    await member.kill()
+    member.config = member.config.model_copy(update={"authentication": "Enabled"})
+    await member.start()
+    assert (await member.status()).access.version == 0, "so the control plane sends the table at once"
+
+    async def codes() -> list[int]:
+        """What a stranger and a user are answered."""
+        found = []
+        for who in (None, ORDERS):
+            async with raw(who) as client:
+                found.append((await client.request(member.address, send_frame("Orders"), 10)).code)
+        return found
+
+    no_master = ResponseCode.SERVICE_NOT_AVAILABLE
+    assert await codes() == [ResponseCode.NO_PERMISSION, no_master]
+    older = await member.http.put("/v1/access", content=tables[4, "Disabled"])
+    assert older.json() == {"version": 5}, "ignored"
+    assert await codes() == [ResponseCode.NO_PERMISSION, no_master]
+    await put(group, 5, "Permissive")
+    assert (await member.status()).access.version == 5
+    assert await codes() == [no_master, no_master]
+
+    path = tmp_path / "access.json"
+    assert await NameServerAccess("demo", "Disabled", path).put(tables[5, "Disabled"]) == 5
+    names = NameServerAccess("demo", "Enabled", path)
+    names.load()
+    assert (names.gate.mode, names.version) == ("Enabled", 0)
+    assert await names.put(tables[4, "Disabled"]) == 5
+    assert names.gate.mode == "Enabled"
+    assert await names.put(tables[5, "Permissive"]) == 5
+    assert (names.gate.mode, names.version) == ("Permissive", 5)
 
 
 async def test_a_wrong_table_is_refused_and_the_old_one_stays(group: Group) -> None:
