@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gantry_broker.access.gate import Caller
+from gantry_broker.access.guesses import HOLD_S
+from gantry_broker.access.requests import PLACES
 from gantry_broker.protocol.headers import error_answer
 
 if TYPE_CHECKING:
@@ -19,16 +22,57 @@ def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:
     caller = conn.attrs.get("caller")
     if caller is None:
         caller = conn.attrs["caller"] = Caller(conn.peer[0])
-    check = gate.check
-    now, time_ms = time.monotonic(), time.time_ns() // 1_000_000
+    if caller.ends:
+        return []
+    policy, allows_again = gate.policy, caller.allows_again
     admitted = []
     for frame in frames:
-        refused = check(caller, frame, now, time_ms)
+        if allows_again(policy, frame):
+            admitted.append(frame)
+            continue
+        refused = gate.check(caller, frame, time.monotonic(), time.time_ns() // 1_000_000)
         if refused is None:
             admitted.append(frame)
         elif not frame.is_oneway:
             conn.send(error_answer(frame, refused.code, refused.remark))
+        if refused is not None and refused.ends:
+            _end(conn, caller)
+            break
     return admitted
+
+
+class Answered(Protocol):
+    """A connection that takes answers."""
+
+    def send(self, frame: Frame) -> None:
+        """Send an answer."""
+
+
+def admit_again(gate: Gate, conn: Answered, address: str, frames: list[Frame]) -> list[Frame]:
+    """As `admit`, for requests of one client (`address`) that another member admitted: those about a place of the log
+    need the right for the record that this member has there.
+    """
+    if not gate.active or all(frame.code not in PLACES for frame in frames):
+        return frames
+    caller = Caller(address)
+    admitted = []
+    for frame in frames:
+        refused = None
+        if frame.code in PLACES:
+            refused = gate.check(caller, frame, time.monotonic(), time.time_ns() // 1_000_000)
+        if refused is None:
+            admitted.append(frame)
+        elif not frame.is_oneway:
+            conn.send(error_answer(frame, refused.code, refused.remark))
+    gate.closed(caller)
+    return admitted
+
+
+def _end(conn: Connection, caller: Caller) -> None:
+    """Close a connection in a moment, until when it takes one of those that its address may have."""
+    caller.ends = True
+    conn.stop_reading()
+    asyncio.get_running_loop().call_later(HOLD_S, conn.close)
 
 
 def left(gate: Gate, conn: Connection) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -13,9 +14,11 @@ import pytest
 from gantry_broker.access.audit import REFUSED_A_SECOND, AuditLog
 from gantry_broker.access.decide import ACTIONS, Policy
 from gantry_broker.access.gate import REASONS, WRONG, Caller, Gate
+from gantry_broker.access.guesses import MAX_ADDRESSES, WRONG_A_SECOND, Guesses
 from gantry_broker.access.requests import ADMINISTRATIVE, ROWS, USER_CODES
 from gantry_broker.access.signature import sign
 from gantry_broker.access.table import AccessTable
+from gantry_broker.admission import admit_again
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import BatchItem, encode_batch
@@ -60,6 +63,14 @@ def reason(made: Gate, frame: Frame, caller: Caller | None = None, now: float = 
     return "" if refused is None else refused.reason
 
 
+def passes(made: Gate, caller: Caller, frame: Frame) -> bool:
+    """As at a port: what the caller remembers, or else a check. What it remembers never allows more."""
+    again = caller.allows_again(made.policy, frame)
+    checked = made.check(caller, frame, 0.0, 0) is None
+    assert checked or not again, frame
+    return again
+
+
 SEND = RequestCode.SEND_MESSAGE_V2
 PUB = {"type": "Topic", "name": "orders", "actions": ["Pub"]}
 SUB = {"type": "Topic", "name": "orders", "actions": ["Sub"]}
@@ -88,7 +99,7 @@ def test_answers_do_not_reveal_which_users_exist() -> None:
         for user in ("orders", "billing", "nobody")
     }
     assert len(answers) == 1
-    assert next(iter(answers)) == (16, WRONG, "signature", "")
+    assert next(iter(answers)) == (16, WRONG, "signature", "", False)
 
 
 def test_the_mode_until_there_is_a_table() -> None:
@@ -378,3 +389,107 @@ def test_the_audit_log_is_limited_and_says_what_it_left_out(caplog: pytest.LogCa
 
 def test_each_administrative_request_has_a_name() -> None:
     assert {int(code) for code in RequestCode} >= ADMINISTRATIVE
+
+
+def test_a_repeated_request_is_allowed_only_as_it_was() -> None:
+    made = gate({"name": "orders", "rules": [PUB]}, {"name": "admin", "super": True})
+    caller = Caller("10.0.0.1")
+    assert not passes(made, caller, signed(SEND, b="orders"))
+    assert passes(made, caller, signed(SEND, b="orders", body=b"x" * 5_000))
+    assert not passes(made, caller, signed(SEND, b="secret"))
+    assert not passes(made, caller, signed(SEND, b="orders", key="wrong-key"))
+    assert not passes(made, caller, signed(SEND, b="orders", c="TBW102")), "another header"
+    assert not passes(made, caller, signed(RequestCode.SEND_MESSAGE, b="orders"))
+    assert not passes(made, Caller("10.0.0.1"), signed(SEND, b="orders")), "another connection"
+    large = signed(SEND, b="orders")
+    large.body = b"y"
+    assert not passes(made, caller, large)
+    broken = signed(SEND, b="orders")
+    broken.ext["b"] = "orders\ud800"
+    assert not passes(made, caller, broken)
+    assert not passes(made, caller, signed(RequestCode.DELETE_TOPIC_IN_BROKER, "admin", topic="a"))
+    assert not passes(made, caller, signed(RequestCode.DELETE_TOPIC_IN_BROKER, "admin", topic="a")), "for the audit"
+    made.set_policy(policy([{"name": "orders", "rules": [PUB]}], topicQuotas=[{"topic": "x", "bytesPerSecond": 1}]))
+    for _ in range(2):
+        assert not passes(made, caller, signed(SEND, b="orders")), "quotas count each request"
+
+
+def test_what_a_connection_remembers_never_allows_more_than_a_check() -> None:
+    rng = random.Random(11)
+    made = gate()
+    caller = Caller("10.0.0.1")
+    again = 0
+    for number in range(3_000):
+        if number % 100 == 0:
+            rules = rng.sample([PUB, SUB, GROUP], 2)
+            users = [{"name": "orders", "rules": rules, "enabled": rng.random() < 0.8}, {"name": "billing"}]
+            made.set_policy(policy([*users, {"name": "admin", "super": True}], rng.choice(["Enabled", "Permissive"])))
+        names = {"topic": rng.choice(["orders", "secret"]), "consumerGroup": rng.choice(["billing", "other"])}
+        ext = dict(rng.sample(sorted(names.items()), rng.randint(0, 2)))
+        code = rng.choice([RequestCode.PULL_MESSAGE, RequestCode.GET_MAX_OFFSET, RequestCode.DELETE_TOPIC_IN_BROKER])
+        user = rng.choice(["orders", "orders", "billing", "admin"])
+        again += passes(made, caller, signed(code, user, rng.choice([None, None, None, "wrong-key"]), **ext))
+    assert again > 50
+
+
+def test_wrong_signatures_of_one_address_are_limited_and_right_ones_are_not() -> None:
+    made = gate({"name": "orders", "rules": [PUB]})
+    wrong, right = signed(SEND, b="orders", key="wrong-key"), signed(SEND, b="orders")
+
+    def ends(address: str, now: float) -> bool:
+        refused = made.check(Caller(address), wrong, now, 0)
+        assert refused is not None
+        return refused.ends
+
+    assert [ends("10.0.0.1", 0.0) for _ in range(WRONG_A_SECOND + 2)] == [False] * WRONG_A_SECOND + [True] * 2
+    assert made.guesses.held == 2
+    assert reason(made, right, Caller("10.0.0.1")) == "", "another user behind the same router"
+    assert not ends("10.0.0.2", 0.0)
+    assert not ends("10.0.0.1", 1.0), "after a second"
+    assert {ends(f"2001:db8::{number:x}", 1.0) for number in range(1, WRONG_A_SECOND + 2)} == {False, True}
+
+
+def test_the_table_of_wrong_signatures_is_bounded() -> None:
+    guesses = Guesses()
+    for number in range(3 * MAX_ADDRESSES):
+        guesses.too_many(f"10.0.{number >> 8}.{number & 255}", 0.0)
+        if number % 100 == 0:
+            guesses.too_many("192.0.2.1", 0.0)
+    assert len(guesses._buckets) == MAX_ADDRESSES
+    assert guesses.held == 3 * MAX_ADDRESSES // 100 + 1 - WRONG_A_SECOND, "the busy address is not forgotten"
+
+
+@pytest.mark.parametrize(
+    ("code", "ext"),
+    [
+        (RequestCode.END_TRANSACTION, {"commitLogOffset": "%d"}),
+        (RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": "7F00000100002A9F%016X"}),
+    ],
+)
+def test_a_place_without_a_record_is_nobodys_in_advance(code: RequestCode, ext: dict[str, str]) -> None:
+    """The record may come while the request waits, for a master or for what a new one has to read first."""
+    more = {"producerGroup": "p", "tranStateTableOffset": "0", "commitOrRollback": "8"}
+    everywhere = {"type": "Topic", "pattern": "Any", "actions": ["Pub"]}
+    made = gate({"name": "orders", "rules": [everywhere, {**PUB, "name": "secret", "decision": "Deny"}]})
+
+    def at(offset: int) -> str:
+        fields = {name: value % offset for name, value in ext.items()}
+        return reason(made, signed(code, **(more if code == RequestCode.END_TRANSACTION else {}), **fields))
+
+    assert [at(100), at(200), at(300)] == ["", "permission", "permission"]
+
+
+def test_forwarded_requests_about_a_place_are_checked_by_this_members_log() -> None:
+    made = gate({"name": "orders", "connections": 1, "rules": [PUB]})
+    sent: list[Frame] = []
+    conn: Any = SimpleNamespace(send=sent.append)
+    more = {"producerGroup": "p", "tranStateTableOffset": "0", "commitOrRollback": "8"}
+    own, of_others = (
+        signed(RequestCode.END_TRANSACTION, commitLogOffset=str(offset), **more) for offset in (100, 200)
+    )
+    again = Frame(of_others.code, ext=of_others.ext, flag=FLAG_ONEWAY)
+    sending = signed(SEND, b="secret")
+    for _ in range(2):  # No connection counts for longer than this: the limit of the user is one.
+        assert admit_again(made, conn, "10.0.0.1", [own, of_others, again, sending]) == [own, sending]
+    assert [frame.code for frame in sent] == [ResponseCode.NO_PERMISSION] * 2
+    assert made.dropped == 2

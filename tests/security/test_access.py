@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.access.guesses import WRONG_A_SECOND
+from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.client import (
     Admin,
     BrokerError,
@@ -28,10 +30,12 @@ from gantry_broker.client import (
     TransactionProducer,
     TransactionState,
 )
+from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication.types import Assignment
 
 from tests.support.broker_group import Group, MakeGroup, until
@@ -59,6 +63,10 @@ USERS: list[dict[str, Any]] = [
     },
     {"name": "nothing", "keys": [NOTHING.secret_key]},
 ]
+
+
+ANY_TOPIC: list[dict[str, Any]] = [{"type": "Topic", "pattern": "Any", "actions": ["Pub"]}]
+SECRET_ORDERS = {"name": "Orders", "pattern": "Literal", "decision": "Deny"}
 
 
 def users(**changes: Any) -> list[dict[str, Any]]:
@@ -360,6 +368,49 @@ async def test_the_table_survives_a_restart_and_an_older_one_is_ignored(group: G
     assert not [secret for secret in SECRETS if secret in text]
 
 
+async def test_a_change_of_the_mode_while_a_process_was_down(make_group: MakeGroup, tmp_path: Path) -> None:
+    """Authentication was turned on meanwhile: its file has the former mode, its configuration the new one."""
+    tables = {
+        (version, mode): table_json(AccessTable.model_validate({"version": version, "mode": mode, "users": USERS}))
+        for version, mode in ((4, "Disabled"), (5, "Disabled"), (5, "Permissive"))
+    }
+    group = await make_group(1)
+    await group.lead(0)
+    await put(group, 5, "Disabled")
+    member = group.members[0]
+    await member.kill()
+    member.config = member.config.model_copy(update={"authentication": "Enabled"})
+    await member.start()
+    assert (await member.status()).access.version == 0, "so the control plane sends the table at once"
+
+    async def codes() -> list[int]:
+        """What a stranger and a user are answered."""
+        found = []
+        for who in (None, ORDERS):
+            async with raw(who) as client:
+                found.append((await client.request(member.address, send_frame("Orders"), 10)).code)
+        return found
+
+    no_master = ResponseCode.SERVICE_NOT_AVAILABLE
+    assert await codes() == [ResponseCode.NO_PERMISSION, no_master]
+    older = await member.http.put("/v1/access", content=tables[4, "Disabled"])
+    assert older.json() == {"version": 5}, "ignored"
+    assert await codes() == [ResponseCode.NO_PERMISSION, no_master]
+    await put(group, 5, "Permissive")
+    assert (await member.status()).access.version == 5
+    assert await codes() == [no_master, no_master]
+
+    path = tmp_path / "access.json"
+    assert await NameServerAccess("demo", "Disabled", path).put(tables[5, "Disabled"]) == 5
+    names = NameServerAccess("demo", "Enabled", path)
+    names.load()
+    assert (names.gate.mode, names.version) == ("Enabled", 0)
+    assert await names.put(tables[4, "Disabled"]) == 5
+    assert names.gate.mode == "Enabled"
+    assert await names.put(tables[5, "Permissive"]) == 5
+    assert (names.gate.mode, names.version) == ("Permissive", 5)
+
+
 async def test_a_wrong_table_is_refused_and_the_old_one_stays(group: Group) -> None:
     member = group.members[0]
     table = {"version": 9, "mode": "Enabled", "users": [{"name": "a b", "keys": ["hidden-secret"]}]}
@@ -450,6 +501,85 @@ async def test_a_transaction_is_asked_of_a_producer_that_may_send_there(make_gro
 
             await until(committed, "all three are committed", 30)
     assert set(seen) == {"owner"}
+
+
+async def test_wrong_signatures_end_their_connection_and_lock_nobody_out(group: Group) -> None:
+    """All come from one address, as from behind one router."""
+    wrong = Credentials("orders", "a-wrong-secret")
+    async with raw(ORDERS) as before, raw(wrong) as thief:
+        assert (await before.request(group.group_address, send_frame("Orders"), 10)).code == ResponseCode.SUCCESS
+        for address, frame in (
+            (group.group_address, send_frame("Orders")),
+            (group.name_server, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": "Orders"})),
+        ):
+            tried = [Frame(frame.code, ext=dict(frame.ext), body=frame.body) for _ in range(10 * WRONG_A_SECOND)]
+            answers = await asyncio.gather(
+                *(thief.request(address, one, 10) for one in tried), return_exceptions=True
+            )
+            answered = [answer.code for answer in answers if isinstance(answer, Frame)]
+            assert set(answered) == {ResponseCode.NO_PERMISSION}
+            assert len(answered) < len(tried), "the connection ended before all were tried"
+            async with raw(ORDERS) as after:
+                for client in (before, after):
+                    again = Frame(frame.code, ext=dict(frame.ext), body=frame.body)
+                    assert (await client.request(address, again, 10)).code == ResponseCode.SUCCESS
+    assert await metric(group, "gantry_access_held_total") >= 1
+
+
+async def test_nobody_else_ends_a_transaction_during_a_handover(make_group: MakeGroup) -> None:
+    """Strangers try it at both members, one-way as clients do it and with an answer, until the new master leads."""
+    group = await make_group(2, authentication="Enabled")
+    await group.lead(0)
+    await group.registered()
+    await group.all_in_sync()
+    await put(group, 1, known=users(nothing={"rules": [*ANY_TOPIC, {**ANY_TOPIC[0], **SECRET_ORDERS}]}))
+    await told(group, 1)
+    async with Admin(group.name_server, credentials=ADMIN) as admin:
+        await admin.create_topic("Orders", queues=1)
+    properties = "TRAN_MSG\x01true\x02PGROUP\x01traders\x02UNIQ_KEY\x017F00000121A75FFD2B27\x02"
+    header = SendHeader("traders", "Orders", "TBW102", 4, 0, 4, 1_700_000_000_000, 0, properties, 0, False)  # type: ignore[arg-type]
+    half = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=b"half")
+    async with raw(ORDERS) as owner, raw(NOTHING) as denied, raw(BILLING) as other:
+        sent = await owner.request(group.group_address, half, 10)
+        assert sent.code == ResponseCode.SUCCESS, sent.remark
+        offset = int(sent.ext["msgId"][16:], 16)
+
+        def end(kind: int, flag: int = 0, more: int = 0) -> Frame:
+            ext = {
+                "producerGroup": "traders", "tranStateTableOffset": sent.ext["queueOffset"],
+                "commitLogOffset": str(offset + more), "commitOrRollback": str(kind),
+            }  # fmt: skip
+            return Frame(RequestCode.END_TRANSACTION, ext=ext, flag=flag)
+
+        codes: set[int] = set()
+        over = asyncio.Event()
+
+        async def keep_trying(client: RemotingClient, address: str) -> None:
+            while not over.is_set():
+                with contextlib.suppress(RemotingError):
+                    for more in (0, 1_000):
+                        await client.oneway(address, end(12, FLAG_ONEWAY, more))
+                        codes.add((await client.request(address, end(12, more=more), 5)).code)
+                await asyncio.sleep(0)
+
+        tries = [
+            asyncio.create_task(keep_trying(client, member.address))
+            for member in group.members
+            for client in (denied, other)
+        ]
+        target = (await group.ids())[1]
+        assert (await group.members[0].handover(target, group.leadership)).ready
+        await group.lead(1, in_sync=[0, 1])
+        await asyncio.sleep(0.3)
+        over.set()
+        await asyncio.gather(*tries)
+        assert ResponseCode.NO_PERMISSION in codes
+        assert ResponseCode.SUCCESS not in codes
+        ended = await owner.request(group.members[1].address, end(8), 10)
+        assert ended.code == ResponseCode.SUCCESS, ended.remark
+        reach = Frame(RequestCode.GET_MAX_OFFSET, ext={"topic": "Orders", "queueId": "0"})
+        found = await other.request(group.members[1].address, reach, 10)
+        assert found.ext.get("offset") == "1", "committed once, by its owner, and not rolled back before"
 
 
 async def test_nothing_secret_is_open(group: Group) -> None:

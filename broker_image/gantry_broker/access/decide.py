@@ -14,7 +14,7 @@ models.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Final
@@ -49,6 +49,7 @@ ACTIONS: Final = (PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST)
 ENABLED: Final = "Enabled"
 PERMISSIVE: Final = "Permissive"
 DISABLED: Final = "Disabled"
+_STRICT: Final = (DISABLED, PERMISSIVE, ENABLED)
 
 INTERNAL_TOPICS: Final = frozenset(
     {
@@ -224,7 +225,7 @@ class Policy:
     def of(cls, table: Mapping[str, Any]) -> Policy:
         """Raises ValueError for a value that `table.AccessTable` refuses."""
         try:
-            if not isinstance(table["version"], int) or table["mode"] not in (ENABLED, PERMISSIVE, DISABLED):
+            if not isinstance(table["version"], int) or table["mode"] not in _STRICT:
                 raise ValueError("version or mode is not one of an access table")
             return cls(
                 table["version"],
@@ -237,3 +238,7 @@ class Policy:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no access table: {type(error).__name__}") from None
+
+    def at_least(self, mode: str) -> Policy:
+        """This policy, with that mode if it is the stricter one."""
+        return replace(self, mode=mode) if _STRICT.index(mode) > _STRICT.index(self.mode) else self

@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
+from gantry_broker.access.guesses import Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMES, PLACES, ROWS, USER_CODES, Need, Records
-from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, is_valid
+from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Repeated, is_valid
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -50,27 +51,44 @@ class Refused(NamedTuple):
     remark: str
     reason: str
     resource: str = ""
+    ends: bool = False
+    """The connection has to end: its address has sent too many wrong signatures."""
 
 
 class _Known:
     """A user that signed a request on a connection."""
 
-    __slots__ = ("decisions", "granted", "user")
+    __slots__ = ("decisions", "granted", "repeated", "user")
 
     def __init__(self, user: User) -> None:
         self.user = user
+        self.repeated: dict[int, Repeated] = {}
+        """By code: the check of requests with the header of the last one. Codes of `NAMES` alone; no quota counts."""
         self.decisions: dict[Need, bool] = {}
         self.granted: set[tuple[int, Hashable]] = set()
         """Codes with the names that `NAMES` reads: such requests have been allowed before."""
+
+    def repeat(self, frame: Frame) -> None:
+        """Remembers how a request was signed that was allowed."""
+        repeated = Repeated.of(frame.ext, self.user.keys)
+        if repeated is None:
+            return
+        try:
+            NAMES[frame.code](frame.ext)
+        except KeyError:
+            return
+        self.repeated[frame.code] = repeated
 
 
 class Caller:
     """One connection. `address`: the peer's IP address."""
 
-    __slots__ = ("_known", "_policy", "address")
+    __slots__ = ("_known", "_policy", "address", "ends")
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.ends = False
+        """No request of it counts any more, and it closes in a moment."""
         self._policy: Policy | None = None
         self._known: dict[str, _Known] = {}
 
@@ -80,6 +98,25 @@ class Caller:
             self._policy = policy
             self._known = {}
         return self._known
+
+
+    def allows_again(self, policy: Policy | None, frame: Frame) -> bool:
+        """Whether the request is signed, and one with the same user, code, header and resources was allowed before.
+
+        False: `Gate.check` decides.
+        """
+        if self._policy is not policy:
+            return False
+        ext, code = frame.ext, frame.code
+        known = self._known.get(ext.get(ACCESS_KEY, ""))
+        if known is None:
+            return False
+        repeated = known.repeated.get(code)
+        return (
+            repeated is not None
+            and repeated.is_valid(ext, frame.body)
+            and (known.user.super or (code, NAMES[code](ext)) in known.granted)
+        )
 
 
 class Gate:
@@ -97,6 +134,7 @@ class Gate:
         """Those of them that were one-way, which have no answer."""
         self.anonymous = 0
         """Requests without a signature that passed."""
+        self.guesses = Guesses()
         self._connections: dict[str, set[Caller]] = {}
         self._of_users: dict[str, Meter] = {}
         self._of_topics: dict[str, Meter] = {}
@@ -158,7 +196,7 @@ class Gate:
         known = all_known.get(name)
         user = policy.users.get(name) if known is None else known.user
         if not is_valid(ext, frame.body, user.keys if user is not None and user.enabled else ()) or user is None:
-            return Refused(_NO_PERMISSION, WRONG, "signature")
+            return Refused(_NO_PERMISSION, WRONG, "signature", ends=self.guesses.too_many(caller.address, now))
         if known is None:
             if not self._enter(caller, user):
                 return Refused(
@@ -174,6 +212,8 @@ class Gate:
             if refused is not None:
                 return refused
         if user.quota is None and not policy.topic_quotas:
+            if frame.code in NAMES and frame.code not in ADMINISTRATIVE:
+                known.repeat(frame)
             return None
         return self._over_quota(user, frame, now)
 

@@ -31,9 +31,11 @@ PLACES: Final = frozenset(
         RequestCode.VIEW_MESSAGE_BY_ID,
         RequestCode.CONSUMER_SEND_MSG_BACK,
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        RequestCode.END_TRANSACTION,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
     )
 )
-"""Requests that show the record at a place of the log."""
+"""Requests about the record at a place of the log."""
 MAX_NAME: Final = 255
 """Characters of the longest topic or group."""
 

@@ -101,6 +101,9 @@ class AccessControl:
         """The table for NameServers; empty: there is none."""
         self.changes: list[Change] = []
         self._number = 0
+        self._stale = False
+        """The table in the file is less strict than the configuration: it was changed while this member was down.
+        Until a table comes, the configuration's mode counts, and this member has no version to show."""
         self._lock = asyncio.Lock()
         self.editing = asyncio.Lock()
         """Held from reading the users to the change that depends on them."""
@@ -109,8 +112,8 @@ class AccessControl:
 
     @property
     def version(self) -> int:
-        """Of the table; 0: there is none."""
-        return 0 if self.table is None else self.table.version
+        """Of the table; 0: there is none, or a stale one."""
+        return 0 if self.table is None or self._stale else self.table.version
 
     @property
     def users(self) -> dict[str, User]:
@@ -135,7 +138,15 @@ class AccessControl:
                 # A text of pydantic may not name keys: `hide_input_in_errors`.
                 log.error("%s cannot be used, the control plane sends the table again: %s", path, error)
         if self.table is not None:
-            self.gate.set_policy(_policy(self.table, self.users))
+            policy = _policy(self.table, self.users)
+            strict = policy.at_least(self._default_mode)
+            if strict is not policy:
+                self._stale = True
+                log.warning(
+                    "access table %d has mode %s, the configuration has %s: the stricter one counts until a table comes",
+                    policy.version, policy.mode, strict.mode,
+                )  # fmt: skip
+            self.gate.set_policy(strict)
 
     def _take_table(self, data: bytes) -> None:
         self.table = read_table(data)
@@ -154,8 +165,8 @@ class AccessControl:
         """
         table = await beside_loop(lambda: read_table(body))
         async with self._lock:
-            if self.table is not None and table.version <= self.version:
-                return self.version
+            if self.table is not None and table.version < self.table.version + (not self._stale):
+                return self.table.version
             merged = table.merged.get(self._name, 0)
             left = [change for change in self.changes if change.number > merged]
             before = self.table, self.changes
@@ -166,6 +177,7 @@ class AccessControl:
             except ValueError:
                 self.table, self.changes = before
                 raise
+            self._stale = False
             self.table_json = await beside_loop(lambda: table_json(table))
             self._in_force(policy)
             log.info("access table %d: %s, %d users", table.version, table.mode, len(table.users))
@@ -186,7 +198,8 @@ class AccessControl:
             self.changes = [*self.changes, made]
             if (table := self.table) is not None:
                 users = self.users
-                self._in_force(await beside_loop(lambda: _policy(table, users)))
+                policy = await beside_loop(lambda: _policy(table, users))
+                self._in_force(policy.at_least(self._default_mode) if self._stale else policy)
             await self._keep_changes()
 
     def waiting(self) -> Changes:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.admission import admit_again
 from gantry_broker.broker.dispatch import FORWARDED
-from gantry_broker.broker.forward import Process, take_forwarded
+from gantry_broker.broker.forward import ForwardedConnection, Process, take_forwarded
 from gantry_broker.broker.processing import not_supported
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.headers import error_answer
+from gantry_broker.protocol.message import unpack_host
 
 if TYPE_CHECKING:
+    from gantry_broker.access.gate import Gate
     from gantry_broker.broker.role import RoleState
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
@@ -31,13 +34,14 @@ class MemberRequests:
     """Fetches, polls, reads of the log and forwarded writes."""
 
     def __init__(
-        self, role: RoleState, replication: ReplicationService, log_repair: LogRepair, process: Process
+        self, role: RoleState, replication: ReplicationService, log_repair: LogRepair, process: Process, gate: Gate
     ) -> None:
         """`process` carries out the clients' requests that another member forwards."""
         self._role = role
         self._replication = replication
         self._log_repair = log_repair
         self._process = process
+        self._gate = gate
 
     def on_open(self, conn: Connection) -> None:
         """Does nothing before the first request."""
@@ -56,9 +60,15 @@ class MemberRequests:
             elif code in OF_FOLLOWERS and not replication.is_followed_by(conn.identity):
                 self._refuse(conn, frame)
             elif code == GantryCode.FORWARD:
-                take_forwarded(self._role, replication.refusals, conn, frame, self._process, FORWARDED)
+                take_forwarded(self._role, replication.refusals, conn, frame, self._process_forwarded, FORWARDED)
             elif not frame.is_oneway:
                 conn.send(self._log_repair.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))
+
+    def _process_forwarded(self, conn: ForwardedConnection, frames: list[Frame]) -> None:
+        """The former leader checked the requests, by its log; this member's may have another record at a place."""
+        admitted = admit_again(self._gate, conn, unpack_host(conn.peer_bytes)[0], frames)
+        if admitted:
+            self._process(conn, admitted)
 
     def _refuse(self, conn: Connection, frame: Frame) -> None:
         """Counts those of members that are not even in sync. A former leader is, and may ask before its first fetch."""

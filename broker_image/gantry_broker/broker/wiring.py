@@ -247,7 +247,8 @@ def wire(
     # Ports and the clock.
     ports = Ports(
         config, settings, dispatcher=dispatcher,
-        member_requests=MemberRequests(role, replication, log_repair, processor.process), membership=membership,
+        member_requests=MemberRequests(role, replication, log_repair, processor.process, access.gate),
+        membership=membership,
         shared=shared, tls=tls, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
     )  # fmt: skip
     http = HttpServer(context, ports, events.status_changed)

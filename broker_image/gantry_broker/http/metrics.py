@@ -232,6 +232,7 @@ def access_families(gate: Gate, labels: dict[str, str]) -> list[Family]:
         Family("gantry_access_refused_total", "counter", "Clients' requests refused, by reason.", refused),
         one("gantry_access_dropped_total", "counter", "Those of them that were one-way.", gate.dropped),
         one("gantry_access_anonymous_total", "counter", "Requests without a signature.", gate.anonymous),
+        one("gantry_access_held_total", "counter", "Wrong signatures over the limit.", gate.guesses.held),
         one("gantry_access_table_version", "gauge", "Version of the access table; 0: none.", version),
     ]
 

@@ -38,23 +38,31 @@ class NameServerAccess:
 
     def __init__(self, cluster: str, mode: str, path: Path | None = None) -> None:
         self.gate = Gate(cluster, mode, NoRecords())
+        self._mode = mode
+        self._stale = False
+        """The table in the file is less strict than the configuration, whose mode counts until a table comes."""
         self._path = path
         self._lock = asyncio.Lock()
 
     @property
     def version(self) -> int:
-        return 0 if self.gate.policy is None else self.gate.policy.version
+        """Of the table; 0: there is none, or a stale one."""
+        return 0 if self.gate.policy is None or self._stale else self.gate.policy.version
 
     def load(self) -> None:
         """Reads the file, before the ports open. A damaged one counts as none: brokers send the table again."""
         if self._path is None:
             return
         try:
-            self.gate.set_policy(read_policy(self._path.read_bytes()))
+            policy = read_policy(self._path.read_bytes())
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             log.error("%s cannot be used, brokers send the table again: %s", self._path, error)
+            return
+        strict = policy.at_least(self._mode)
+        self._stale = strict is not policy
+        self.gate.set_policy(strict)
 
     async def put(self, body: bytes) -> int:
         """Takes a table in force if it is a newer one; returns the version that is held then.
@@ -63,8 +71,10 @@ class NameServerAccess:
         """
         policy = await beside_loop(lambda: read_policy(body))
         async with self._lock:
-            if self.gate.policy is not None and policy.version <= self.version:
-                return self.version
+            held = self.gate.policy
+            if held is not None and policy.version < held.version + (not self._stale):
+                return held.version
+            self._stale = False
             self.gate.set_policy(policy)
             log.info("access table %d: %s, %d users", policy.version, policy.mode, len(policy.users))
             if self._path is not None:

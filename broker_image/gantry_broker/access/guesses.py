@@ -1,0 +1,53 @@
+"""A limit for wrong signatures: nobody finds a key by trying, and a flood of them costs little.
+
+It counts by address, and only what is wrong. A request that is signed right passes whatever others at its address do:
+clients behind one router share its address.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Address, ip_address
+from typing import Final
+
+from gantry_broker.access.quota import Bucket
+
+WRONG_A_SECOND: Final = 20
+"""Wrong signatures of one address that are answered at once."""
+HOLD_S: Final = 1.0
+"""Seconds for which more of them hold their connection, or their call, before it ends."""
+MAX_ADDRESSES: Final = 1_024
+
+
+class Guesses:
+    """The latest addresses with wrong signatures; of IPv6 the networks of 64 bits, which one peer has as a whole."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str | int, Bucket] = {}
+        self.held = 0
+        """Wrong signatures over the limit."""
+
+    def too_many(self, address: str, now: float) -> bool:
+        """Counts a wrong signature. `now`: seconds of a monotonic clock."""
+        place = _place(address)
+        bucket = self._buckets.pop(place, None)
+        if bucket is None:
+            bucket = Bucket(WRONG_A_SECOND, now)
+            if len(self._buckets) >= MAX_ADDRESSES:
+                del self._buckets[next(iter(self._buckets))]
+        self._buckets[place] = bucket  # at the end: the first one is the oldest
+        if not bucket.has_some(now):
+            self.held += 1
+            return True
+        bucket.take(1)
+        return False
+
+
+def _place(address: str) -> str | int:
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    return int(found) >> 64 if isinstance(found, IPv6Address) and found.ipv4_mapped is None else address
+
+
+__all__ = ["HOLD_S", "MAX_ADDRESSES", "WRONG_A_SECOND", "Guesses"]
