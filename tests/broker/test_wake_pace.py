@@ -200,13 +200,13 @@ async def test_a_disk_that_fails_between_two_slices_leaves_no_pull_unanswered(
     assert wire.frames == []
     attempt, tried = pulls._attempt, 0
 
-    def attempt_on_a_bad_disk(made: Pull, pieces: LogPieces) -> bool:
+    def attempt_on_a_bad_disk(made: Pull, pieces: LogPieces, grew: float) -> bool:
         nonlocal tried
         tried += 1
         if tried > 1:
             raise OSError(5, "a planned error")
         time.sleep(SLICE_S * 1.1)
-        return attempt(made, pieces)
+        return attempt(made, pieces, grew)
 
     monkeypatch.setattr(pulls, "_attempt", attempt_on_a_bad_disk)
     await bench.send(b"second")

@@ -35,6 +35,7 @@ SENDS: Final = frozenset(
         int(RequestCode.SEND_BATCH_MESSAGE),
     }
 )
+PULL: Final = int(RequestCode.PULL_MESSAGE)
 CHEAP: Final = frozenset(
     int(code)
     for code in (
@@ -82,6 +83,7 @@ class RequestProcessor:
         self._context = context
         self._handlers = handlers
         self._take_sends = sender.take
+        self._take_pulls = context.pulls.take
         self._role = context.role
         self._observe = context.latencies.rpc.observe
         self._slices = context.slices
@@ -93,13 +95,20 @@ class RequestProcessor:
     def process(self, conn: Connection, frames: list[Frame]) -> None:
         """Carries out requests; while this member may not append, sends are refused."""
         sends: list[Frame] = []
+        pulls: list[Frame] = []
         others = 0
         for frame in frames:
             if frame.code in SENDS:
                 sends.append(frame)
+            elif frame.code == PULL:
+                pulls.append(frame)
             else:
+                if pulls:  # Requests that set offsets keep their order.
+                    others, pulls = self._pulls(conn, pulls, others), []
                 others += 1
                 self._one(conn, frame, others <= AT_ONCE)
+        if pulls:
+            self._pulls(conn, pulls, others)
         if not sends:
             return
         conn.attrs["client"] = True
@@ -122,6 +131,14 @@ class RequestProcessor:
             # It ends, so that the client connects again by the present route.
             conn.stop_reading()
             asyncio.get_running_loop().call_later(ARRIVE_S, conn.close)
+
+    def _pulls(self, conn: Connection, frames: list[Frame], others: int) -> int:
+        """Carries out pulls; returns `others`, the requests of this read that were handled each by itself."""
+        conn.attrs["client"] = True
+        for frame in self._take_pulls(conn, frames):
+            others += 1
+            self._one(conn, frame, others <= AT_ONCE)
+        return others
 
     # ---- one request
 

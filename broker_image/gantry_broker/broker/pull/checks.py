@@ -6,6 +6,7 @@ same is checked once, and again when the topic, the group or the subscription ha
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.clients import Subscription
@@ -39,6 +40,21 @@ _MOST_DIGITS: Final = 18
 
 Key = tuple[str, str, str, str, str, str, str | None, str | None]
 """The fields that pulls have in common, as the client wrote them."""
+
+
+def _key(ext: Mapping[str, str]) -> Key:
+    """Raises KeyError."""
+    get = ext.get
+    return (
+        ext["topic"],
+        ext["consumerGroup"],
+        ext["sysFlag"],
+        ext["maxMsgNums"],
+        get("suspendTimeoutMillis", "0"),
+        get("subVersion", "0"),
+        get("subscription"),
+        get("expressionType"),
+    )
 
 
 class Consumption:
@@ -135,35 +151,35 @@ class PullChecks:
 
     def take(self, conn: Connection, frame: Frame) -> Pull:
         """Checks a request and returns its pull. Raises RequestRejected and BadField."""
-        ext = frame.ext
-        get = ext.get
-        try:
-            key: Key = (
-                ext["topic"],
-                ext["consumerGroup"],
-                ext["sysFlag"],
-                ext["maxMsgNums"],
-                get("suspendTimeoutMillis", "0"),
-                get("subVersion", "0"),
-                get("subscription"),
-                get("expressionType"),
-            )
-            known = self._known.get(key)
-            if known is not None and self._still_holds(known):
-                queue, offset, commit = ext["queueId"], ext["queueOffset"], ext["commitOffset"]
-                if (
-                    (digits := queue + offset + commit).isdecimal()
-                    and digits.isascii()
-                    and 0 < len(queue) < 10
-                    and 0 < len(offset) <= _MOST_DIGITS
-                    and 0 < len(commit) <= _MOST_DIGITS
-                    and (queue_id := int(queue)) < known.topic.read_queues
-                    and "maxMsgBytes" not in ext
-                ):
-                    return Pull(conn, frame, known, queue_id, int(offset), int(commit))
-        except KeyError:
-            return self._take_slowly(conn, frame, None)  # It names the field.
-        return self._take_slowly(conn, frame, key)
+        [made] = self.again(conn, (frame,))
+        return self._take_slowly(conn, frame) if made is None else made
+
+    def again(self, conn: Connection, frames: Sequence[Frame]) -> list[Pull | None]:
+        """Returns the pulls of requests that repeat checked ones; None for each other request."""
+        known, made = self._known, []
+        checked: Consumption | None = None
+        for frame in frames:
+            ext = frame.ext
+            pull = None
+            try:
+                asked = known.get(_key(ext))
+                if asked is not None and (asked is checked or self._still_holds(asked)):
+                    checked = asked
+                    queue, offset, commit = ext["queueId"], ext["queueOffset"], ext["commitOffset"]
+                    if (
+                        (digits := queue + offset + commit).isdecimal()
+                        and digits.isascii()
+                        and 0 < len(queue) < 10
+                        and 0 < len(offset) <= _MOST_DIGITS
+                        and 0 < len(commit) <= _MOST_DIGITS
+                        and (queue_id := int(queue)) < asked.topic.read_queues
+                        and "maxMsgBytes" not in ext
+                    ):
+                        pull = Pull(conn, frame, asked, queue_id, int(offset), int(commit))
+            except KeyError:
+                pass  # The full check names the field.
+            made.append(pull)
+        return made
 
     def _still_holds(self, known: Consumption) -> bool:
         """Whether a pull may go on as the one that was checked."""
@@ -186,7 +202,7 @@ class PullChecks:
             and (group.consume_broadcast_enable or known.message_model != "BROADCASTING")
         )
 
-    def _take_slowly(self, conn: Connection, frame: Frame, key: Key | None) -> Pull:
+    def _take_slowly(self, conn: Connection, frame: Frame) -> Pull:
         """Checks a request in RocketMQ's order and returns its pull. Raises RequestRejected and BadField."""
         header = PullHeader.parse(frame)
         fault = topic_fault(header.topic, longest=255)
@@ -228,11 +244,19 @@ class PullChecks:
         asked = Consumption(header, topic, group, members, subscription)
         if asked.sql is not None:
             self._may_filter(asked.sql)
-        elif key is not None and sum([len(text) for text in key if text is not None]) <= MAX_KNOWN_CHARACTERS:
+        else:
+            self._keep(frame, asked)
+        return Pull(conn, frame, asked, header.queueId, int(header.queueOffset), int(header.commitOffset))
+
+    def _keep(self, frame: Frame, asked: Consumption) -> None:
+        try:
+            key = _key(frame.ext)
+        except KeyError:
+            return  # It has left out a field that consumers write.
+        if sum([len(text) for text in key if text is not None]) <= MAX_KNOWN_CHARACTERS:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = asked
-        return Pull(conn, frame, asked, header.queueId, int(header.queueOffset), int(header.commitOffset))
 
     def _subscription(self, header: PullHeader, group: SubscriptionGroup) -> tuple[ConsumerGroup | None, Subscription]:
         if header.sysFlag & PullFlag.SUBSCRIPTION:

@@ -8,8 +8,9 @@ cannot serve a pull answers PULL_RETRY_IMMEDIATELY and names the master.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+import contextlib
+from collections import Counter, deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -102,6 +103,7 @@ class PullService:
         self._held = held
         self._filters = filters
         self._check = checks.take
+        self._check_again = checks.again
         self._slave_reads = slave_reads
         self._count_gets = counts.gets
         self._latencies = latencies
@@ -117,10 +119,79 @@ class PullService:
         self._unread: dict[Connection, None] = {}
         """Connections that are read again at the next turn."""
         self._turn_is_set = False
-        self._answered: list[tuple[Pull, int]] = []
-        """Held pulls that were answered, with the codes, until `_note_answered`."""
+        self._answered: list[tuple[Pull, int, float]] = []
+        """Held pulls that were answered, with the codes and the times at which their queues grew (`perf_counter`), until
+        `_note_answered`."""
         self._tally: dict[Consumption, Tally] | None = None
         """Answers of this turn, counted at its end; None between turns."""
+
+    def take(self, conn: Connection, frames: Sequence[Frame]) -> Sequence[Frame]:
+        """Takes pulls of one read that repeat checked ones, as most do; returns the rest, for `handle`."""
+        if not self._role.leading:
+            return frames
+        begun = perf_counter()
+        rest: list[Frame] = []
+        found: list[tuple[Frame, Pull]] = []
+        may_hold, commit, waits = self._settings.longPollingEnable, self._meta.commit_offset_of, self._waits
+        for frame, made in zip(frames, self._check_again(conn, frames), strict=True):
+            if made is None:
+                rest.append(frame)
+                continue
+            asked = made.asked
+            try:
+                if asked.commits:
+                    commit(asked.key, made.queue_id, made.commit)
+                if asked.hold_ms == 0 or not may_hold or not waits(made):
+                    found.append((frame, made))
+            except Exception:
+                rest.append(frame)  # `handle` meets the error again, and its caller answers with it.
+        if found:
+            self._answer_found(found, rest, begun)
+        return rest
+
+    def _answer_found(self, found: list[tuple[Frame, Pull]], rest: list[Frame], begun: float) -> None:
+        """Answers pulls from records at the end of the log, which it reads together; `rest` gets the other requests."""
+        ends = begun + SLICE_S
+        pieces = self._store.together()
+        with self._counted_together():
+            for number, (frame, made) in enumerate(found):
+                if perf_counter() > ends:
+                    rest += [frame for frame, _ in found[number:]]
+                    return
+                try:
+                    got = self._found(made, pieces)
+                except OSError:
+                    got = None  # `handle` meets it again.
+                if got is None:
+                    rest.append(frame)
+                    continue
+                self.answer(made, got, _FOUND)
+                seconds = perf_counter() - begun
+                self._latencies.pull.observe(seconds)
+                self._latencies.rpc.observe(made.code, _FOUND, seconds)
+
+    def _found(self, made: Pull, pieces: LogPieces) -> Got | None:
+        """What `pieces` have for a pull without a filter; None: `_read` has to look."""
+        asked = made.asked
+        if asked.codes is not None or made.filter is not None:
+            return None
+        settings = self._settings
+        most = min(asked.max_count, settings.maxTransferCountOnMessageInMemory)
+        return self._store.found(
+            asked.topic_name, made.queue_id, made.offset, most, settings.maxTransferBytesOnMessageInMemory, pieces
+        )
+
+    @contextlib.contextmanager
+    def _counted_together(self) -> Iterator[None]:
+        """Counts the messages of all answers within at its end."""
+        tally: dict[Consumption, Tally] = {}
+        self._tally = tally
+        try:
+            yield
+        finally:
+            self._tally = None
+            for asked, entry in tally.items():
+                self._count_gets(asked.topic_name, asked.group_name, entry.count, entry.size, entry.offsets)
 
     def handle(self, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
         begun = perf_counter()
@@ -223,41 +294,44 @@ class PullService:
     def _wake_now(self, queues: Mapping[tuple[str, int], float]) -> None:
         """Tries the pulls of these queues for one slice of the event loop, and the rest in later passes.
 
-        `queues`: with the time at which each grew.
+        `queues`: with the time at which each grew. When the time is over, the rest is tried together in a later pass:
+        each queue alone would cost a read of the log of its own.
         """
         ends = perf_counter() + SLICE_S
         pieces = self._store.together()
         held, waking, attempt = self._held, self._waking, self._attempt
-        tally: dict[Consumption, Tally] = {}
-        self._tally = tally
+        left = iter(queues.items())
         try:
-            for key, grew in queues.items():
-                if key in waking:
-                    held.passed_over.add(key)
-                    continue
-                few = held.few(key, FEW)
-                if few is None or perf_counter() > ends:
-                    self._try_each(key, held.waiting(*key), pieces, ends, grew)
-                    continue
-                for made in few:
-                    if attempt(made, pieces):
-                        held.end(made)
-                self._note_answered(grew)
+            with self._counted_together():
+                for key, grew in left:
+                    if key in waking:
+                        held.passed_over.add(key)
+                        continue
+                    few = held.few(key, FEW)
+                    if few is None:
+                        self._note_answered()
+                        self._try_each(key, held.waiting(*key), pieces, ends, grew)
+                        continue
+                    for made in few:
+                        if attempt(made, pieces, grew):
+                            held.end(made)
+                    if perf_counter() > ends:
+                        break
+            self._note_answered()
         except BaseException:
             held.passed_over.update(queues)  # The disk failed: `expire` tries them again.
             raise
-        finally:
-            self._tally = None
-            for asked, entry in tally.items():
-                self._count_gets(asked.topic_name, asked.group_name, entry.count, entry.size, entry.offsets)
+        if rest := dict(left):
+            self._slices.charge(SLICE_S)
+            self._slices.run(lambda: self._wake_now(rest))
 
     def _try_each(
         self, key: tuple[str, int], waiting: deque[Pull], pieces: LogPieces, ends: float, grew: float
     ) -> None:
         """Tries pulls until a time, and the rest in a later pass."""
         self._waking.discard(key)
-        self._held.try_each(waiting, lambda made: self._attempt(made, pieces), lambda: perf_counter() < ends)
-        self._note_answered(grew)
+        self._held.try_each(waiting, lambda made: self._attempt(made, pieces, grew), lambda: perf_counter() < ends)
+        self._note_answered()
         if waiting:
             self._waking.add(key)
             self._slices.charge(SLICE_S)
@@ -270,20 +344,21 @@ class PullService:
             self._held.passed_over.add(key)  # The disk failed: `expire` tries them again.
             raise
 
-    def _note_answered(self, grew: float) -> None:
-        """Counts the answers to held pulls of one queue, which grew at that time."""
+    def _note_answered(self) -> None:
+        """Counts the answers to held pulls since the last call."""
         answered, self._answered = self._answered, []
         if not answered:
             return
-        self._latencies.pull.observe(perf_counter() - grew, len(answered))
-        now_ms = self._clock.now_ms()
-        first, code = answered[0]
-        if len(answered) == 1 or all([c == code and made.code == first.code for made, c in answered]):
-            times = [now_ms - made.deadline_ms + made.asked.hold_ms for made, _ in answered]
-            self._latencies.rpc.observe_held(first.code, code, times)
-        else:
-            for made, c in answered:
-                self._note_held(made, c, now_ms)
+        now_ms, now = self._clock.now_ms(), perf_counter()
+        observe = self._latencies.pull.observe
+        for grew, count in Counter([grew for _, _, grew in answered]).items():
+            observe(now - grew, count)
+        kinds: dict[tuple[int, int], list[int]] = {}
+        for made, code, _ in answered:
+            times = now_ms - made.deadline_ms + made.asked.hold_ms
+            kinds.setdefault((made.code, code), []).append(times)
+        for (request, code), times_ms in kinds.items():
+            self._latencies.rpc.observe_held(request, code, times_ms)
 
     def _note_held(self, made: Pull, code: int, now_ms: int) -> None:
         self._latencies.rpc.observe_held(made.code, code, (now_ms - made.deadline_ms + made.asked.hold_ms,))
@@ -322,8 +397,8 @@ class PullService:
             self.answer(made, got, code)
             self._note_held(made, code, self._clock.now_ms())
 
-    def _attempt(self, made: Pull, pieces: LogPieces) -> bool:
-        """Tries a pull; returns True when it is answered or given up."""
+    def _attempt(self, made: Pull, pieces: LogPieces, grew: float) -> bool:
+        """Tries a pull whose queue grew at that time; returns True when it is answered or given up."""
         if made.conn.closed:
             return True
         if made.conn.paused or (made.filter is not None and self._slices.left_s <= 0):
@@ -337,7 +412,7 @@ class PullService:
             made.offset = got.next_offset
             return False
         self.answer(made, got, code)
-        self._answered.append((made, code))
+        self._answered.append((made, code, grew))
         return True
 
     def _sql(self, data: SubscriptionData) -> Filter:
@@ -354,15 +429,14 @@ class PullService:
 
     def _read(self, made: Pull, pieces: LogPieces) -> tuple[Got, int]:
         """Reads the records and returns them with the code of an answer at this moment."""
+        found = self._found(made, pieces)
+        if found is not None:
+            return found, _FOUND
         asked = made.asked
         most = min(asked.max_count, self._settings.maxTransferCountOnMessageInMemory)
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
         condition = made.filter
         if condition is None:
-            if asked.codes is None:
-                found = self._store.found(asked.topic_name, made.queue_id, made.offset, most, most_bytes, pieces)
-                if found is not None:
-                    return found, _FOUND
             got = self._store.get(asked.topic_name, made.queue_id, made.offset, most, most_bytes, asked.codes)
         else:
             begun = perf_counter()
