@@ -62,7 +62,7 @@ def test_settings_of_one_group(cluster: Cluster, load: Load) -> None:
     assert claim()["annotations"]["example.com/owner"] == "team"
     cluster.wait_running(members=3)
     cluster.patch(spec(A, PLAIN_B))
-    until("the label is gone", lambda: "backup" not in claim()["labels"], 30)
+    until("the label is gone", lambda: "backup" not in claim()["labels"], 120)
     cluster.wait_running(members=3)
 
 
