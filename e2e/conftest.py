@@ -79,6 +79,12 @@ def operator(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterat
             (shared / "installed").touch()
     yield
     print(kubectl("-n", SYSTEM, "get", "pods", "-o", "wide", check=False))
+    for pod in kubectl("-n", SYSTEM, "get", "pods", "-o", "name", check=False).split():
+        for previous in ("false", "true"):
+            logs = kubectl("-n", SYSTEM, "logs", pod, f"--previous={previous}", check=False)
+            if logs:
+                name = pod.replace("/", "-") + ("-previous" if previous == "true" else "")
+                (ROOT / "build" / f"e2e-{name}.log").write_text(logs)
 
 
 @pytest.fixture(scope="session")
