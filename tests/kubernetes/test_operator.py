@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from gantry_operator.platforms.kubernetes.desired_objects import OperatorSetting
 from gantry_operator.platforms.kubernetes.operator import Operator
 
 from tests.kubernetes.fake_api import FakeApi
+from tests.support.free_ports import free_port
 from tests.support.running import running
 
 
@@ -59,3 +64,45 @@ async def test_a_late_deletion_event_of_a_former_cluster_does_not_end_the_new_on
     assert [k.uid for k in found.clusters.values()] == ["new"]
     await found._on_cluster({"type": "DELETED"}, cluster("new"))
     assert (found.clusters, stopped) == ({}, ["former", "new"])
+
+
+async def test_an_operator_that_lost_its_lease_starts_again_in_the_same_container(
+    fake: FakeApi, tmp_path: Path
+) -> None:
+    """A process that ends is started ever later by the kubelet: after 5 minutes at last."""
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "fake",
+        "clusters": [{"name": "fake", "cluster": {"server": fake.url}}],
+        "users": [{"name": "fake", "user": {}}],
+        "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+    }  # fmt: skip
+    (tmp_path / "config").write_text(json.dumps(config))
+    env = os.environ | {
+        "KUBECONFIG": str(tmp_path / "config"), "GANTRY_BROKER_IMAGE": "broker", "POD_NAMESPACE": "ops",
+        "POD_NAME": "op-0", "GANTRY_HTTP_PORT": str(free_port()),
+    }  # fmt: skip
+    with (tmp_path / "log").open("w") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gantry_operator.platforms.kubernetes.operator", env=env, stdout=log, stderr=log
+        )
+        try:
+            async with asyncio.timeout(60):
+                await _holder(fake, "op-0")
+                lease = fake.objects["Lease", "ops", operator.LEASE_NAME]
+                lost = json.loads(json.dumps(lease))
+                lost["spec"] |= {"holderIdentity": "op-1", "leaseDurationSeconds": 1}
+                fake.put(lost)
+                await _holder(fake, "op-0")
+            assert process.returncode is None, "the same process, started again"
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+    assert (tmp_path / "log").read_text().count("op-0 leads") == 2
+    assert process.returncode == 0
+
+
+async def _holder(fake: FakeApi, name: str) -> None:
+    key = ("Lease", "ops", operator.LEASE_NAME)
+    while key not in fake.objects or fake.objects[key]["spec"]["holderIdentity"] != name:  # noqa: ASYNC110 - a process writes it
+        await asyncio.sleep(0.05)

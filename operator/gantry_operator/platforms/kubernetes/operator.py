@@ -20,8 +20,9 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import kopf
 import uvloop
@@ -219,7 +220,7 @@ async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
 
 
 async def serve(settings: OperatorSettings, identity: str, http_port: int, host: str = "") -> int:
-    """Runs until a signal (0) or until the leadership is lost (1: the process must end, because it must not act)."""
+    """Runs until a signal (0) or a failure (1). After a lost leadership the process starts again, as a standby."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
@@ -243,14 +244,12 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
         operator = Operator(api, settings, identity)
         health.follow(operator.followed())
         acting = asyncio.create_task(operator.run())
-        pending_fetches = asyncio.create_task(election.hold())
-        done, _ = await asyncio.wait({stopping, acting, pending_fetches}, return_when=asyncio.FIRST_COMPLETED)
+        holding = asyncio.create_task(election.hold())
+        done, _ = await asyncio.wait({stopping, acting, holding}, return_when=asyncio.FIRST_COMPLETED)
         metrics.LEADER.set(0)
-        if pending_fetches in done:
-            # Another operator may act from now on. This process must stop without any clean-up.
-            logging.shutdown()
-            os._exit(1)
-        pending_fetches.cancel()
+        if holding in done:
+            _start_again()
+        holding.cancel()
         acting.cancel()
         with contextlib.suppress(asyncio.CancelledError, TimeoutError):
             async with asyncio.timeout(5):
@@ -260,6 +259,16 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
             log.error("the operator failed", exc_info=acting.exception())
             return 1
     return 0
+
+
+def _start_again() -> NoReturn:
+    """Replace this program by a fresh one, without any clean-up: another operator may act from now on.
+
+    The container does not end. Otherwise the kubelet would wait longer before each start (up to 5 minutes), and after
+    a few minutes with a slow API server no operator would be there to fail over.
+    """
+    logging.shutdown()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 @contextlib.asynccontextmanager
