@@ -119,8 +119,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
             f"{path.rstrip('/')} is the operator's",
         )
         for path in (
-            "/var/lib/gantry/", "/var/lib/gantry/store/commitlog", "//var/lib/./gantry/store", "/x/../etc/gantry/a",
-            "/etc/gantry-ca", "/etc", "/.", "/var/lib",
+            "/var/lib/gantry/",
+            "/var/lib/gantry/store/commitlog",
+            "//var/lib/./gantry/store",
+            "/x/../etc/gantry/a",
+            "/etc/gantry-ca",
+            "/etc",
+            "/.",
+            "/var/lib",
         )
     ),
     ({"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}}, "'data' is the operator's"),
