@@ -24,9 +24,7 @@ from tests.support.running import until
 MakeBench = Callable[..., Any]
 
 
-def beat(
-    bench: Any, group: str, *topics: str, model: str = "CLUSTERING", kind: str = "CONSUME_PASSIVELY"
-) -> Any:
+def beat(bench: Any, group: str, *topics: str, model: str = "CLUSTERING", kind: str = "CONSUME_PASSIVELY") -> Any:
     data = ConsumerData(group, kind, model, "CONSUME_FROM_FIRST_OFFSET", [SubscriptionData(t, "*") for t in topics])
     body = fastjson.dumps(Heartbeat(f"client-of-{group}", [], [data]).to_json())
     return bench.ask(RequestCode.HEART_BEAT, body=body)

@@ -168,3 +168,13 @@ async def test_a_batch_acknowledges_some_of_a_pop(bench: Bench) -> None:
     body = fastjson.dumps({"brokerName": "demo-a", "acks": [far]})
     assert (await bench.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == 0
     assert await _stats(bench) == (5, 2, 5)
+
+
+async def test_a_group_whose_retry_topic_can_have_no_name_is_refused(bench: Bench) -> None:
+    topic = "T" * 100
+    await bench.send(b"x", topic=topic)
+    for size, code in ((147, ResponseCode.SUCCESS), (148, ResponseCode.INVALID_PARAMETER)):
+        answer, _ = await _pop(bench, topic=topic, consumerGroup="G" * size)
+        assert answer.code == code
+    assert answer.remark is not None
+    assert "would have 256 characters, at most 255" in answer.remark

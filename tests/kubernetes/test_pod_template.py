@@ -122,13 +122,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"containers": [{"name": "agent"}]}}, "containers[agent] has no image"),
     ({"spec": {"initContainers": [{"name": "broker", "image": "x"}]}}, "broker is the operator's name"),
     ({"spec": {"containers": [{"name": "broker", "env": [{"name": "POD_NAME"}]}]}}, "POD_NAME is the operator's"),
-    (
-        {
-            "spec": {
-                "containers": [{"name": "broker", "volumeMounts": [{"name": "x", "mountPath": "/var/lib/gantry/"}]}]
-            }
-        },
-        "/var/lib/gantry is the operator's",
+    *(
+        (
+            {"spec": {"containers": [{"name": "broker", "volumeMounts": [{"name": "tmp", "mountPath": path}]}]}},
+            f"{path.rstrip('/')} is the operator's",
+        )
+        for path in (
+            "/var/lib/gantry/",
+            "/var/lib/gantry/store/commitlog",
+            "//var/lib/./gantry/store",
+            "/x/../etc/gantry/a",
+            "/etc/gantry-ca",
+            "/etc",
+            "/.",
+            "/var/lib",
+        )
     ),
     ({"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}}, "'data' is the operator's"),
     ({"spec": {"terminationGracePeriodSeconds": 5}}, "write 40 or more"),

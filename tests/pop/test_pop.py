@@ -165,6 +165,31 @@ async def test_a_new_leader_that_cannot_read_a_retry_topic_tries_again(
     assert await bench.bodies() == [b"b"]
 
 
+async def test_long_names_of_group_and_topic_hold_up_no_other_message(bench: PopBench) -> None:
+    """The name of their retry topic is longer than any name may be."""
+    group, topic = "G" * 200, "T" * 100
+    bench.broker.creation.group_config(group)
+    await bench.sends("long", topic=topic)
+    await bench.sends("a")
+    await bench.pop(group=group, topic=topic, invisible_ms=10_000)
+    await bench.pop(invisible_ms=10_000)
+    await bench.pass_ms(10_100)
+    assert await bench.bodies() == [b"a"]
+    assert bench.offset(topic=topic, group=group) == 0, "it is not lost either"
+
+
+async def test_a_message_that_could_not_be_copied_is_tried_again(
+    bench: PopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.sends("a")
+    await bench.pop(invisible_ms=10_000)
+    with monkeypatch.context() as broken:
+        broken.setattr(bench.pop_service._expiry, "_copy", lambda *_: 1 // 0)
+        await bench.pass_ms(10_100)
+    await bench.pass_ms(2_000)
+    assert await bench.bodies() == [b"a"]
+
+
 async def test_handles_of_nothing(bench: PopBench) -> None:
     await bench.sends("a")
     (message,) = await bench.pop()

@@ -232,10 +232,14 @@ async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cl
             await send(stub, c.message("T", body))
         client = proxy.service.clients.get(CLIENT)
         assert client is not None
-        with pytest.raises(asyncio.CancelledError):
+
+        async def receive_until_gone() -> None:
             while True:
                 unread: Any = Unread()
                 await proxy.service.receiving.receive(unread, client, "g", "T", c.receive("g", "T", n=32))
+
+        with pytest.raises(asyncio.CancelledError):
+            await receive_until_gone()
         assert proxy.service.receiving.returned == 2
         await line.end()
 

@@ -401,3 +401,41 @@ def test_tables_of_another_form_are_refused(change: dict[str, Any]) -> None:
         BrokerTables("a", Broker("a").json() | change).topic("T")
     with pytest.raises(BadTables):
         BrokerTables("a", None)
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+def test_messages_wait_for_a_consumer_group_that_was_away_since_the_broker_group_is_there(deleting: bool) -> None:
+    rig = Rig("a", "b")
+    wanted = WantedTopic("t", "T", queues=4, delete=True)
+    rig.settle(wanted)
+    rig.brokers["a"].read("T", "away")
+    for number in range(2):
+        rig.brokers["b"].send("T", number)
+    rig.brokers["b"].read("T", "present")
+    wanted = replace(wanted, deleting=True) if deleting else replace(wanted, queues=2, generation=2)
+    for _ in range(3):
+        found = rig.settle(wanted)
+        rig.now += 100
+    assert "away has not read them" in found.results["t"].synced.message
+    rig.brokers["b"].read("T", "away")
+    for _ in range(3):
+        found = rig.settle(wanted)
+        rig.now += 100
+    assert found.results["t"].synced.reason == ("Deleted" if deleting else "AsWanted")
+
+
+@pytest.mark.parametrize("mark", ["+", "_"])
+def test_a_topic_stays_while_pop_consumers_retry_its_messages(mark: str) -> None:
+    rig = Rig("a")
+    wanted = WantedTopic("t", "T", queues=1, delete=True, deleting=True)
+    broker = rig.brokers["a"]
+    broker.topics["T"] = broker.topics[f"%RETRY%g{mark}T"] = TopicConfig("T", 1, 1)
+    broker.send("T", 0)
+    broker.read("T", "g")
+    broker.send(f"%RETRY%g{mark}T", 0)
+    found = rig.settle(wanted)
+    assert "T" in broker.topics
+    assert "1 messages are unread" in found.results["t"].synced.message
+    broker.read(f"%RETRY%g{mark}T", "g")
+    rig.settle(wanted)
+    assert "T" not in broker.topics

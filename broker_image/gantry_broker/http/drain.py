@@ -1,8 +1,8 @@
 """What a broker group still holds for its consumers: the proof that it may be removed, and what is missing of it.
 
 A consumer group counts as long as it has offsets here or a connected consumer; one that is deleted, or whose consumers
-all say that they no longer subscribe, does not. The proof is of one state of the log: if the log ends elsewhere after the look than before, the
-report is not settled.
+all say that they no longer subscribe, does not. The proof is of one state of the log: if the log ends elsewhere after
+the look than before, the report is not settled.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotWritable, RequestRejected
+from gantry_broker.broker.metadata.topics import topic_fault
 from gantry_broker.pop.retry import revived
-from gantry_broker.protocol.codes import DLQ_PREFIX, Perm
+from gantry_broker.protocol.codes import DLQ_PREFIX, Perm, ResponseCode
 from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record
 from gantry_broker.store.errors import StoreError
 
@@ -106,8 +107,10 @@ class Expiry:
         for number, item in enumerate(expired):
             try:
                 put = self._copy(item, now_ms)
-            except (RequestRejected, NotWritable, StoreError, OSError) as error:
-                log.warning("a message whose invisible time is over waits for its retry: %s", error)
+            except Exception as error:
+                known = isinstance(error, (RequestRejected, NotWritable, StoreError, OSError))
+                text = "a message whose invisible time is over waits for its retry: %s"
+                log.warning(text, error, exc_info=None if known else error)
                 self._log.state.give_back(item, now_ms + AGAIN_MS)
                 continue
             if put is not None:
@@ -142,6 +145,9 @@ class Expiry:
             except RecordError as error:
                 raise StoreError(f"the record at {topic} {queue_id} {offset} is damaged: {error}") from None
             put = revived(record, group_name, item.pop_ms, counts=not item.suspended, max_retries=group.retry_max_times)
+            fault = topic_fault(put.topic, longest=255)
+            if fault is not None:
+                raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"no topic can take the retry of {topic}: {fault}")
             self._creation.ensure_topic(put.topic, 1, Perm.READ | Perm.WRITE)
             if put.topic.startswith(DLQ_PREFIX):
                 self._stats.add("DLQ_PUT_NUMS", f"{topic}@{group_name}", 1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator
 
 from gantry_operator.api import cron
 from gantry_operator.api.base import CRON, ZONE, Model, Rule, VolumeSize, Window, more_than_nothing
@@ -75,18 +74,7 @@ class Analytics(Model):
     )
     reportsHistory: int = Field(10, ge=1, le=1000, description="Number of reports to keep.")
 
-    @field_validator("schedule", "timeZone")
-    @classmethod
-    def _can_be_due(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """Find what the API server's pattern cannot: February 30, or a zone that does not exist."""
-        try:
-            if info.field_name == "timeZone":
-                cron.zone(value)
-            elif value is not None:
-                cron.refuse_never(value)
-        except cron.ScheduleError as error:
-            raise PydanticCustomError("rule", "{message}", {"message": str(error), "field": ""}) from None
-        return value
+    _can_be_due = field_validator("schedule", "timeZone")(cron.can_be_due)
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

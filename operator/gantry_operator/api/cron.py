@@ -8,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from pydantic import ValidationInfo
+from pydantic_core import PydanticCustomError
+
 _NICKNAMES: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -138,6 +141,20 @@ def refuse_never(text: str) -> None:
     """Raises ScheduleError for a schedule that cannot be read, or that has no day, such as February 30."""
     if next_run(text, None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
         raise ScheduleError("there is no such day: write a day that the month has, for example 0 3 28 2 *")
+
+
+def can_be_due(value: str | None, info: ValidationInfo) -> str | None:
+    """Find what the API server's pattern for the fields `schedule` and `timeZone` cannot: February 30, or a zone that
+    does not exist.
+    """
+    try:
+        if info.field_name == "timeZone":
+            zone(value)
+        elif value is not None:
+            refuse_never(value)
+    except ScheduleError as error:
+        raise PydanticCustomError("rule", "{message}", {"message": str(error), "field": ""}) from None
+    return value
 
 
 def _days(start: datetime) -> Iterator[datetime]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator
 
 from gantry_operator.api import cron
 from gantry_operator.api.base import CRON, ZONE, Duration, Model, Rule, between, parse_duration
@@ -29,17 +28,7 @@ class MaintenanceWindow(Model):
         pattern=ZONE,
     )  # fmt: skip
 
-    @field_validator("schedule", "timeZone")
-    @classmethod
-    def _can_be_due(cls, value: str | None, info: ValidationInfo) -> str | None:
-        try:
-            if info.field_name == "timeZone":
-                cron.zone(value)
-            elif value is not None:
-                cron.refuse_never(value)
-        except cron.ScheduleError as error:
-            raise PydanticCustomError("rule", "{message}", {"message": str(error), "field": ""}) from None
-        return value
+    _can_be_due = field_validator("schedule", "timeZone")(cron.can_be_due)
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

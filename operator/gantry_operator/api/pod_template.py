@@ -7,6 +7,7 @@ spec stays the operator's, and is refused here with its name.
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -183,10 +184,17 @@ def _container_problems(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{kind}[{name}].env: {', '.join(OWN_ENV)} is the operator's: write another name"
         for mount in found.get("volumeMounts") or []:
             path = str(mount.get("mountPath", "") if isinstance(mount, Mapping) else "").rstrip("/")
-            if path in OWN_MOUNTS or not path:
+            if not path or _is_own(path):
                 yield f"{kind}[{name}].volumeMounts: {path or 'no path'} is the operator's: write another path"
     elif not found.get("image"):
         yield f"{kind}[{name}] has no image: write one, or the name of the operator's container"
+
+
+def _is_own(path: str) -> bool:
+    """Whether a mount covers one of the operator's, or a part of one: the log of a broker is below its mount."""
+    mount = posixpath.normpath("/" + path.lstrip("/")).rstrip("/") + "/"
+    owns = [f"{own}/" for own in OWN_MOUNTS]
+    return any(own.startswith(mount) or (mount.startswith(own) and own != "/tmp/") for own in owns)
 
 
 def _is_list_of_maps(value: Any) -> bool:

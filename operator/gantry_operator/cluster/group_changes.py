@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
-from gantry_broker.http.models import MAX_CONFIGS, DrainReport
+from gantry_broker.http.models import MAX_CONFIGS, DrainReport, Unread
 from pydantic import ValidationError
 
 from gantry_operator.api.status import DrainRow
@@ -23,9 +23,21 @@ from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.member_client import JSON
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.drain import DrainStep, GroupConfigs, Missing, Policy, Progress, Seen, decide, homeless, missing_on
-from gantry_operator.drain.machine import at, ends_at_ms, ways_on
+from gantry_operator.drain import (
+    DrainStep,
+    GroupConfigs,
+    Missing,
+    Obstacle,
+    Policy,
+    Progress,
+    Seen,
+    decide,
+    homeless,
+    missing_on,
+)
+from gantry_operator.drain.machine import at, ends_at_ms, expired, unread_obstacle, ways_on
 from gantry_operator.platforms.base import Event
+from gantry_operator.topics.seen import BadTables, BrokerTables
 
 log = logging.getLogger(__name__)
 
@@ -232,6 +244,8 @@ class GroupChanges:
             homeless=any(missing.values()),
         )  # fmt: skip
         self._memory[group], step = decide(known, seen)
+        if step.action == "remove" and report is not None and not expired(report):
+            step = await self._read_by_all(group, wanted, step)
         if group not in self.drains:
             self._event("Normal", "DrainBegun", "the group left the spec; it goes once it is empty", group)
         self.drains[group] = self._row(group, step, report)
@@ -247,6 +261,25 @@ class GroupChanges:
             self._event("Normal", "DrainDone", "the group is empty, so it is removed", group)
             await self._platform.begin_removal(group)
             self._memory.pop(group, None)
+
+    async def _read_by_all(self, group: str, wanted: WantedGroups, step: DrainStep) -> DrainStep:
+        """The step, if no consumer group of the other broker groups has messages here that it never saw."""
+        try:
+            tables, others = await self._tables(group), [await self._tables(g) for g in wanted.staying]
+            unread = list(tables.never_read(others))
+        except (BadTables, MemberRefused) as error:
+            return DrainStep("wait", "Draining", (Obstacle("OthersNotReady", str(error)),))
+        found = [unread_obstacle(Unread(topic=t, consumer_group=g, messages=count)) for t, g, count in unread]
+        return DrainStep("wait", "Draining", tuple(found)) if found else step
+
+    async def _tables(self, group: str) -> BrokerTables:
+        tables = await self._call(group, "GET", "/v1/tables?ages=false")
+        try:
+            if tables.get("settled") is not True:
+                raise BadTables("it has just taken the role")
+            return BrokerTables(group, tables)
+        except (AttributeError, BadTables) as error:
+            raise MemberRefused(f"the tables of group {group} are not known: {error}") from None
 
     def _row(self, group: str, step: DrainStep, report: DrainReport | None) -> DrainRow:
         said = [o.message for o in step.blocked or step.obstacles]

@@ -172,7 +172,7 @@ def obstacles(report: DrainReport, policy: Policy) -> list[Obstacle]:
         until = at(ends_at_ms(report))
         found.append(Obstacle("Retention", f"spec.drain is WhenExpired: its newest message is kept until {until}"))
         return found
-    found += [_unread(row) for row in report.unread]
+    found += [unread_obstacle(row) for row in report.unread]
     if report.dead_letters:
         found.append(
             Obstacle(
@@ -185,7 +185,7 @@ def obstacles(report: DrainReport, policy: Policy) -> list[Obstacle]:
     return found
 
 
-def _unread(row: Unread) -> Obstacle:
+def unread_obstacle(row: Unread) -> Obstacle:
     if not row.consumer_group:
         return Obstacle(
             "NoConsumerGroup", f"{row.messages} messages of topic {row.topic}, which no consumer group reads", True

@@ -248,11 +248,17 @@ class _Topic:
         if config.perm & Perm.WRITE and not self.w.force:
             self.waits.append(f"{group}: it takes no more messages, and is deleted there once they are read")
             return replace(config, perm=config.perm & ~Perm.WRITE)
-        unread = tables.unread(self.w.topic)
+        readers = self._readers()
+        unread = tables.unread(self.w.topic, 0, readers) or tables.unread_retries(self.w.topic, readers)
         if unread is None or self.w.force:
             return None
         self.waits.append(_unread(group, unread.messages, unread.why, "this broker group"))
         return config
+
+    def _readers(self) -> list[str]:
+        """Consumer groups that read the topic in any broker group."""
+        tables = [t for t in self.seen.tables.values() if t is not None]
+        return list(dict.fromkeys(group for t in tables for group in t.readers(self.w.topic)))
 
     def _may_forget(self, tables: BrokerTables, topic: SeenTopic, number: int) -> bool:
         """Whether the queues from `number` on can be read no more."""
@@ -262,7 +268,7 @@ class _Topic:
         if known is None or known.ends != ends:
             known = Settling(self.at, ends)
         self.settling[key] = known
-        unread = tables.unread(self.w.topic, number)
+        unread = tables.unread(self.w.topic, number, self._readers())
         if self.w.force:
             return True
         if unread is not None:
@@ -337,15 +343,19 @@ class _Topic:
         if not w.delete or (not rows and not silent):
             return Result(DELETED, DELETED, w.known)
         if not self.seen.paused:
+            drops: list[Step] = []
             for tables in answering.values():
                 topic = tables.topic(w.topic)
                 if topic is None:
                     continue
                 after = self._leaving(tables, topic)
                 if after is None:
-                    self.steps.append(DropTopic(tables.group, w.topic, w.resource))
+                    drops.append(DropTopic(tables.group, w.topic, w.resource))
                 elif after != topic.config:
                     self.steps.append(PutTopic(tables.group, replace(after, attributes={}), (), w.resource))
+            if not self.waits:
+                # All at once: the readers of one broker group count for the others as long as it has the topic.
+                self.steps += drops
         if self.seen.paused:
             state = paused()
         elif self.waits and not self.steps:

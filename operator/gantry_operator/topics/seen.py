@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 MAX_NUMBER = 2**62
 
@@ -136,20 +138,48 @@ class BrokerTables:
                     total += max(queue.end - max(offsets[number], queue.first), 0)
         return total
 
-    def unread(self, name: str, below: int = 0) -> Unread | None:
+    def unread(self, name: str, below: int = 0, elsewhere: Iterable[str] = ()) -> Unread | None:
         """Why the queues of a topic from number `below` on hold messages that somebody may still read; None: they do
         not.
 
-        Readers are the consumer groups with offsets in the topic, and those whose members subscribe to it now. Messages
-        without any reader stay until they expire. The position of a group that consumes by broadcast is not known.
+        Readers are the consumer groups with offsets in the topic, those whose members subscribe to it now, and those
+        that read it in other broker groups (`elsewhere`): they may have been away since it is here. Messages without
+        any reader stay until they expire. The position of a group that consumes by broadcast is not known.
         """
+        return self._unread(name, below, [*self.readers(name), *elsewhere])
+
+    def never_read(self, others: Collection[BrokerTables]) -> Iterator[tuple[str, str, int]]:
+        """Messages for consumer groups that read their topic in other broker groups, and never came here: they may have
+        been away since this broker group is there. Yields (topic, consumer group, messages). Raises BadTables.
+        """
+        for name in self._topics:
+            if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                continue
+            known = set(self.readers(name))
+            for group in dict.fromkeys(group for tables in others for group in tables.readers(name)):
+                found = None if group in known else self._unread(name, 0, [group])
+                if found is not None:
+                    yield name, group, found.messages
+
+    def unread_retries(self, name: str, groups: Iterable[str]) -> Unread | None:
+        """The same for messages that these consumer groups popped from a topic without success: they are in topics of
+        their own, and can be popped as long as the topic is there.
+        """
+        for group in groups:
+            for retry in (retry_topic_v2(group, name), retry_topic_v1(group, name)):
+                found = self._unread(retry, 0, [group])
+                if found is not None:
+                    return found
+        return None
+
+    def _unread(self, name: str, below: int, groups: Iterable[str]) -> Unread | None:
         topic = self.topic(name)
         if topic is None:
             return None
         full = [(number, queue) for number, queue in enumerate(topic.queues) if number >= below and queue.messages]
         if not full:
             return None
-        readers = list(dict.fromkeys(self._readers(name)))
+        readers = list(dict.fromkeys(groups))
         if not readers:
             return Unread(sum(q.messages for _, q in full), "no consumer group has read them")
         slowest: tuple[int, str] = (0, "")
@@ -163,7 +193,8 @@ class BrokerTables:
             slowest = max(slowest, (left, group))
         return Unread(slowest[0], f"{slowest[1]} has not read them") if slowest[0] else None
 
-    def _readers(self, topic: str) -> Iterator[str]:
+    def readers(self, topic: str) -> Iterator[str]:
+        """Consumer groups with offsets in a topic, and those whose members subscribe to it now."""
         for group in sorted(self._committed.get(topic, ())):
             if self.consumer_group(group) is not None:
                 yield group

@@ -25,6 +25,7 @@ from gantry_broker.pop.requests import (
     Popped,
     PopStatus,
 )
+from gantry_broker.pop.retry import retry_target
 from gantry_broker.protocol.bodies import BatchAck, BatchAcks
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, Perm, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -287,6 +288,13 @@ def _check_target(broker: BrokerContext, conn: Connection, topic: str, group: st
     fault = group_fault(group)
     if fault is not None:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field consumerGroup: {fault}")
+    retry = retry_target(group, topic)
+    if len(retry) > 255:
+        raise RequestRejected(
+            ResponseCode.INVALID_PARAMETER,
+            f"the field consumerGroup: the name of the retry topic of group and topic would have {len(retry)} "
+            "characters, at most 255 are valid: use a shorter name for the group or the topic",
+        )
     known = broker.creation.group_config(group)
     if known is None:
         raise RequestRejected(
