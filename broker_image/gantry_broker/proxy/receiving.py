@@ -19,7 +19,16 @@ from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop,
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendBackHeader
 from gantry_broker.protocol.message import Record, decode_records
-from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, no_route, overall, refusal_of, set_status, status_bytes
+from gantry_broker.proxy.answers import (
+    FAILURES,
+    Answer,
+    Refusal,
+    no_route,
+    overall,
+    refusal_of,
+    set_status,
+    status_bytes,
+)
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients
 from gantry_broker.proxy.contract import ClientType, Code, FilterType, v2
