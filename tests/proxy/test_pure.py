@@ -108,13 +108,13 @@ def test_a_pop_answer_gives_each_message_its_handle() -> None:
     body = record({}) + record(retried, topic="T", queue_id=0, queue_offset=4, reconsume_times=2)
     ext = {"popTime": "1000", "invisibleTime": "60000", "reviveQid": "3", "startOffsetInfo": "0 1 5;1 0 3"}
     popped = read_pop(Frame(0, ext=ext, body=body), "b")
-    assert [(handle, attempt) for _, handle, attempt in popped.items] == [
+    assert [(item.handle, item.attempt) for item in popped.items] == [
         ("5 1000 60000 3 0 b 1 7 4711", 1),
         ("3 100 200 5 1 b 0 4 4711", 3),
     ]
     assert popped.visible_ms == 61_000
     ordered = {**ext, "reviveQid": "999", "orderCountInfo": "0 qo1%7 2;0 1 0"}
-    assert read_pop(Frame(0, ext=ordered, body=record({})), "b").items[0][2] == 3
+    assert read_pop(Frame(0, ext=ordered, body=record({})), "b").items[0].attempt == 3
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def received(
         system.dead_letter_queue.topic = properties[Prop.DLQ_ORIGIN_TOPIC]
         system.dead_letter_queue.message_id = properties[Prop.DLQ_ORIGIN_MESSAGE_ID]
     if Prop.PRIORITY in properties:
-        system.priority = _number(properties, Prop.PRIORITY, 0)
+        system.priority = min(_number(properties, Prop.PRIORITY, 0), 2**31 - 1)
     return message
 
 
