@@ -308,11 +308,12 @@ def test_a_batch_of_acknowledgements_has_one_entry_for_each_pop_of_a_queue() -> 
         (0, 4, [4, 6, 90]),
         (1, 4, [5]),
     ]
-    assert without_effect(batch, named([(0, 6), (1, 5)])) == {handles[1], handles[3]}
-    assert without_effect(batch, None) == set()
+    assert without_effect(batch, Frame(0, ext={"noEffect": named([(0, 6), (1, 5)])})) == {handles[1], handles[3]}
+    assert without_effect(batch, Frame(0, ext={"noEffect": ""})) == set()
+    assert without_effect(batch, Frame(0)) is None
     for text, fault in {"2:1": "no entry", "x": "invalid literal", "0:": "invalid literal", "-1:4": "no entry"}.items():
         with pytest.raises(ValueError, match=fault):
-            without_effect(batch, text)
+            without_effect(batch, Frame(0, ext={"noEffect": text}))
     far = Handle(4, 9, 1, 0, 0, "a", 0, 4 + MAX_BITS * 8)
     before = Handle(4, 9, 1, 0, 0, "a", 0, 3)
     assert batch_of("g", "T", [far, far]) is batch_of("g", "T", [before]) is batch_of("g", "T", []) is None
