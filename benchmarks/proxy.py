@@ -1,12 +1,15 @@
 """Measures the gRPC endpoint beside Apache's proxy: messages a second, CPU a message of proxy and broker, memory.
 
     python benchmarks/proxy.py [--clients 64] [--messages 20000] [--body 1024] [--apache FOLDER] [--rounds 1]
+        [--warm-up 1]
 
 Each system has one NameServer, one broker and one proxy, as processes of their own on free ports of 127.0.0.1. Clients
 are channels of grpcio in this process, each with one request in work: sends of `--body` bytes, then receives of up to
 32 messages with an acknowledgement for all of them. `--apache`: a folder with the jars of Apache RocketMQ's proxy,
 broker and NameServer (`mvn dependency:copy-dependencies` of `rocketmq-proxy`, `rocketmq-broker`, `rocketmq-namesrv`);
-without it only Gantry is measured. The client often limits the rate, so compare the CPU.
+without it only Gantry is measured. `--warm-up`: rounds before those that count; Java's compiler needs about 100,000
+messages. The client often limits the rate, so compare the CPU. The last lines are medians of the rounds, and Gantry's
+part of Apache's CPU and memory.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -57,6 +62,14 @@ class Figure:
     broker_us: float
     proxy_mib: float
     broker_mib: float
+
+    @property
+    def cpu_us(self) -> float:
+        return self.proxy_us + self.broker_us
+
+    @property
+    def mib(self) -> float:
+        return self.proxy_mib + self.broker_mib
 
     def __str__(self) -> str:
         return (
@@ -223,11 +236,15 @@ async def make_topic(system: System, topic: str, group: str) -> None:
             await asyncio.sleep(0.2)
 
 
+_numbers = itertools.count()
+
+
 def metadata(client: str) -> list[tuple[str, str]]:
+    """Return the fields of a request, which has a number of its own as those of RocketMQ's clients have."""
     return [
         ("x-mq-client-id", client), ("x-mq-language", "PYTHON"), ("x-mq-client-version", "5.1.2"),
         ("x-mq-protocol", "v2"), ("x-mq-date-time", "20261125T120000Z"),
-        ("x-mq-request-id", "8f0b5a9e-5d7c-4c1e-8a60-3a6f2d0c9e11"),
+        ("x-mq-request-id", f"8f0b5a9e-5d7c-4c1e-8a60-{next(_numbers):012x}"),
     ]  # fmt: skip
 
 
@@ -237,11 +254,15 @@ class Client:
     def __init__(self, address: str, name: str) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.aio.insecure_channel(address, options=options)
-        self.metadata = metadata(name)
+        self._name = name
         self.send = self.channel.unary_unary(SERVICE + "SendMessage")
         self.ack = self.channel.unary_unary(SERVICE + "AckMessage")
         self.receive = self.channel.unary_stream(SERVICE + "ReceiveMessage")
         self._telemetry = self.channel.stream_stream(SERVICE + "Telemetry")
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        return metadata(self._name)
 
     async def start(self, settings: Any) -> None:
         self.line = self._telemetry(metadata=self.metadata)
@@ -357,8 +378,9 @@ async def run(system: System, options: argparse.Namespace) -> list[Figure]:
     figures = []
     producers = await clients_of(system, options.clients, producing)
     consumers = await clients_of(system, options.clients, consuming)
-    await sends(producers, topic, options.messages // 4, options.body)  # warm-up
-    await receives(consumers, topic, group, options.messages // 4)
+    for _ in range(options.warm_up):
+        await sends(producers, topic, options.messages, options.body)
+        await receives(consumers, topic, group, options.messages)
     for _ in range(options.rounds):
         work = sends(producers, topic, options.messages, options.body)
         figures.append(await measured(system, f"send {options.body} B", work))
@@ -374,16 +396,36 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--body", type=int, default=1_024)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
     parser.add_argument("--apache", type=Path, help="folder with the jars of Apache's proxy, broker and NameServer")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / name) for name in ("operator", "broker_image", "spark_jobs"))
     systems: list[Any] = [gantry]
     if options.apache is not None and shutil.which("java"):
         systems.append(lambda folder: apache(folder, options.apache))
+    found: list[Figure] = []
     for make in systems:
         with tempfile.TemporaryDirectory(prefix="proxy-") as folder, make(Path(folder)) as system:
             for figure in asyncio.run(run(system, options)):
                 print(figure, flush=True)
+                found.append(figure)
+    summarize(found)
+
+
+def summarize(figures: list[Figure]) -> None:
+    """Print the medians of each kind, and what part of the second system's the first one needs."""
+    print()
+    kinds: dict[str, dict[str, Figure]] = {}
+    for figure in figures:
+        same = [other for other in figures if (other.system, other.what) == (figure.system, figure.what)]
+        middle = statistics.median_low([other.cpu_us for other in same])
+        kinds.setdefault(figure.what, {})[figure.system] = next(other for other in same if other.cpu_us == middle)
+    for of_kind in kinds.values():
+        for figure in of_kind.values():
+            print(figure)
+        if len(of_kind) == 2:
+            ours, theirs = of_kind.values()
+            print(f"{'':8} {ours.what:14} CPU {ours.cpu_us / theirs.cpu_us:.2f}   memory {ours.mib / theirs.mib:.2f}")
 
 
 if __name__ == "__main__":

@@ -164,6 +164,12 @@ async def test_a_batch_acknowledges_some_of_a_pop(bench: Bench) -> None:
     body = json.dumps({"brokerName": "demo-a", "acks": [entry]}).encode()
     assert (await bench.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == 0
     assert await _stats(bench) == (5, 2, 5)
+    late = {**entry, "pt": entry["pt"] - 5, "it": 1, "b": base64.b64encode(bytes([0b00001101])).decode()}
+    body = fastjson.dumps({"brokerName": "demo-a", "acks": [entry, late, {**entry, "q": 9}]})
+    answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {"results": "true"}, body)
+    assert answer.code == 0
+    assert sorted(answer.ext["noEffect"].split(";")) == ["1:0", "1:2", "1:3", "2:0", "2:1", "2:4"]
+    assert not (await bench.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).ext
     far = {**entry, "b": base64.b64encode(b"\xff").decode(), "q": 9}
     body = fastjson.dumps({"brokerName": "demo-a", "acks": [far]})
     assert (await bench.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == 0

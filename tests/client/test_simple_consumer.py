@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from gantry_broker.client import (
@@ -17,8 +18,11 @@ from gantry_broker.client import (
     Producer,
     SimpleConsumer,
 )
+from gantry_broker.pop import batches
 from gantry_broker.protocol.bodies import SubscriptionGroup
-from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.connection import Connection
 
 from tests.client.cluster import Cluster, Inbox, until
 
@@ -84,6 +88,35 @@ async def test_what_is_not_acknowledged_comes_again_and_then_to_the_dead_letters
     assert broker is not None
     store = broker.broker.store
     await until(lambda: store.max_offset("%DLQ%G", 0) == 1, "a dead letter")
+
+
+async def test_acknowledgements_that_are_made_together_go_together(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes too late fails alone; and without the broker's word on each, each one is asked for."""
+    codes: list[int] = []
+    submit = Connection.submit
+
+    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
+        codes.append(frame.code)
+        return submit(conn, frame, *args, **more)
+
+    monkeypatch.setattr(Connection, "submit", noted)
+    await _send(cluster, *(b"%d" % number for number in range(8)))
+    async with SimpleConsumer(cluster.name_server, "G", invisible_s=30) as consumer:
+        await consumer.subscribe("T")
+        got: list[PoppedMessage] = []
+        while len(got) < 8:
+            got += await consumer.receive(32, wait_s=5)
+        late = got[0].handle.split(" ")
+        got[0].handle = " ".join([late[0], str(int(late[1]) - 9), "1", *late[3:]])
+        results = await asyncio.gather(*(consumer.ack(message) for message in got[:4]), return_exceptions=True)
+        assert [isinstance(result, BrokerError) for result in results] == [True, False, False, False]
+        assert (codes.count(RequestCode.BATCH_ACK_MESSAGE), codes.count(RequestCode.ACK_MESSAGE)) == (1, 1)
+        monkeypatch.setattr(batches, "RESULTS", "nobodyKnowsThis")
+        await asyncio.gather(*(consumer.ack(message) for message in got[4:6]))
+        await consumer.ack(got[6])
+        assert (codes.count(RequestCode.BATCH_ACK_MESSAGE), codes.count(RequestCode.ACK_MESSAGE)) == (2, 4)
 
 
 async def test_the_invisible_time_is_changed(cluster: Cluster) -> None:

@@ -5,21 +5,31 @@ from __future__ import annotations
 import random
 
 import pytest
-from gantry_broker.protocol.bodies import QueueData
+from gantry_broker.pop.batches import batch_of, named, without_effect
+from gantry_broker.pop.handle import Handle
+from gantry_broker.protocol.bodies import MAX_BITS, BatchAcks, QueueData
 from gantry_broker.protocol.codes import Prop, SysFlag
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
 from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
 from gantry_broker.proxy import contract
-from gantry_broker.proxy.answers import Refusal, overall
+from gantry_broker.proxy.answers import Refusal, overall, status_bytes
 from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.clients import answered_settings
 from gantry_broker.proxy.contract import Code, MessageType, Permission, v2
-from gantry_broker.proxy.messages import consistent_hash, received, stored_properties, sys_flag_of, type_of
+from gantry_broker.proxy.messages import (
+    consistent_hash,
+    received,
+    received_part,
+    stored_properties,
+    sys_flag_of,
+    type_of,
+)
 from gantry_broker.proxy.names import resource_name, topic_name
 from gantry_broker.proxy.receiving import polling_ms, read_pop, tags_of
 from gantry_broker.proxy.renewal import AHEAD_MS, FIRST_MS, LONGEST_MS, STEPS_MS, Renewals
 from gantry_broker.proxy.service import queue_permissions
+from gantry_broker.proxy.wire import ack_answer, send_answer
 
 from tests.proxy.cluster import consumer, message, producer
 
@@ -279,3 +289,62 @@ def test_seeded_histories_of_renewals() -> None:
             for name in [name for name, at in open_ones.items() if renewals.find("g", "T", name) is None]:
                 assert open_ones.pop(name) <= now  # it had become visible
         assert len(renewals) == len(open_ones)
+
+
+def test_what_is_written_without_protobuf_is_what_protobuf_writes() -> None:
+    draw = random.Random(29)
+    topic = v2.Resource(name="T", resource_namespace="ns")
+    names = ["p", "\u00fc" * 70, "x" * 200, Prop.TAGS, Prop.KEYS, Prop.SHARDING_KEY, Prop.TRACE_CONTEXT, Prop.BORN_HOST]
+    names += [Prop.BORN_TIMESTAMP, Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, Prop.PRIORITY, Prop.TIMER_DELIVER_MS]
+    names += [Prop.DLQ_ORIGIN_TOPIC, Prop.TRANSACTION_PREPARED]
+    for _ in range(300):
+        properties = {name: draw.choice(["7", "a b", "1795240234041", "z" * 300]) for name in draw.sample(names, 4)}
+        one = decode_record(
+            record(
+                properties,
+                draw.randbytes(draw.choice([1, 127, 5_000])),
+                queue_id=draw.choice([0, 1, 300]),
+                queue_offset=draw.choice([0, 200, 1 << 40]),
+                sys_flag=draw.choice([0, int(SysFlag.COMPRESSED)]),
+            )
+        )
+        expected = v2.ReceiveMessageResponse()
+        received(one, topic, handle="h", attempt=3, out=expected.message)
+        written = received_part(one, one.props, topic.SerializeToString(), "h", 3)
+        assert v2.ReceiveMessageResponse.FromString(written) == expected
+    ok, late = status_bytes(Code.OK, "OK"), status_bytes(Code.INVALID_RECEIPT_HANDLE, "late")
+    for offset, handle in ((0, ""), (1 << 40, "again")):
+        answer = v2.SendMessageResponse.FromString(send_answer(ok, "1,2", "1", offset, handle))
+        [entry] = answer.entries
+        assert (answer.status, entry.status) == (v2.Status(code=Code.OK, message="OK"),) * 2
+        assert (entry.message_id, entry.transaction_id, entry.offset, entry.recall_handle) == (
+            "1,2",
+            "1",
+            offset,
+            handle,
+        )
+    acks = v2.AckMessageResponse.FromString(ack_answer(ok, [("m", "h" * 200, late), ("", "", ok)]))
+    assert [(e.message_id, e.receipt_handle, e.status.message) for e in acks.entries] == [
+        ("m", "h" * 200, "late"),
+        ("", "", "OK"),
+    ]
+
+
+def test_a_batch_of_acknowledgements_has_one_entry_for_each_pop_of_a_queue() -> None:
+    handles = [Handle(4, 9, 1, 0, 0, "a", 0, at) for at in (4, 6, 90)] + [Handle(4, 9, 1, 0, 1, "a", 0, 5)]
+    batch = batch_of("g", "T", handles)
+    assert batch is not None
+    again = BatchAcks.from_json(batch.to_json())
+    assert [(entry.kind, entry.start_offset, entry.offsets) for entry in again.acks] == [
+        (0, 4, [4, 6, 90]),
+        (1, 4, [5]),
+    ]
+    assert without_effect(batch, Frame(0, ext={"noEffect": named([(0, 6), (1, 5)])})) == {handles[1], handles[3]}
+    assert without_effect(batch, Frame(0, ext={"noEffect": ""})) == set()
+    assert without_effect(batch, Frame(0)) is None
+    for text, fault in {"2:1": "no entry", "x": "invalid literal", "0:": "invalid literal", "-1:4": "no entry"}.items():
+        with pytest.raises(ValueError, match=fault):
+            without_effect(batch, Frame(0, ext={"noEffect": text}))
+    far = Handle(4, 9, 1, 0, 0, "a", 0, 4 + MAX_BITS * 8)
+    before = Handle(4, 9, 1, 0, 0, "a", 0, 3)
+    assert batch_of("g", "T", [far, far]) is batch_of("g", "T", [before]) is batch_of("g", "T", []) is None

@@ -16,8 +16,11 @@ from typing import Any
 import grpc
 import pytest
 from gantry_broker.access.table import AccessTable, table_json
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.frame import Frame
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.contract import Code, v2
+from gantry_broker.remoting.connection import Connection
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.client.cluster import Cluster
@@ -83,6 +86,41 @@ async def test_messages_come_as_they_were_sent_and_once(cluster: Cluster, tmp_pa
         assert (known["id"], known["group"], known["connected"]) == (CLIENT, "g", True)
         assert "ready" in await asyncio.to_thread(_page, proxy.http_port, "/readyz")
         await line.end()
+
+
+async def test_acknowledgements_of_one_request_go_to_the_broker_together(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry has the code that it has alone: one that was acknowledged before, one that has expired, one that is
+    no handle.
+    """
+    sent: list[int] = []
+    submit = Connection.submit
+
+    def noted(conn: Connection, frame: Frame, *args: Any, **more: Any) -> Any:
+        sent.append(frame.code)
+        return submit(conn, frame, *args, **more)
+
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        for number in range(6):
+            await send(stub, c.message("T", b"%d" % number))
+        got = await get(stub, CLIENT, c.receive("g", "T", n=32), 6)
+        monkeypatch.setattr(Connection, "submit", noted)
+        answer = await stub.AckMessage(c.ack("T", "g", *got[:4]), metadata=c.metadata(CLIENT))
+        assert [entry.status.code for entry in answer.entries] == [Code.OK] * 4
+        assert answer.status.code == Code.OK
+        assert (sent.count(RequestCode.BATCH_ACK_MESSAGE), sent.count(RequestCode.ACK_MESSAGE)) == (1, 0)
+        request = c.ack("T", "g", got[0], got[4], got[5])
+        old = got[5].system_properties.receipt_handle.split(" ")
+        request.entries[2].receipt_handle = " ".join([old[0], str(int(old[1]) - 5), "1", *old[3:]])
+        request.entries.add(message_id="m", receipt_handle="no handle")
+        answer = await stub.AckMessage(request, metadata=c.metadata(CLIENT))
+        assert answer.status.code == Code.MULTIPLE_RESULTS
+        codes = [Code.OK, Code.OK, Code.INVALID_RECEIPT_HANDLE, Code.INTERNAL_SERVER_ERROR]
+        assert [entry.status.code for entry in answer.entries] == codes
+        assert [entry.receipt_handle for entry in answer.entries] == [e.receipt_handle for e in request.entries]
 
 
 async def test_the_documentation_has_every_metric(cluster: Cluster) -> None:

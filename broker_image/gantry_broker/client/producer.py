@@ -296,7 +296,7 @@ class Producer:
     def begin(
         self, frame: Frame, topic: str, selector: QueueSelector | None, key: object, timeout: float
     ) -> Begun | None:
-        """Sends such a request at once, without a task; None: its queue is not known yet, or no connection takes it now.
+        """Sends such a request at once, without a task; None: its queue is not known, or no connection takes it now.
 
         Give the outcome to `forward` when its answer is not one of success (`finished`).
         """

@@ -24,6 +24,8 @@ from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
+from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
+from gantry_broker.pop.handle import parse_handle
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -79,6 +81,10 @@ class PoppedMessage(ReceivedMessage):
         return self.reconsume_times + 1
 
 
+Waiting = tuple[PoppedMessage, "asyncio.Future[None]"]
+"""An acknowledgement, and its end."""
+
+
 class SimpleConsumer:
     """Receives and acknowledges as a member of a group.
 
@@ -119,6 +125,8 @@ class SimpleConsumer:
         self._kept: deque[PoppedMessage] = deque()
         self._arrived = asyncio.Event()
         self._failures: dict[Place, Exception] = {}
+        self._acks: dict[Place, list[Waiting]] = {}
+        """Acknowledgements that this pass of the event loop has gathered."""
         self._turns = itertools.count()
         self._open = False
 
@@ -311,13 +319,69 @@ class SimpleConsumer:
     # What is done with a message
 
     async def ack(self, message: PoppedMessage) -> None:
-        """Finishes a message. A second time changes nothing.
+        """Finishes a message. A second time changes nothing. Calls that are made together go to the broker together.
 
         Raises BrokerError with NO_MESSAGE when its invisible time was over and the message is delivered again,
         RemotingError and NoRoute when the broker group is not reached for 15 s.
         """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = message.topic, message.broker
+        waiting = self._acks.setdefault(place, [])
+        waiting.append((message, done))
+        if len(waiting) == 1:
+            self.session.spawn(self._ack_all(place))
+        await done
+
+    async def _ack_all(self, place: Place) -> None:
+        """Acknowledges what one pass of the event loop has gathered: by one request, if there is more than one."""
+        waiting = self._acks.pop(place)
+        try:
+            left = waiting if len(waiting) == 1 else await self._ack_together(place[0], waiting)
+            if len(left) == 1:
+                await self._ack_one(*left[0])
+            elif left:
+                await asyncio.gather(*(self._ack_one(message, done) for message, done in left))
+        finally:
+            for _, done in waiting:
+                done.cancel()  # without an effect on those that have their result
+
+    async def _ack_together(self, topic: str, waiting: list[Waiting]) -> list[Waiting]:
+        """Returns those that need a request of their own: it says what is wrong with each."""
+        try:
+            handles = [parse_handle(message.handle, message.queue_offset) for message, _ in waiting]
+            batch = batch_of(self.group, topic, handles)
+            if batch is None:
+                return waiting
+            answer = await self._insist(waiting[0][0], batch_frame(batch), "ack")
+            void = without_effect(batch, answer)
+        except (RemotingError, NoRoute, BrokerError) as error:
+            if isinstance(error, BrokerError) and error.code not in _AGAIN:
+                return waiting
+            for _, done in waiting:
+                if not done.done():
+                    done.set_exception(error)
+            return []
+        except ValueError as error:
+            log.info("%s: acknowledgements in %s: %s", self.group, topic, error)
+            return waiting
+        left = []
+        for one, handle in zip(waiting, handles, strict=True):
+            if void is None or handle in void:
+                left.append(one)
+            elif not one[1].done():
+                one[1].set_result(None)
+        return left
+
+    async def _ack_one(self, message: PoppedMessage, done: asyncio.Future[None]) -> None:
         header = AckHeader(self.group, message.topic, _queue_of(message), message.handle, Long(_offset_of(message)))
-        await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
+        try:
+            await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
+        except Exception as error:
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(None)
 
     async def change_invisible_duration(self, message: PoppedMessage, seconds: float, *, suspend: bool = False) -> None:
         """Makes a message visible to others in `seconds` from now, 0: at once, and gives it a new handle.
@@ -350,7 +414,7 @@ class SimpleConsumer:
         while True:
             try:
                 address = await self.session.master(message.broker, message.topic)
-                request = Frame(frame.code, ext=dict(frame.ext))
+                request = Frame(frame.code, ext=dict(frame.ext), body=frame.body)
                 return await self.session.call_checked(address, request, f"{what} of {message.id}")
             except (RemotingError, BrokerError, NoRoute) as error:
                 if isinstance(error, BrokerError) and error.code not in _AGAIN:

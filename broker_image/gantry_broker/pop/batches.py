@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gantry_broker.pop.handle import Handle
+from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import MAX_ACKS, MAX_BITS, BatchAck, BatchAcks
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.frame import Frame
 
 RESULTS: Final = "results"
 """Field of the request: the answer shall name what had no effect."""
@@ -30,10 +33,21 @@ def batch_of(group: str, topic: str, handles: Sequence[Handle]) -> BatchAcks | N
     return BatchAcks(handles[0].broker, list(entries.values()))
 
 
-def without_effect(batch: BatchAcks, text: str | None) -> set[Handle]:
-    """Return the handles that an answer names. Raises ValueError."""
+def batch_frame(batch: BatchAcks) -> Frame:
+    """Return the request, which asks for what has no effect."""
+    body = fastjson.dumps(batch.to_json())
+    return Frame(RequestCode.BATCH_ACK_MESSAGE, ext={"bname": batch.broker, RESULTS: "true"}, body=body)
+
+
+def without_effect(batch: BatchAcks, answer: Frame) -> set[Handle] | None:
+    """Return the handles that an answer names; None: it says nothing about them, as other brokers' answers. Raises
+    ValueError.
+    """
+    text = answer.ext.get(NO_EFFECT)
+    if text is None:
+        return None
     found = set()
-    for part in (text or "").split(";") if text else ():
+    for part in text.split(";") if text else ():
         number, _, offset = part.partition(":")
         if not 0 <= int(number) < len(batch.acks):
             raise ValueError(f"the batch has no entry {number[:20]}")

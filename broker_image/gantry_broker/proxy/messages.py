@@ -222,7 +222,7 @@ def received(
         system.dead_letter_queue.topic = properties[Prop.DLQ_ORIGIN_TOPIC]
         system.dead_letter_queue.message_id = properties[Prop.DLQ_ORIGIN_MESSAGE_ID]
     if Prop.PRIORITY in properties:
-        system.priority = _number(properties, Prop.PRIORITY, 0)
+        system.priority = min(_number(properties, Prop.PRIORITY, 0), 2**31 - 1)
     return message
 
 
@@ -231,48 +231,48 @@ def received_part(record: Record, properties: Mapping[str, str], topic: bytes, h
     `topic`: the bytes of the `Resource`.
     """
     born_ms = _number(properties, Prop.BORN_TIMESTAMP, record.born_ms)
-    if _RARE & properties.keys() or min(born_ms, record.store_ms, record.queue_id, attempt) < 0:
+    if _RARE & properties.keys() or min(born_ms, record.store_ms, record.queue_id, record.queue_offset, attempt) < 0:
         part = v2.ReceiveMessageResponse()
         part.message.topic.MergeFromString(topic)
         received(record, part.message.topic, handle=handle, attempt=attempt, out=part.message)
         return bytes(part.SerializeToString())
     body = record.body
-    message = [field(0x0A, topic)]
+    message = [field(b"\x0a", topic)]
     system = []
     for name, value in properties.items():
         if name not in SYSTEM_PROPERTIES:
-            message.append(field(0x12, field(0x0A, name.encode()) + field(0x12, value.encode())))
+            message.append(field(b"\x12", field(b"\x0a", name.encode()) + field(b"\x12", value.encode())))
     tag = properties.get(Prop.TAGS)
     if tag is not None:
-        system.append(field(0x0A, tag.encode()))
+        system.append(field(b"\x0a", tag.encode()))
     keys = properties.get(Prop.KEYS)
     if keys:
-        system += [field(0x12, key.encode()) for key in keys.split(KEY_SEPARATOR) if key]
+        system += [field(b"\x12", key.encode()) for key in keys.split(KEY_SEPARATOR) if key]
     digest = hashlib.md5(body, usedforsecurity=False).hexdigest().upper().encode()
     store_host, store_port = record.store_host
     system += (
-        text(0x1A, properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) or record.offset_id),
+        text(b"\x1a", properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) or record.offset_id),
         _DIGEST + digest,
         _GZIP if record.sys_flag & SysFlag.COMPRESSED else _IDENTITY,
         b"\x30" + number(type_of(properties)),
-        time_field(0x3A, born_ms),
-        text(0x42, properties.get(Prop.BORN_HOST) or record.born_host[0]),
-        time_field(0x4A, record.store_ms),
-        field(0x52, f"{store_host}:{store_port}".encode()),
-        field(0x62, handle.encode()),
+        time_field(b"\x3a", born_ms),
+        text(b"\x42", properties.get(Prop.BORN_HOST) or record.born_host[0]),
+        time_field(b"\x4a", record.store_ms),
+        field(b"\x52", f"{store_host}:{store_port}".encode()),
+        field(b"\x62", handle.encode()),
         b"\x68" + number(record.queue_id) if record.queue_id else b"",
         b"\x70" + number(record.queue_offset),
         b"\x80\x01" + number(attempt),
     )
     group = properties.get(Prop.SHARDING_KEY)
     if group is not None:
-        system.append(b"\x8a\x01" + field(0, group.encode())[1:])
+        system.append(field(b"\x8a\x01", group.encode()))
     context = properties.get(Prop.TRACE_CONTEXT)
     if context is not None:
-        system.append(b"\x92\x01" + field(0, context.encode())[1:])
-    message.append(field(0x1A, b"".join(system)))
-    message.append(field(0x22, body))
-    return field(0x12, b"".join(message))
+        system.append(field(b"\x92\x01", context.encode()))
+    message.append(field(b"\x1a", b"".join(system)))
+    message.append(field(b"\x22", body))
+    return field(b"\x12", b"".join(message))
 
 
 def _number(properties: Mapping[str, str], name: str, default: int) -> int:

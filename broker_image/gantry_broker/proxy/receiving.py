@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from gantry_broker.client.errors import BrokerError, NoRoute
-from gantry_broker.pop.batches import NO_EFFECT, RESULTS, batch_of, without_effect
+from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
-from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, SendBackHeader, ViewMessageHeader
@@ -454,14 +453,9 @@ class Receiving:
         left = list(handles.items())
         batch = batch_of(group, topic, list(handles.values())) if len(handles) > 1 else None
         if batch is not None:
-            frame = Frame(
-                RequestCode.BATCH_ACK_MESSAGE,
-                ext={"bname": batch.broker, RESULTS: "true"},
-                body=fastjson.dumps(batch.to_json()),
-            )
             try:
-                answer = await self._checked(batch.broker, topic, frame, f"acks in {topic}")
-                void = without_effect(batch, answer.ext.get(NO_EFFECT))
+                answer = await self._checked(batch.broker, topic, batch_frame(batch), f"acks in {topic}")
+                void = without_effect(batch, answer)
             except BrokerError as error:
                 if error.code in _AGAIN:
                     results |= dict.fromkeys(handles, _result(error))
@@ -472,8 +466,9 @@ class Receiving:
                 results |= dict.fromkeys(handles, _result(error))
                 return
             else:
-                left = [(text, handle) for text, handle in left if handle in void]
-                results |= dict.fromkeys(handles, (Code.OK, "OK"))
+                if void is not None:
+                    left = [(text, handle) for text, handle in left if handle in void]
+                    results |= dict.fromkeys(handles, (Code.OK, "OK"))
         # The rest one by one: the broker says of each what is wrong with it.
         found = await asyncio.gather(*(self._ack_one(group, topic, handle) for _, handle in left))
         results |= {text: result for (text, _), result in zip(left, found, strict=True)}

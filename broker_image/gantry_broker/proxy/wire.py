@@ -7,12 +7,11 @@ left out, as protobuf leaves them out.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
 
 
-def number(value: int) -> bytes:
-    """Return a varint of 0 or more."""
-    if value < 0x80:
-        return bytes((value,))
+def _varint(value: int) -> bytes:
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -21,36 +20,51 @@ def number(value: int) -> bytes:
     return bytes(out)
 
 
-def field(tag: int, data: bytes) -> bytes:
-    """Return a field of text, bytes or a message; `tag` is its number times 8 and 2, below 128."""
+_SMALL: Final = tuple(_varint(value) for value in range(4_096))
+_MILLIS: Final = (b"", *(b"\x10" + _varint(rest * 1_000_000) for rest in range(1, 1_000)))
+"""The field `nanos` of each part of a second."""
+
+
+def number(value: int) -> bytes:
+    """Return a varint of 0 or more."""
+    return _SMALL[value] if value < 4_096 else _varint(value)
+
+
+def field(tag: bytes, data: bytes) -> bytes:
+    """Return a field of text, bytes or a message; `tag` is its number and its kind."""
     size = len(data)
-    return bytes((tag, size)) + data if size < 0x80 else bytes((tag,)) + number(size) + data
+    return tag + (_SMALL[size] if size < 4_096 else _varint(size)) + data
 
 
-def text(tag: int, value: str) -> bytes:
+def text(tag: bytes, value: str) -> bytes:
     """Return a field of text; nothing if it is empty."""
     return field(tag, value.encode()) if value else b""
 
 
-def time_field(tag: int, milliseconds: int) -> bytes:
+def time_field(tag: bytes, milliseconds: int) -> bytes:
     """Return a field with a Timestamp of 0 or more."""
     seconds, rest = divmod(milliseconds, 1_000)
-    inner = b"\x08" + number(seconds) if seconds else b""
-    return field(tag, inner + b"\x10" + number(rest * 1_000_000) if rest else inner)
+    inner = _seconds(seconds) + _MILLIS[rest]
+    return tag + _SMALL[len(inner)] + inner
+
+
+@lru_cache(maxsize=256)
+def _seconds(value: int) -> bytes:
+    return b"\x08" + number(value) if value else b""
 
 
 def send_answer(status: bytes, message_id: str, transaction_id: str, offset: int, recall_handle: str) -> bytes:
     """Return a SendMessageResponse with one entry, whose status is that of the answer."""
-    head = field(0x0A, status)
-    entry = head + field(0x12, message_id.encode()) + field(0x1A, transaction_id.encode())
+    head = field(b"\x0a", status)
+    entry = head + field(b"\x12", message_id.encode()) + field(b"\x1a", transaction_id.encode())
     if offset:
         entry += b"\x20" + number(offset)
-    return head + field(0x12, entry + text(0x2A, recall_handle))
+    return head + field(b"\x12", entry + text(b"\x2a", recall_handle))
 
 
 def ack_answer(status: bytes, entries: Iterable[tuple[str, str, bytes]]) -> bytes:
     """Return an AckMessageResponse. `entries`: message id, handle and status of each one."""
-    parts = [field(0x0A, status)]
+    parts = [field(b"\x0a", status)]
     for message_id, handle, result in entries:
-        parts.append(field(0x12, text(0x0A, message_id) + text(0x12, handle) + field(0x1A, result)))
+        parts.append(field(b"\x12", text(b"\x0a", message_id) + text(b"\x12", handle) + field(b"\x1a", result)))
     return b"".join(parts)

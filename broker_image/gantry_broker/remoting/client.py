@@ -13,7 +13,7 @@ from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
 from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
 from gantry_broker.remoting.connection import Connection, oneway
-from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
+from gantry_broker.remoting.errors import ConnectError, ConnectionLost
 from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
 from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions
 from gantry_broker.remoting.tls_transport import CallingEnd, TlsFailed, TlsTransport

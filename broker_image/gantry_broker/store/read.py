@@ -33,11 +33,13 @@ class LogPieces:
     For one step without a pause: nothing may be appended, truncated or repaired during its life.
     """
 
-    __slots__ = ("_data", "_end", "_log", "_older", "_start", "oldest")
+    __slots__ = ("_data", "_end", "_log", "_older", "_start", "oldest", "recent")
 
     def __init__(self, log: CommitLog, oldest: int, confirmed: int) -> None:
         self.oldest = oldest
         """Records before this offset of the log are gone, or have to be verified."""
+        self.recent = confirmed - _PIECE * _MAX_PIECES
+        """Records before this offset are read one by one."""
         self._log = log
         self._end = confirmed
         self._start = 0
@@ -48,7 +50,7 @@ class LogPieces:
         """The bytes of a confirmed record. Raises OSError."""
         at = phys - self._start
         if at < 0 or at + size > len(self._data):
-            if size > _PIECE or phys < self._end - _PIECE * _MAX_PIECES:
+            if size > _PIECE or phys < self.recent:
                 return self._log.read(phys, size)
             self._turn_to(phys, size)
             at = phys - self._start
@@ -150,23 +152,27 @@ class Reader:
                 except OSError:
                     pass
             return None
-        records: list[bytes] = []
+        wanted: list[tuple[int, int]] = []
         total = 0
         try:
             entries = queue.pending[at : at + most * ENTRY_SIZE] if at >= 0 else queue.read(offset, min(most, MAX_SCAN))
             for phys, size, _ in ENTRY.iter_unpack(entries):
                 if not 0 < size < BLANK_SIZE or phys < oldest or phys + size > end:
                     break
-                if records and total + size > max_bytes:
+                if wanted and total + size > max_bytes:
                     break
-                records.append(pieces.read(phys, size))
+                wanted.append((phys, size))
                 total += size
+            if not wanted:
+                return None
+            if wanted[0][0] < pieces.recent:
+                records = self._read_records(wanted, total)  # of a backlog
+            else:
+                records = [pieces.read(phys, size) for phys, size in wanted]
         except OSError:
             return None
-        if not records:
-            return None
         data = records[0] if len(records) == 1 else b"".join(records)
-        return Got(GetStatus.FOUND, data, len(records), offset + len(records), low, high)
+        return Got(GetStatus.FOUND, data, len(wanted), offset + len(wanted), low, high)
 
     def _collect(
         self,

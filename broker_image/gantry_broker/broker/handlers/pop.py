@@ -214,7 +214,7 @@ async def batch_ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Fr
     if AckResult.NOT_STORED in results:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"an acknowledgement was {AckResult.NOT_STORED.value}")
     missing += [place for place, result in zip(places, results, strict=True) if result is not AckResult.OK]
-    return ok(frame, {NO_EFFECT: named(missing)} if missing and frame.ext.get(RESULTS) == "true" else None)
+    return ok(frame, {NO_EFFECT: named(missing)} if frame.ext.get(RESULTS) == "true" else None)
 
 
 def _acks_of(broker: BrokerContext, entry: BatchAck) -> list[Ack]:
