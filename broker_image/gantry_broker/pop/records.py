@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from gantry_broker.pop.state import Key, Part, PopState, Queue
+from gantry_broker.pop.state import CHUNK, Key, Part, PopState, Queue
 
 POP_GROUP: Final = "CID_RMQ_SYS_GANTRY_POP"
 KIND: Final = "pop"
@@ -243,7 +243,7 @@ def whole_state(state: PopState) -> Iterator[bytes]:
 
 _RECORD: Final = 1_024
 """Batches and renewals of one record of the whole state, approximately."""
-_BATCHES: Final = 256
+_BATCHES: Final = CHUNK
 """Batches of one part."""
 
 

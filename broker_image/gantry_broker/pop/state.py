@@ -17,7 +17,8 @@ import heapq
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from itertools import compress, groupby, repeat
+from operator import add, floordiv
 from typing import Final, NamedTuple
 
 Key = tuple[str, str, int]
@@ -469,16 +470,32 @@ class PopState:
     # ---- time
 
     def _schedule(self, visible_ms: int, entry: int) -> None:
-        number = visible_ms // BUCKET_MS
+        bucket = self._bucket(visible_ms // BUCKET_MS)
+        bucket.entries.append(entry)
+        bucket.live += 1
+        self._entries += 1
+
+    def _schedule_all(self, queue: Queue, part: Part) -> None:
+        """`_schedule` for the batches of a part, many at once: neighbours mostly become visible together."""
+        index = queue.index << 43
+        entries = array("Q", [index | start << 2 for start in part.starts])
+        begin = 0
+        for number, same in groupby(map(floordiv, map(add, part.pops, part.waits), repeat(BUCKET_MS))):
+            end = begin + len(list(same))
+            bucket = self._bucket(number)
+            bucket.entries.extend(entries[begin:end])
+            bucket.live += end - begin
+            begin = end
+        self._entries += len(entries)
+
+    def _bucket(self, number: int) -> Bucket:
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = Bucket()
             if number not in self._in_heap:
                 self._in_heap.add(number)
                 heapq.heappush(self._heap, number)
-        bucket.entries.append(entry)
-        bucket.live += 1
-        self._entries += 1
+        return bucket
 
     def _unschedule(self, visible_ms: int) -> None:
         """Notes that one entry of a bucket leads to nothing; the bucket shrinks when most do."""
@@ -632,10 +649,8 @@ class PopState:
                 self._gaps += 1
             queue.diffs[start] = tuple(distances)
         self._replace(queue, part)
-        index = queue.index << 43
-        for start, pop_ms, wait, bits in zip(part.starts, part.pops, part.waits, part.bits, strict=True):
-            queue.count += bits.bit_count()
-            self._schedule(pop_ms + wait, index | start << 2)
+        queue.count += sum(map(int.bit_count, part.bits))
+        self._schedule_all(queue, part)
         for offset, pop_ms, wait, suspended in part.moved:
             self.renew(queue, offset, pop_ms, wait, suspended)
 
@@ -643,10 +658,12 @@ class PopState:
         """Puts the columns of a part in the place of the batches of its range."""
         chunks, low, high = queue.chunks, part.low, part.high
         first = max(bisect_right(queue.firsts, low) - 1, 0)
+        if chunks and chunks[first].starts[-1] < low:
+            first += 1
         last = len(chunks) if high < 0 else bisect_left(queue.firsts, high)
         new: list[Chunk] = []
         tail: Chunk | None = None
-        kept = set(part.starts)
+        kept = set(part.starts) if first < last else ()
         for at in range(first, last):
             chunk = chunks[at]
             begin = bisect_left(chunk.starts, low)
@@ -665,10 +682,10 @@ class PopState:
                     self._gaps -= 1
         for begin in range(0, len(part.starts), CHUNK):
             chunk = Chunk()
-            chunk.starts.extend(part.starts[begin : begin + CHUNK])
-            chunk.pops.extend(part.pops[begin : begin + CHUNK])
-            chunk.waits.extend(part.waits[begin : begin + CHUNK])
-            chunk.bits.extend(part.bits[begin : begin + CHUNK])
+            chunk.starts = array("q", part.starts[begin : begin + CHUNK])
+            chunk.pops = array("q", part.pops[begin : begin + CHUNK])
+            chunk.waits = array("I", part.waits[begin : begin + CHUNK])
+            chunk.bits = array("I", part.bits[begin : begin + CHUNK])
             chunk.live = len(chunk.starts)
             new.append(chunk)
         if tail is not None:
