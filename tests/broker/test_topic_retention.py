@@ -216,5 +216,3 @@ def test_each_member_hides_what_the_log_says(tmp_path: Path) -> None:
     assert leader.meta.confirmed.expired == {}
     for member in (leader, follower, late):
         member.store.close(clean=False)
-
-

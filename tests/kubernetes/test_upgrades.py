@@ -132,8 +132,9 @@ async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api:
             old["spec"] = {"containers": [{"name": "sidecar", "image": "x"}, {"name": "broker", "image": image}]}
             fake.put(old)
             await until(
-                lambda image=image: (p := controller._pods.pod("demo-a-1")) is not None
-                and p["spec"]["containers"][1]["image"] == image
+                lambda image=image: (
+                    (p := controller._pods.pod("demo-a-1")) is not None and p["spec"]["containers"][1]["image"] == image
+                )
             )
             assert controller._upgrade("a", [member]) == upgrade
         controller._rolling.refused["a"] = "the new version is 0.1.0, and demo-a-1 runs 0.3.0"
