@@ -1,4 +1,4 @@
-"""Measures what a separate volume for consume queues and index could gain: the most it could, since its volume is memory.
+"""Measures the most that a separate volume for consume queues and index could gain: here that volume is memory.
 
     python benchmarks/side_files.py [--messages 300000] [--body 1024] [--keys 1] [--rounds 3] [--directory DIR]
 
@@ -109,9 +109,8 @@ def main() -> None:
         for what, times in (("alone", best.alone), ("beside a checkpoint", best.beside)):
             if len(times) > 20:
                 cuts = statistics.quantiles(times, n=100)
-                print(
-                    f"  flush of the log {what}: {cuts[49] * 1e3:.2f} ms, 99 %: {cuts[98] * 1e3:.2f} ms ({len(times)})"
-                )
+                middle, late = cuts[49] * 1e3, cuts[98] * 1e3
+                print(f"  flush of the log {what}: {middle:.2f} ms, 99 %: {late:.2f} ms ({len(times)})")
         if best.checkpoints:
             print(f"  checkpoint: {statistics.mean(best.checkpoints) * 1e3:.0f} ms on average, {len(best.checkpoints)}")
 
