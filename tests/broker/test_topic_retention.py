@@ -96,7 +96,8 @@ async def test_messages_older_than_the_retention_are_not_readable(world: World) 
     assert (await world.low(), await world.low(1), await world.low(topic="Kept")) == (3, 0, 0)
     moved = await world.bench.ask(RequestCode.PULL_MESSAGE, world.bench.pull_ext())
     assert moved.code == ResponseCode.PULL_OFFSET_MOVED
-    assert moved.ext is not None and moved.ext["nextBeginOffset"] == "3"
+    assert moved.ext is not None
+    assert moved.ext["nextBeginOffset"] == "3"
     found = await world.bench.ask(RequestCode.PULL_MESSAGE, world.bench.pull_ext(offset=3))
     assert found.code == ResponseCode.SUCCESS
     assert len(world.bench.store.query("T", "k", 99, 0, 1 << 60)) == 3
@@ -216,5 +217,3 @@ def test_each_member_hides_what_the_log_says(tmp_path: Path) -> None:
     assert leader.meta.confirmed.expired == {}
     for member in (leader, follower, late):
         member.store.close(clean=False)
-
-

@@ -96,9 +96,7 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: s
                 fake.put({"kind": "PersistentVolumeClaim", "metadata": {"name": f"data-{name}", "namespace": "mq"}})
         for name, component in (("a", "certificates"), ("b", component_of_b)):
             labels = {names.CLUSTER_LABEL: "demo", names.COMPONENT_LABEL: component}
-            fake.put(
-                {"kind": "Secret", "metadata": {"name": f"demo-{name}-tls", "namespace": "mq", "labels": labels}}
-            )
+            fake.put({"kind": "Secret", "metadata": {"name": f"demo-{name}-tls", "namespace": "mq", "labels": labels}})
         caches: Any = {kind: Cache(fake, kind) for kind in KINDS}
 
         def another() -> GroupRemoval:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from gantry_broker.version import VERSION
 from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
 from gantry_operator.cluster.upgrade_check import Running, compatible, release_of, why_not
 from gantry_operator.platforms.base import Event
@@ -13,6 +14,7 @@ from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import STATEFUL_SET, KubeApi
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi
@@ -121,6 +123,14 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
     following.cancel()
 
 
+def test_on_one_machine_the_new_version_is_that_of_the_installation() -> None:
+    def of(release: str, *, outdated: bool) -> Upgrade | None:
+        return Supervisor._upgrade("a", [Running("t-a-0", release, outdated)])
+
+    assert of("0.9.0", outdated=True) == Upgrade(VERSION, VERSION)
+    assert [of(VERSION, outdated=True), of("", outdated=True), of("0.9.0", outdated=False)] == [None] * 3
+
+
 async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", "demo-a"))
@@ -132,8 +142,9 @@ async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api:
             old["spec"] = {"containers": [{"name": "sidecar", "image": "x"}, {"name": "broker", "image": image}]}
             fake.put(old)
             await until(
-                lambda image=image: (p := controller._pods.pod("demo-a-1")) is not None
-                and p["spec"]["containers"][1]["image"] == image
+                lambda image=image: (
+                    (p := controller._pods.pod("demo-a-1")) is not None and p["spec"]["containers"][1]["image"] == image
+                )
             )
             assert controller._upgrade("a", [member]) == upgrade
         controller._rolling.refused["a"] = "the new version is 0.1.0, and demo-a-1 runs 0.3.0"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gantry_broker.protocol.codes import RETRY_PREFIX
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api import names
 from gantry_operator.api.base import TOPIC, Model, Rule
-from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
-from gantry_operator.api.topic import CONDITIONS, ROWS, DeletionPolicy, DriftPolicy, ResourceCondition
+from gantry_operator.api.beside import (
+    ROWS,
+    BesideCluster,
+    DeletionPolicy,
+    DriftPolicy,
+    ManagedStatus,
+    cluster_field,
+    drift_field,
+)
+from gantry_operator.api.cluster import GROUP
 
 KIND = "ConsumerGroup"
 PLURAL = "consumergroups"
@@ -29,10 +37,7 @@ MAX_RETRY_QUEUES = 1_024
 class ConsumerGroupSpec(Model):
     """The group as it should be. What is not written stays as the brokers have it."""
 
-    cluster: str = Field(
-        description="Name of the BrokerCluster in the same namespace.", min_length=1, max_length=MAX_NAME,
-        json_schema_extra=names.fixed_cluster(KIND),
-    )  # fmt: skip
+    cluster: str = cluster_field(KIND)
     groupName: str | None = Field(
         None, description="Name of the group. RocketMQ's names may have capitals, '_', '%' and '|', and no dots. "
         "Without it: metadata.name.",
@@ -56,10 +61,7 @@ class ConsumerGroupSpec(Model):
         None, description="What happens to the group when this object is deleted. Retain (if absent): nothing. Delete: "
         "the brokers delete it with its offsets once it has no members and nothing unread.",
     )  # fmt: skip
-    driftPolicy: DriftPolicy | None = Field(
-        None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are "
-        "put back. Report: the condition Synced names them.",
-    )  # fmt: skip
+    driftPolicy: DriftPolicy | None = drift_field()
     force: bool | None = Field(
         None, description="True: the group is deleted although it has members or unread messages."
     )
@@ -111,46 +113,26 @@ class ResetStatus(BaseModel):
     queues: list[ResetQueue] = Field(default_factory=list, description="The first 200 queues that move.")
 
 
-class ConsumerGroupStatus(BaseModel):
+class ConsumerGroupStatus(ManagedStatus):
     """The group as the brokers have it."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     groupName: str = Field("", description="Name of the group.")
-    origin: Literal["Created", "Adopted"] | None = Field(
-        None, description="Created: by this resource. Adopted: the brokers had it before."
-    )
     members: int = Field(0, description="Connected clients.")
     lag: int = Field(0, description="Messages that the group has not committed, in all of its topics.")
     topics: list[str] = Field(default_factory=list, description="Topics that it consumes or has consumed; at most 50.")
     groups: list[GroupRow] = Field(
         default_factory=list, description="Its configuration in each broker group, now.", json_schema_extra=ROWS
     )
-    syncedGeneration: int | None = Field(
-        None, description="Generation of the spec that all brokers had at the same time, last."
-    )
     syncedGroups: list[GroupRow] = Field(
         default_factory=list, description="Its configuration in each broker group at that time.", json_schema_extra=ROWS
     )
     reset: ResetStatus | None = Field(None, description="The last offset reset that was asked for by annotation.")
-    conditions: list[ResourceCondition] = Field(
-        default_factory=list,
-        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says.",
-        json_schema_extra=CONDITIONS,
-    )
-
-    def to_object(self) -> dict[str, Any]:
-        """As JSON for the Kubernetes API, without absent fields."""
-        return self.model_dump(mode="json", exclude_none=True)
 
 
-class ConsumerGroup(Model):
+class ConsumerGroup(BesideCluster):
     """A consumer group of a broker cluster."""
 
-    apiVersion: Literal["gantry.dev/v1alpha1"]
     kind: Literal["ConsumerGroup"]
-    metadata: Metadata
     spec: ConsumerGroupSpec = Field(description="The group as it should be.")
     status: ConsumerGroupStatus = Field(
         default_factory=lambda: ConsumerGroupStatus(), description="Observed state, written by the operator."
@@ -162,22 +144,6 @@ class ConsumerGroup(Model):
     )
 
     @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
     def group(self) -> str:
         """Its name at the brokers."""
         return self.spec.groupName or self.metadata.name
-
-    @classmethod
-    def make(cls, name: str, cluster: str, namespace: str = "default", **spec: Any) -> ConsumerGroup:
-        """A group from keyword arguments. Raises pydantic.ValidationError."""
-        return cls.model_validate(
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": {"cluster": cluster, **spec},
-            }
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from gantry_broker.protocol.codes import DLQ_PREFIX, PREDEFINED_GROUPS, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
@@ -72,9 +71,3 @@ def fixed(field: str, kind: str) -> dict[str, str]:
         "message": f"{field} cannot be changed: write the former value, or create another {kind}",
         "fieldPath": f".{field}",
     }
-
-
-def fixed_cluster(kind: str) -> dict[str, Any]:
-    """`json_schema_extra` of the field `cluster`."""
-    message = f"cluster cannot be changed: write the former cluster, or create another {kind}"
-    return {"x-kubernetes-validations": [{"rule": "self == oldSelf", "message": message}]}

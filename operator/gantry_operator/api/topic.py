@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from gantry_broker.broker.metadata.attributes import MIN_RETENTION_MS, RETENTION
 from gantry_broker.protocol.codes import TOPIC_MAX_LENGTH, Perm
@@ -11,7 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api import names
 from gantry_operator.api.base import TOPIC, Model, Rule, Window, parse_duration
-from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata
+from gantry_operator.api.beside import (
+    ROWS,
+    BesideCluster,
+    DeletionPolicy,
+    DriftPolicy,
+    ManagedStatus,
+    cluster_field,
+    drift_field,
+)
+from gantry_operator.api.cluster import GROUP
 
 KIND = "BrokerTopic"
 PLURAL = "brokertopics"
@@ -39,8 +48,6 @@ PERMISSIONS: dict[Permission, int] = {
     "WriteOnly": Perm.WRITE,
 }
 MessageType = Literal["Normal", "FIFO", "Delay", "Transaction", "Mixed"]
-DeletionPolicy = Literal["Retain", "Delete"]
-DriftPolicy = Literal["Enforce", "Report"]
 
 
 def permission_name(perm: int) -> str:
@@ -52,10 +59,7 @@ def permission_name(perm: int) -> str:
 class BrokerTopicSpec(Model):
     """The topic as it should be. What is not written stays as the brokers have it."""
 
-    cluster: str = Field(
-        description="Name of the BrokerCluster in the same namespace.", min_length=1, max_length=MAX_NAME,
-        json_schema_extra=names.fixed_cluster(KIND),
-    )  # fmt: skip
+    cluster: str = cluster_field(KIND)
     topicName: str | None = Field(
         None, description="Name of the topic. RocketMQ's names may have capitals, '_', '%' and '|', and no dots. "
         "Without it: metadata.name.",
@@ -78,8 +82,8 @@ class BrokerTopicSpec(Model):
     )
     retention: Window | None = Field(
         None, max_length=8,
-        description="How long messages are readable, 1m or more: an upper bound. They leave the disk with the log, after "
-        "spec.broker.fileReservedTime of the cluster, which is another upper bound.",
+        description="How long messages are readable, 1m or more: an upper bound. They leave the disk with the log, "
+        "after spec.broker.fileReservedTime of the cluster, which is another upper bound.",
     )  # fmt: skip
     config: dict[str, Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default_factory=dict, max_length=MAX_ATTRIBUTES,
@@ -89,10 +93,7 @@ class BrokerTopicSpec(Model):
         None, description="What happens to the topic when this object is deleted. Retain (if absent): nothing. "
         "Delete: the brokers delete it once nothing in it is unread.",
     )  # fmt: skip
-    driftPolicy: DriftPolicy | None = Field(
-        None, description="What happens to changes of others, by mqadmin for example. Enforce (if absent): they are "
-        "put back. Report: the condition Synced names them.",
-    )  # fmt: skip
+    driftPolicy: DriftPolicy | None = drift_field()
     force: bool | None = Field(
         None, description="True: queues are removed, and the topic is deleted, although messages in them are unread."
     )
@@ -139,21 +140,6 @@ class BrokerTopicSpec(Model):
     transitions: ClassVar[tuple[dict[str, str], ...]] = (names.fixed("topicName", KIND),)
 
 
-class ResourceCondition(BaseModel):
-    """One aspect of the state, as in every Kubernetes object."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: Literal["Ready", "Synced"] = Field(
-        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says."
-    )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
-    reason: str = Field(description="One word, for programs.")
-    message: str = Field("", description="The state and the remedy, in words for users.")
-    lastTransitionTime: str = Field(description="Time of the last change of status.")
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
-
-
 class TopicRow(BaseModel):
     """The topic in one broker group."""
 
@@ -165,49 +151,25 @@ class TopicRow(BaseModel):
     permission: str = Field(description="What clients may do.")
 
 
-ROWS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-CONDITIONS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-
-
-class BrokerTopicStatus(BaseModel):
+class BrokerTopicStatus(ManagedStatus):
     """The topic as the brokers have it."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    observedGeneration: int | None = Field(None, description="Generation of the spec that this describes.")
     topicName: str = Field("", description="Name of the topic.")
-    origin: Literal["Created", "Adopted"] | None = Field(
-        None, description="Created: by this resource. Adopted: the brokers had it before."
-    )
     queues: int = Field(0, description="Queues that take messages, of all broker groups.")
     permission: str = Field("", description="What clients may do: the least of all broker groups.")
     groups: list[TopicRow] = Field(
         default_factory=list, description="The topic in each broker group, now.", json_schema_extra=ROWS
     )
-    syncedGeneration: int | None = Field(
-        None, description="Generation of the spec that all brokers had at the same time, last."
-    )
     syncedGroups: list[TopicRow] = Field(
         default_factory=list, description="The topic in each broker group at that time.", json_schema_extra=ROWS
     )
     syncedAttributes: dict[str, str] = Field(default_factory=dict, description="Attributes that this resource has set.")
-    conditions: list[ResourceCondition] = Field(
-        default_factory=list,
-        description="Ready: clients can use it. Synced: the brokers have it exactly as the spec says.",
-        json_schema_extra=CONDITIONS,
-    )
-
-    def to_object(self) -> dict[str, Any]:
-        """As JSON for the Kubernetes API, without absent fields."""
-        return self.model_dump(mode="json", exclude_none=True)
 
 
-class BrokerTopic(Model):
+class BrokerTopic(BesideCluster):
     """A topic of a broker cluster, with its queues in each broker group."""
 
-    apiVersion: Literal["gantry.dev/v1alpha1"]
     kind: Literal["BrokerTopic"]
-    metadata: Metadata
     spec: BrokerTopicSpec = Field(description="The topic as it should be.")
     status: BrokerTopicStatus = Field(
         default_factory=lambda: BrokerTopicStatus(), description="Observed state, written by the operator."
@@ -217,10 +179,6 @@ class BrokerTopic(Model):
         names.resource_name_rule(),
         names.default_name_rule("topicName", "topics"),
     )
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
 
     @property
     def topic(self) -> str:
@@ -237,15 +195,3 @@ class BrokerTopic(Model):
         if retention is not None:
             found[RETENTION] = str(int(parse_duration(retention) * 1000))
         return found
-
-    @classmethod
-    def make(cls, name: str, cluster: str, namespace: str = "default", **spec: Any) -> BrokerTopic:
-        """A topic from keyword arguments. Raises pydantic.ValidationError."""
-        return cls.model_validate(
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": {"cluster": cluster, **spec},
-            }
-        )

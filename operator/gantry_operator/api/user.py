@@ -20,7 +20,8 @@ from gantry_operator.api.base import (
     either,
     parse_duration,
 )
-from gantry_operator.api.cluster import API_VERSION, GROUP, MAX_NAME, Metadata, name_rule
+from gantry_operator.api.beside import BesideCluster, cluster_field
+from gantry_operator.api.cluster import GROUP, name_rule
 from gantry_operator.api.security import MAX_RATE
 
 KIND = "BrokerUser"
@@ -130,17 +131,7 @@ class Rotation(Model):
 class BrokerUserSpec(Strict):
     """The user's rights and the place of its secret key."""
 
-    cluster: str = Field(
-        description="Name of the BrokerCluster in the same namespace.", min_length=1, max_length=MAX_NAME,
-        json_schema_extra={
-            "x-kubernetes-validations": [
-                {
-                    "rule": "self == oldSelf",
-                    "message": "cluster cannot be changed: write the former cluster, or create another BrokerUser",
-                }
-            ]
-        },
-    )  # fmt: skip
+    cluster: str = cluster_field("BrokerUser")
     accessKey: str | None = Field(
         None,
         description="The user's name in clients (RocketMQ's AccessKey). Default: metadata.name.",
@@ -197,12 +188,10 @@ class BrokerUserStatus(BaseModel):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-class BrokerUser(Model):
+class BrokerUser(BesideCluster):
     """A user of a broker cluster: its rights, its limits and the place of its secret key."""
 
-    apiVersion: Literal["gantry.dev/v1alpha1"]
     kind: Literal["BrokerUser"]
-    metadata: Metadata
     spec: BrokerUserSpec = Field(description="The user's rights and the place of its secret key.")
     status: BrokerUserStatus = Field(
         default_factory=lambda: BrokerUserStatus(), description="Observed state, written by the operator."
@@ -213,21 +202,5 @@ class BrokerUser(Model):
     )
 
     @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
     def access_key(self) -> str:
         return self.spec.accessKey or self.metadata.name
-
-    @classmethod
-    def make(cls, name: str, cluster: str, namespace: str = "default", **spec: Any) -> BrokerUser:
-        """A user from keyword arguments. Raises pydantic.ValidationError."""
-        return cls.model_validate(
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": {"cluster": cluster, **spec},
-            }
-        )

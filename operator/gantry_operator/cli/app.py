@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,8 +21,12 @@ from gantry_operator.cli.options import (
     NamespaceOption,
     Output,
     OutputOption,
+    on_cluster,
 )
 from gantry_operator.cli.topic_app import register as register_topics
+
+if TYPE_CHECKING:
+    from gantry_operator.cli.target import Target
 
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage or manifest, 3 no such cluster, 4 not done in time. "
@@ -112,22 +116,22 @@ def list_examples(
 
 
 @app.command(epilog=EPILOG)
+@on_cluster
 def status(
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
+    target: Target,
+    as_json: bool,
 ) -> None:
     """Show the cluster: members, leaders, replication progress and recent events."""
     from gantry_operator.cli.show import show_status
-    from gantry_operator.cli.target import find_target
 
-    show_status(find_target(directory, name, context, namespace), output == Output.json)
+    show_status(target, as_json)
 
 
 @app.command("plan", epilog=EPILOG)
+@on_cluster
 def plan_command(
+    target: Target,
+    as_json: bool,
     file: Annotated[
         Path | None,
         typer.Argument(help="The changed manifest. Without it: the cluster as it is.", show_default=False),
@@ -135,54 +139,42 @@ def plan_command(
     image: Annotated[
         str, typer.Option("--image", help="As if the operator's chart had this image.broker (Kubernetes).")
     ] = "",
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Show what a manifest or another image would change, and which members would be replaced. Changes nothing."""
     from gantry_operator.cli.plan import show_plan
-    from gantry_operator.cli.target import find_target
 
-    show_plan(find_target(directory, name, context, namespace), file, image, output == Output.json)
+    show_plan(target, file, image, as_json)
 
 
 @app.command(epilog=EPILOG)
+@on_cluster
 def top(
+    target: Target,
+    as_json: bool,
     interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two figures of a member.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end, as without a terminal.")] = False,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Watch the cluster: members, rates, lag of consumer groups, events as they come. `q` ends it."""
-    from gantry_operator.cli.target import find_target
     from gantry_operator.cli.top import top as run_top
 
-    run_top(find_target(directory, name, context, namespace), interval, once, output == Output.json)
+    run_top(target, interval, once, as_json)
 
 
 @app.command(epilog=EPILOG)
+@on_cluster
 def switchover(
+    target: Target,
+    as_json: bool,
     group: Annotated[str, typer.Argument(help="The broker group, as in spec.brokerGroups.", show_default=False)],
     to: Annotated[str | None, typer.Option(help="The next leader, like demo-a-1. Default: the best candidate.")] = None,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Hand a group over to another member. Clients see no error.
 
     If the master does not answer and failover.automatic is false, this promotes the member.
     """
     from gantry_operator.cli.show import switch_over
-    from gantry_operator.cli.target import find_target
 
-    switch_over(find_target(directory, name, context, namespace), group, to, output == Output.json)
+    switch_over(target, group, to, as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -200,7 +192,10 @@ def down(
 
 
 @app.command(epilog=EPILOG)
+@on_cluster
 def rebalance(
+    target: Target,
+    as_json: bool,
     topics: Annotated[list[str] | None, typer.Argument(help="The topics.", show_default=False)] = None,
     all_topics: Annotated[bool, typer.Option("--all", "-a", help="All topics, without the system's.")] = False,
     queues: Annotated[
@@ -213,11 +208,6 @@ def rebalance(
     timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait until consumers have read queues that are taken away.")
     ] = 120.0,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Spread the queues of topics evenly over the broker groups.
 
@@ -225,10 +215,8 @@ def rebalance(
     message moves, and no send fails.
     """
     from gantry_operator.cli.rebalance import rebalance as run
-    from gantry_operator.cli.target import find_target
 
-    target = find_target(directory, name, context, namespace)
-    run(target, topics or [], all_topics, queues, dry_run, timeout, output == Output.json)
+    run(target, topics or [], all_topics, queues, dry_run, timeout, as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -278,7 +266,10 @@ def produce(
 
 
 @app.command(epilog=EPILOG)
+@on_cluster
 def consume(
+    target: Target,
+    as_json: bool,
     topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group. The cluster stores its position.")],
     count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
@@ -286,28 +277,25 @@ def consume(
     tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "*",
     from_last: Annotated[bool, typer.Option("--from-last", help="A new group begins with the next message.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only count.")] = False,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Read messages: a line for each on stdout, with -o json an object for each.
 
     A new group begins with the oldest message. Ctrl-C ends; the next run continues from there.
     """
     from gantry_operator.cli.messages import ConsumeOptions, run_consume
-    from gantry_operator.cli.target import find_target
 
     options = ConsumeOptions(topic, group, count, timeout, tags, from_last, quiet)
-    run_consume(find_target(directory, name, context, namespace), options, output == Output.json)
+    run_consume(target, options, as_json)
 
 
 UserArgument = Annotated[str, typer.Argument(help="The user; admin is the super user.", show_default=False)]
 
 
 @user_app.command("create", epilog=EPILOG)
+@on_cluster
 def user_create(
+    target: Target,
+    as_json: bool,
     user: Annotated[str, typer.Argument(help="Its name: lower-case letters, digits, '-', '.'.", show_default=False)],
     access_key: Annotated[
         str | None, typer.Option("--access-key", help="Its name in clients. Default: the user's name.")
@@ -320,51 +308,39 @@ def user_create(
     deny: Annotated[
         list[str] | None, typer.Option(help="The same for what it may not do; may be repeated.", metavar="RULE")
     ] = None,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Create a user with a new secret key, and say where the key lies. The key itself is not printed."""
-    from gantry_operator.cli.target import find_target
     from gantry_operator.cli.users import NewUser, create
 
     wanted = NewUser(user, access_key, super_user, allow or (), deny or ())
-    create(find_target(directory, name, context, namespace), wanted, output == Output.json)
+    create(target, wanted, as_json)
 
 
 @user_app.command("list", epilog=EPILOG)
+@on_cluster
 def user_list(
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
+    target: Target,
+    as_json: bool,
 ) -> None:
     """List the users, without their keys."""
-    from gantry_operator.cli.target import find_target
     from gantry_operator.cli.users import show
 
-    show(find_target(directory, name, context, namespace), output == Output.json)
+    show(target, as_json)
 
 
 def _about_one_user(name: str, function: str, text: str) -> None:
     """Add a command about one user. `function`: of cli.users, which is imported only when the command runs."""
 
     @user_app.command(name, epilog=EPILOG, help=text)
+    @on_cluster
     def command(
+        target: Target,
+        as_json: bool,
         user: UserArgument,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         from gantry_operator.cli import users
-        from gantry_operator.cli.target import find_target
 
-        getattr(users, function)(find_target(directory, name, context, namespace), user, output == Output.json)
+        getattr(users, function)(target, user, as_json)
 
 
 _about_one_user("delete", "delete", "Delete a user. Its requests are refused within two seconds.")
@@ -377,19 +353,16 @@ _about_one_user("key", "key", "Print the secret key of a user.")
 
 
 @user_app.command("import", epilog=EPILOG)
+@on_cluster
 def user_import(
+    target: Target,
+    as_json: bool,
     file: Annotated[Path, typer.Argument(help="RocketMQ's plain_acl.yml.", show_default=False)],
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Create a user for each account of a plain_acl.yml, with its keys and permissions."""
-    from gantry_operator.cli.target import find_target
     from gantry_operator.cli.users import import_file
 
-    import_file(find_target(directory, name, context, namespace), file, output == Output.json)
+    import_file(target, file, as_json)
 
 
 DeadGroupArgument = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
@@ -400,46 +373,43 @@ OriginOption = Annotated[str | None, typer.Option("--topic", help="Only letters 
 
 
 @dlq_app.command("list", epilog=EPILOG)
+@on_cluster
 def dlq_list(
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
+    target: Target,
+    as_json: bool,
 ) -> None:
     """List the groups with dead letters, and the number of letters that were not sent again."""
     from gantry_operator.cli.dlq import show_groups
-    from gantry_operator.cli.target import find_target
 
-    show_groups(find_target(directory, name, context, namespace), output == Output.json)
+    show_groups(target, as_json)
 
 
 @dlq_app.command("read", epilog=EPILOG)
+@on_cluster
 def dlq_read(
+    target: Target,
+    as_json: bool,
     group: DeadGroupArgument,
     ids: IdOption = None,
     topic: OriginOption = None,
     count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
     waiting: Annotated[bool, typer.Option("--waiting", help="Only letters that were not sent again yet.")] = False,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Show a group's dead letters: id, time, topic, tries and body, a line for each; -o json shows all properties.
 
     Reading changes nothing: the letters stay, and count as waiting until they are sent again.
     """
     from gantry_operator.cli.dlq import Choice, run_read
-    from gantry_operator.cli.target import find_target
 
     choice = Choice(group, tuple(ids or ()), topic, count, waiting)
-    run_read(find_target(directory, name, context, namespace), choice, output == Output.json)
+    run_read(target, choice, as_json)
 
 
 @dlq_app.command("resend", epilog=EPILOG)
+@on_cluster
 def dlq_resend(
+    target: Target,
+    as_json: bool,
     group: DeadGroupArgument,
     ids: IdOption = None,
     topic: OriginOption = None,
@@ -451,11 +421,6 @@ def dlq_resend(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report their number.")] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds for which a send is repeated.")] = 30.0,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    output: OutputOption = Output.text,
 ) -> None:
     """Send a group's dead letters again: to this group alone, with all its tries, unless --to names a topic.
 
@@ -463,10 +428,9 @@ def dlq_resend(
     letters. The letters themselves stay in the dead-letter topic until they expire.
     """
     from gantry_operator.cli.dlq import Choice, run_resend
-    from gantry_operator.cli.target import find_target
 
     choice = Choice(group, tuple(ids or ()), topic, count, not every and not ids and topic is None and to is None)
-    run_resend(find_target(directory, name, context, namespace), choice, to, patience, dry_run, output == Output.json)
+    run_resend(target, choice, to, patience, dry_run, as_json)
 
 
 register_analytics(app)

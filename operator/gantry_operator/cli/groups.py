@@ -19,7 +19,9 @@ from gantry_operator.api.names import reserved_group
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import console, print_json
 from gantry_operator.cli.resources import (
+    NAME_FIELDS,
     condition,
+    delete_managed,
     in_force,
     names_of,
     place,
@@ -43,7 +45,7 @@ async def _create(target: Target, group: str, settings: Mapping[str, Any], manag
     if reserved_group(group):
         raise CliError(f"{group} is a group of the system: write another name", Exit.USAGE)
     async with target.resources() as found:
-        owner = names_of(await found.list("ConsumerGroup"), "groupName").get(group)
+        owner = names_of(await found.list("ConsumerGroup"), NAME_FIELDS["ConsumerGroup"]).get(group)
         if owner is not None:
             raise CliError(f"{group} is managed by ConsumerGroup {owner}: change its spec")
         made = _resource(group, settings, found.cluster, found.namespace)
@@ -93,7 +95,7 @@ def show(target: Target, every: bool, as_json: bool) -> None:
 async def _list(target: Target, every: bool) -> list[dict[str, Any]]:
     async with target.resources() as found:
         resources = await found.list("ConsumerGroup")
-    owners = names_of(resources, "groupName")
+    owners = names_of(resources, NAME_FIELDS["ConsumerGroup"])
     by_name = {str(o["metadata"]["name"]): o for o in resources}
     turn = asyncio.Semaphore(AT_ONCE)
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
@@ -147,7 +149,7 @@ def describe(target: Target, group: str, as_json: bool) -> None:
 async def _described(target: Target, group: str) -> dict[str, Any]:
     async with target.resources() as resources:
         listed = await resources.list("ConsumerGroup")
-    owner = names_of(listed, "groupName").get(group)
+    owner = names_of(listed, NAME_FIELDS["ConsumerGroup"]).get(group)
     rows = []
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
         for name, address in (await admin.masters()).items():
@@ -180,17 +182,9 @@ def delete(target: Target, group: str, force: bool, as_json: bool) -> None:
 
 
 async def _delete(target: Target, group: str, force: bool) -> str:
-    async with target.resources() as found:
-        listed = await found.list("ConsumerGroup")
-        owner = names_of(listed, "groupName").get(group)
-        if owner is not None:
-            spec = next(o for o in listed if o["metadata"]["name"] == owner)["spec"]
-            if force and not spec.get("force"):
-                raise CliError(f"{group} is managed by ConsumerGroup {owner}: write spec.force: true, then delete it")
-            await found.delete("ConsumerGroup", owner)
-            if spec.get("deletionPolicy") == "Delete":
-                return f"ConsumerGroup {owner} is being deleted, and {group} with it once nothing is unread"
-            return f"ConsumerGroup {owner} is deleted; {group} stays, since its deletionPolicy is Retain"
+    managed = await delete_managed(target, "ConsumerGroup", group, force)
+    if managed is not None:
+        return managed
     if reserved_group(group):
         raise CliError(f"{group} is a group of the system: it cannot be deleted", Exit.USAGE)
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:

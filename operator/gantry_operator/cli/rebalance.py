@@ -11,7 +11,7 @@ from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Per
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import console, note, print_json
-from gantry_operator.cli.resources import names_of
+from gantry_operator.cli.resources import NAME_FIELDS, names_of
 from gantry_operator.cli.target import Target, run_async
 from gantry_operator.drain.rebalance import Change, Queues, changes, proposal, surplus_is_empty
 
@@ -79,7 +79,7 @@ def _spread_by_resource(topic: str, resource: str) -> str:
 async def _managed(target: Target, names: list[str]) -> dict[str, str]:
     """Topics that resources manage, and the resource of each: of these names, or all."""
     async with target.resources() as found:
-        owners = names_of(await found.list("BrokerTopic"), "topicName")
+        owners = names_of(await found.list("BrokerTopic"), NAME_FIELDS["BrokerTopic"])
     return {topic: owner for topic, owner in owners.items() if not names or topic in names}
 
 

@@ -16,6 +16,7 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import note
+from gantry_operator.cli.target import Target
 from gantry_operator.topics.resets import BadReset, ResetPreview, parse_time, preview_of
 
 QUEUES: Final = 512
@@ -41,6 +42,29 @@ def names_of(resources: list[dict[str, Any]], field: str) -> dict[str, str]:
     for obj in sorted(resources, key=lambda o: str(o["metadata"].get("creationTimestamp", ""))):
         found.setdefault(str(obj["spec"].get(field) or obj["metadata"]["name"]), str(obj["metadata"]["name"]))
     return found
+
+
+NAME_FIELDS: Final = {"BrokerTopic": "topicName", "ConsumerGroup": "groupName"}
+"""By kind: the field of the spec with the name at the brokers."""
+
+
+async def delete_managed(target: Target, kind: str, name: str, force: bool) -> str | None:
+    """Delete the resource that manages this topic or group. Returns what happens then; None: no resource manages it.
+
+    Raises CliError.
+    """
+    async with target.resources() as found:
+        listed = await found.list(kind)
+        owner = names_of(listed, NAME_FIELDS[kind]).get(name)
+        if owner is None:
+            return None
+        spec = next(o for o in listed if o["metadata"]["name"] == owner)["spec"]
+        if force and not spec.get("force"):
+            raise CliError(f"{name} is managed by {kind} {owner}: write spec.force: true there, then delete it")
+        await found.delete(kind, owner)
+        if spec.get("deletionPolicy") == "Delete":
+            return f"{kind} {owner} is being deleted, and {name} with it once nothing in it is unread"
+        return f"{kind} {owner} is deleted; {name} stays, since its deletionPolicy is Retain"
 
 
 def condition(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:

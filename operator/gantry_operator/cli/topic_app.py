@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gantry_operator.cli.options import (
-    ContextOption,
-    DirOption,
-    NameOption,
-    NamespaceOption,
-    Output,
-    OutputOption,
-)
+from gantry_operator.cli.options import on_cluster
+
+if TYPE_CHECKING:
+    from gantry_operator.cli.target import Target
 
 topic_app = typer.Typer(
     no_args_is_help=True,
@@ -53,77 +49,68 @@ def register(app: typer.Typer, epilog: str) -> None:
 
 def _topics(epilog: str) -> None:
     @topic_app.command("create", epilog=epilog)
+    @on_cluster
     def topic_create(
+        target: Target,
+        as_json: bool,
         topic: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
         queues: Annotated[
             int, typer.Option("--queues", "-q", min=1, max=1024, help="Queues in each broker group.")
         ] = 8,
         managed: ManagedOption = False,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Create a topic in every broker group, or change the number of its queues.
 
         A topic that exists gets its queues on groups that were added later, too.
         """
-        from gantry_operator.cli.target import find_target
         from gantry_operator.cli.topics import create
 
-        create(find_target(directory, name, context, namespace), topic, queues, managed, output == Output.json)
+        create(target, topic, queues, managed, as_json)
 
     @topic_app.command("list", epilog=epilog)
+    @on_cluster
     def topic_list(
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
+        target: Target,
+        as_json: bool,
         all_topics: Annotated[bool, typer.Option("--all", "-a", help="Also the system's topics.")] = False,
-        output: OutputOption = Output.text,
     ) -> None:
         """List topics with their queues and messages, and the resource of each."""
-        from gantry_operator.cli.target import find_target
         from gantry_operator.cli.topics import show
 
-        show(find_target(directory, name, context, namespace), all_topics, output == Output.json)
+        show(target, all_topics, as_json)
 
     @topic_app.command("describe", epilog=epilog)
+    @on_cluster
     def topic_describe(
+        target: Target,
+        as_json: bool,
         topic: TopicArgument,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Show a topic: its queues in each broker group, attributes, consumers, and the state of its resource."""
-        from gantry_operator.cli.target import find_target
         from gantry_operator.cli.topics import describe
 
-        describe(find_target(directory, name, context, namespace), topic, output == Output.json)
+        describe(target, topic, as_json)
 
     @topic_app.command("delete", epilog=epilog)
+    @on_cluster
     def topic_delete(
+        target: Target,
+        as_json: bool,
         topic: TopicArgument,
         force: ForceOption = False,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Delete a topic, or the resource that manages it: its deletionPolicy says what happens to the topic."""
-        from gantry_operator.cli.target import find_target
         from gantry_operator.cli.topics import delete
 
-        delete(find_target(directory, name, context, namespace), topic, force, output == Output.json)
+        delete(target, topic, force, as_json)
 
 
 def _groups(epilog: str) -> None:
     @group_app.command("create", epilog=epilog)
+    @on_cluster
     def group_create(
+        target: Target,
+        as_json: bool,
         group: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
         retry_max: Annotated[
             int | None, typer.Option(min=0, max=10_000, help="Deliveries after the first one.")
@@ -133,107 +120,84 @@ def _groups(epilog: str) -> None:
         broadcast: Annotated[bool | None, typer.Option(help="Whether members may consume by broadcast.")] = None,
         consume: Annotated[bool | None, typer.Option(help="Whether brokers give it messages.")] = None,
         managed: ManagedOption = False,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Create a consumer group on every broker group, or change its settings."""
         from gantry_operator.cli.groups import create
-        from gantry_operator.cli.target import find_target
 
         given: dict[str, Any] = {
             "retryMax": retry_max, "retryQueues": retry_queues, "consumeOrderly": orderly, "broadcast": broadcast,
             "consumeEnable": consume,
         }  # fmt: skip
         settings = {k: v for k, v in given.items() if v is not None}
-        create(find_target(directory, name, context, namespace), group, settings, managed, output == Output.json)
+        create(target, group, settings, managed, as_json)
 
     @group_app.command("list", epilog=epilog)
+    @on_cluster
     def group_list(
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
+        target: Target,
+        as_json: bool,
         every: Annotated[bool, typer.Option("--all", "-a", help="Also the system's groups.")] = False,
-        output: OutputOption = Output.text,
     ) -> None:
         """List consumer groups with their members and unread messages, and the resource of each."""
         from gantry_operator.cli.groups import show
-        from gantry_operator.cli.target import find_target
 
-        show(find_target(directory, name, context, namespace), every, output == Output.json)
+        show(target, every, as_json)
 
     @group_app.command("describe", epilog=epilog)
+    @on_cluster
     def group_describe(
+        target: Target,
+        as_json: bool,
         group: GroupArgument,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Show a consumer group: settings, members, its position in each queue, and the state of its resource."""
         from gantry_operator.cli.groups import describe
-        from gantry_operator.cli.target import find_target
 
-        describe(find_target(directory, name, context, namespace), group, output == Output.json)
+        describe(target, group, as_json)
 
     @group_app.command("delete", epilog=epilog)
+    @on_cluster
     def group_delete(
+        target: Target,
+        as_json: bool,
         group: GroupArgument,
         force: ForceOption = False,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Delete a consumer group with its offsets, or the resource that manages it."""
         from gantry_operator.cli.groups import delete
-        from gantry_operator.cli.target import find_target
 
-        delete(find_target(directory, name, context, namespace), group, force, output == Output.json)
+        delete(target, group, force, as_json)
 
 
 def _resets(epilog: str) -> None:
     @group_app.command("reset", epilog=epilog)
+    @on_cluster
     def group_reset(
+        target: Target,
+        as_json: bool,
         group: GroupArgument,
         to: ToOption,
         topic: Annotated[
             str | None, typer.Option("--topic", help="Only this topic. Default: all of the group.")
         ] = None,
         confirm: ConfirmOption = False,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Move a consumer group to a time. Shows what it skips and repeats; --confirm carries it out."""
         from gantry_operator.cli.groups import reset
-        from gantry_operator.cli.target import find_target
 
-        target = find_target(directory, name, context, namespace)
-        reset(target, group, topic, to, confirm, output == Output.json)
+        reset(target, group, topic, to, confirm, as_json)
 
     @topic_app.command("reset", epilog=epilog)
+    @on_cluster
     def topic_reset(
+        target: Target,
+        as_json: bool,
         topic: TopicArgument,
         group: Annotated[str, typer.Option("--group", "-g", help="The consumer group that moves.", show_default=False)],
         to: ToOption,
         confirm: ConfirmOption = False,
-        directory: DirOption = None,
-        name: NameOption = None,
-        context: ContextOption = None,
-        namespace: NamespaceOption = None,
-        output: OutputOption = Output.text,
     ) -> None:
         """Move a consumer group within one topic: `gantry group reset GROUP --topic TOPIC`."""
         from gantry_operator.cli.groups import reset
-        from gantry_operator.cli.target import find_target
 
-        target = find_target(directory, name, context, namespace)
-        reset(target, group, topic, to, confirm, output == Output.json)
+        reset(target, group, topic, to, confirm, as_json)

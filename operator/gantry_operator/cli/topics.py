@@ -17,7 +17,14 @@ from gantry_operator.api.names import reserved_topic
 from gantry_operator.api.topic import permission_name
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import console, note, print_json
-from gantry_operator.cli.resources import condition, in_force, names_of, resource_name
+from gantry_operator.cli.resources import (
+    NAME_FIELDS,
+    condition,
+    delete_managed,
+    in_force,
+    names_of,
+    resource_name,
+)
 from gantry_operator.cli.target import Target, run_async
 
 AT_ONCE = 16
@@ -35,7 +42,7 @@ def create(target: Target, topic: str, queues: int, managed: bool, as_json: bool
 async def create_topic(target: Target, topic: str, queues: int, managed: bool = False) -> list[str]:
     """`managed`: by a resource, which is made. Raises CliError."""
     async with target.resources() as found:
-        owner = names_of(await found.list("BrokerTopic"), "topicName").get(topic)
+        owner = names_of(await found.list("BrokerTopic"), NAME_FIELDS["BrokerTopic"]).get(topic)
         if owner is not None:
             raise CliError(
                 f"{topic} is managed by BrokerTopic {owner}: change spec.queuesPerGroup or spec.queues there"
@@ -87,7 +94,7 @@ def show(target: Target, all_topics: bool, as_json: bool) -> None:
 async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
     async with target.resources() as found:
         resources = await found.list("BrokerTopic")
-    owners = names_of(resources, "topicName")
+    owners = names_of(resources, NAME_FIELDS["BrokerTopic"])
     by_name = {str(o["metadata"]["name"]): o for o in resources}
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
         names = sorted({*await admin.topics(), *owners})
@@ -151,7 +158,7 @@ def describe(target: Target, topic: str, as_json: bool) -> None:
 async def _described(target: Target, topic: str) -> dict[str, Any]:
     async with target.resources() as resources:
         listed = await resources.list("BrokerTopic")
-    owner = names_of(listed, "topicName").get(topic)
+    owner = names_of(listed, NAME_FIELDS["BrokerTopic"]).get(topic)
     attributes: dict[str, str] = {}
     groups = []
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
@@ -185,19 +192,9 @@ def delete(target: Target, topic: str, force: bool, as_json: bool) -> None:
 
 
 async def _delete(target: Target, topic: str, force: bool) -> str:
-    async with target.resources() as found:
-        listed = await found.list("BrokerTopic")
-        owner = names_of(listed, "topicName").get(topic)
-        if owner is not None:
-            spec = next(o for o in listed if o["metadata"]["name"] == owner)["spec"]
-            if force and not spec.get("force"):
-                raise CliError(
-                    f"{topic} is managed by BrokerTopic {owner}: write spec.force: true there, then delete it"
-                )
-            await found.delete("BrokerTopic", owner)
-            if spec.get("deletionPolicy") == "Delete":
-                return f"BrokerTopic {owner} is being deleted, and {topic} with it once nothing in it is unread"
-            return f"BrokerTopic {owner} is deleted; {topic} stays, since its deletionPolicy is Retain"
+    managed = await delete_managed(target, "BrokerTopic", topic, force)
+    if managed is not None:
+        return managed
     if reserved_topic(topic):
         raise CliError(f"{topic} is a topic of the system: it cannot be deleted", Exit.USAGE)
     async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:

@@ -170,9 +170,7 @@ class RollingChange:
                 self._on_event(Event("Warning", "SwitchoverFailed", f"{error}; it is tried again", group))
         return step.kind != "done"
 
-    def _refuses(
-        self, group: str, step: Step, states: Sequence[MemberState], controller: GroupController
-    ) -> bool:
+    def _refuses(self, group: str, step: Step, states: Sequence[MemberState], controller: GroupController) -> bool:
         """Whether the step brings another version to a group that is not ready for it. A member that leaves, or does
         not work, may go.
         """

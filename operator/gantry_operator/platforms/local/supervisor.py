@@ -127,9 +127,7 @@ class Supervisor:
             lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again,
             lambda: not self.cluster.spec.hibernate,
         )  # fmt: skip
-        self._rolling = RollingChange(
-            replacement, self.controllers, self.event, hold=self._hold, upgrade=self._upgrade
-        )
+        self._rolling = RollingChange(replacement, self.controllers, self.event, hold=self._hold, upgrade=self._upgrade)
         self._changes = GroupChanges(self, self.controllers, self._client, self._wanted_groups, self.event)
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
