@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -41,12 +42,20 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def session(chromium: Browser, live: LiveConsole) -> Any:
+    """The cookies of a browser that followed the link, which opens one only. One console serves all tests."""
+    with person(chromium, live.link) as page:
+        return page.context.storage_state()
+
+
 @pytest.fixture
-def desk(chromium: Browser, live: LiveConsole) -> Iterator[Page]:
-    with console_of(live.cluster) as mine, person(chromium, mine.link, viewport={"width": 1440, "height": 900}) as page:
-        page.base = mine.base  # type: ignore[attr-defined]
+def desk(chromium: Browser, live: LiveConsole, session: Any) -> Iterator[Page]:
+    size = {"width": 1440, "height": 900}
+    with person(chromium, live.base, storage_state=session, viewport=size) as page:
+        page.base = live.base  # type: ignore[attr-defined]
         # The first figures of the broker groups are there.
-        page.goto(f"{mine.base}/topics")
+        page.goto(f"{live.base}/topics")
         expect(page.get_by_role("link", name="Orders", exact=True)).to_be_visible(timeout=SLOW_MS)
         yield page
 
