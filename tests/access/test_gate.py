@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.access.audit import REFUSED_A_SECOND, AuditLog
+from gantry_broker.access.audit import RECENT, REFUSED_A_SECOND, AuditLog
 from gantry_broker.access.decide import ACTIONS, Policy
 from gantry_broker.access.gate import REASONS, WRONG, Caller, Gate
 from gantry_broker.access.guesses import MAX_ADDRESSES, WRONG_A_SECOND, Guesses
@@ -385,6 +385,11 @@ def test_the_audit_log_is_limited_and_says_what_it_left_out(caplog: pytest.LogCa
     last = orjson.loads(caplog.records[-1].getMessage())
     assert last["suppressed"] == 1_000 - REFUSED_A_SECOND
     assert len(caplog.records[-1].getMessage()) < 1_000
+    assert [orjson.loads(record.getMessage()) for record in caplog.records] == list(audit.recent)
+    for second in range(2, 2 * RECENT):
+        write(second)
+    assert len(audit.recent) == RECENT
+    assert audit.recent[-1] == orjson.loads(caplog.records[-1].getMessage())
 
 
 def test_each_administrative_request_has_a_name() -> None:

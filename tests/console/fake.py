@@ -17,7 +17,7 @@ from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.serve import LocalAccess, Server, collecting
 from gantry_operator.console.snapshot import ClusterKey
-from gantry_operator.console.sources import AuditView, MemberUrl, Pausing
+from gantry_operator.console.sources import AuditView, MemberAudit, MemberUrl, Pausing
 
 
 def member_status(name: str, number: int, role: str = "Slave", epoch: int = 1) -> dict[str, Any]:
@@ -121,6 +121,36 @@ class FakeSource:
 
     async def close(self) -> None:
         await self.http.aclose()
+
+
+class InKubernetes(FakeSource):
+    """A cluster whose members have lines of the audit, and whose status has a report."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = MemberAudit(self.http)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/audit":
+            line = {"time_ms": 5, "result": "allowed", "user": "ann", "request": "DELETE_TOPIC_IN_BROKER"}
+            mine = request.url.host == "m1"
+            lines = [line | {"resource": "Topic:Old", "address": "10.0.0.7"}] if mine else []
+            return httpx.Response(200, json={"lines": lines})
+        return await super()._answer(request)
+
+    async def resource(self) -> dict[str, Any]:
+        found = await super().resource()
+        found["spec"] = {"access": {"mode": "Enabled"}}
+        found["status"]["analytics"] = {
+            "lastResult": "Succeeded", "message": "12 records; compaction would save 3.0 MiB.",
+            "lastSuccess": "2026-01-01T00:00:00Z", "durationSeconds": 52.0, "scannedBytes": 8 << 20,
+            "report": "s3a://reports/demo/report.json", "nextRun": "2026-01-02T00:00:00Z",
+            "topSavings": [{"topic": "Orders", "savedBytes": 3 << 20, "recommendation": "Compact"}],
+        }  # fmt: skip
+        return found
+
+    async def audit(self) -> AuditView:
+        return AuditView(await self._lines.lines(self.members), "kubectl logs")
 
 
 class ReadOnly(LocalAccess):

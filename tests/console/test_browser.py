@@ -7,12 +7,13 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browser import accessibility_problems, browser, overflow, person
-from tests.console.fake import FakeSource, running
+from tests.console.fake import FakeSource, InKubernetes, running
 from tests.console.live import LETTERS, LiveConsole, console_of, live_console
 
 SLOW_MS = 60_000
@@ -41,12 +42,20 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def session(chromium: Browser, live: LiveConsole) -> Any:
+    """The cookies of a browser that followed the link, which opens one only. One console serves all tests."""
+    with person(chromium, live.link) as page:
+        return page.context.storage_state()
+
+
 @pytest.fixture
-def desk(chromium: Browser, live: LiveConsole) -> Iterator[Page]:
-    with console_of(live.cluster) as mine, person(chromium, mine.link, viewport={"width": 1440, "height": 900}) as page:
-        page.base = mine.base  # type: ignore[attr-defined]
+def desk(chromium: Browser, live: LiveConsole, session: Any) -> Iterator[Page]:
+    size = {"width": 1440, "height": 900}
+    with person(chromium, live.base, storage_state=session, viewport=size) as page:
+        page.base = live.base  # type: ignore[attr-defined]
         # The first figures of the broker groups are there.
-        page.goto(f"{mine.base}/topics")
+        page.goto(f"{live.base}/topics")
         expect(page.get_by_role("link", name="Orders", exact=True)).to_be_visible(timeout=SLOW_MS)
         yield page
 
@@ -246,6 +255,22 @@ def test_actions_show_their_command_and_do_what_they_say(desk: Page, live: LiveC
 def test_without_authentication_the_page_says_that_there_is_no_audit(desk: Page) -> None:
     go(desk, "/activity")
     expect(desk.get_by_text("Members write no audit while authentication is disabled")).to_be_visible()
+
+
+def test_audit_and_report_of_a_cluster_in_kubernetes(chromium: Browser) -> None:
+    """What the brokers and the status of the BrokerCluster have, on the page itself; also on a phone."""
+    with running(InKubernetes()) as console, person(chromium, console.link()) as page:
+        for width in (1280, 400):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.goto(f"{console.base}/c/local/fake/activity")
+            audit = page.get_by_role("region", name="Audit")
+            expect(audit.get_by_role("row")).to_have_count(2)
+            expect(audit).to_contain_text("DELETE_TOPIC_IN_BROKER")
+            expect(page.get_by_text("12 records; compaction would save 3.0 MiB")).to_be_visible()
+            expect(page.get_by_role("region", name="Topics with the largest savings")).to_contain_text("3.0 MiB")
+            expect(page.get_by_text("report", exact=False).last).to_be_visible()
+            assert overflow(page) == 0
+            assert accessibility_problems(page) == []
 
 
 def test_keys_reach_the_search_and_every_page(chromium: Browser) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from fastapi import FastAPI
@@ -16,6 +18,7 @@ from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.kubernetes import REVIEW_S, Clusters, KubernetesAccess, KubernetesSource, PauseAnnotation
 from gantry_operator.console.snapshot import ClusterKey
+from gantry_operator.console.sources import MemberAudit, MemberUrl, SourceError
 from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable
 from httpx import ASGITransport, AsyncClient
 
@@ -181,6 +184,47 @@ async def test_members_are_asked_by_their_names_in_the_cluster() -> None:
         assert [m.name for m in found] == ["demo-a-0", "demo-a-1"]
         assert re.fullmatch(r"https?://demo-a-0\.[a-z0-9.-]*mq\.svc[a-z.]*:10921", found[0].url), found[0].url
         await source.close()
+
+
+async def test_lines_of_the_audit_come_from_every_member() -> None:
+    """Bad lines and bad answers are left out, and a member that stops to answer keeps what it had."""
+    answers: dict[str, httpx.Response | None] = {
+        "m0": httpx.Response(200, json={"lines": [{"time_ms": 5, "user": "ann"}, {"time_ms": "x"}, 3, {}, None]}),
+        "m1": httpx.Response(200, json={"lines": [{"time_ms": 9, "user": "bob"}, {"time_ms": 10**300}]}),
+        "m2": httpx.Response(200, json=["lines"]),
+        "m3": httpx.Response(404),
+        "m4": None,
+    }
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/audit"
+        found = answers[request.url.host]
+        if found is None:
+            raise httpx.ConnectError("refused", request=request)
+        return found
+
+    async def members() -> list[MemberUrl]:
+        return [MemberUrl(name, "a", f"http://{name}") for name in answers]
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        audit = MemberAudit(client)
+        expected = [{"time_ms": 9, "user": "bob", "member": "m1"}, {"time_ms": 5, "user": "ann", "member": "m0"}]
+        assert await audit.lines(members) == expected
+        answers["m1"] = None
+        audit._read_at = -math.inf
+        await audit.lines(members)
+        assert audit._reading is not None
+        await audit._reading
+        assert await audit.lines(members) == expected
+        await audit.close()
+
+
+async def test_without_an_answer_of_a_member_there_is_no_line_yet() -> None:
+    async def members() -> list[MemberUrl]:
+        raise SourceError("no answer of the API server")
+
+    async with httpx.AsyncClient() as client:
+        assert await MemberAudit(client).lines(members) is None
 
 
 async def test_a_pause_is_an_annotation() -> None:

@@ -89,6 +89,15 @@ CASES: Final = {
         {f"gantry_operator_name_servers_ready{{{C}}}": "1x60", f"gantry_operator_name_servers{{{C}}}": "2x60"},
         ({f"gantry_operator_name_servers_ready{{{C}}}": "2x60", f"gantry_operator_name_servers{{{C}}}": "2x60"},),
     ),
+    "GantryProxyMissing": Case(
+        "warning", CLUSTER,
+        {f"gantry_operator_proxies_ready{{{C}}}": "1x60", f"gantry_operator_proxies{{{C}}}": "2x60"},
+        (
+            {f"gantry_operator_proxies_ready{{{C}}}": "2x60", f"gantry_operator_proxies{{{C}}}": "2x60"},
+            # One more is on its way.
+            {f"gantry_operator_proxies_ready{{{C}}}": "2x60", f"gantry_operator_proxies{{{C}}}": "2x57 3x3"},
+        ),
+    ),
     "GantryCertificateExpiring": Case(
         "warning", CLUSTER | {"secret": "demo-a-tls"},
         {f'gantry_operator_certificate_expiry_timestamp_seconds{{{C},secret="demo-a-tls"}}': f"{13 * DAY}x90"},
@@ -104,6 +113,18 @@ CASES: Final = {
              f"gantry_send_latency_seconds_count{{{G}}}": "0+300x60"},
             {f'gantry_sends_refused_total{{{G},code="2"}}': "50x60",
              f"gantry_send_latency_seconds_count{{{G}}}": "9x60"},
+        ),
+    ),
+    "GantryProxyRefuses": Case(
+        "warning", CLUSTER,
+        {f'gantry_proxy_refused_total{{{C},reason="connections"}}': "0+30x60",
+         f"gantry_proxy_cut_total{{{C}}}": "0x60"},
+        (
+            {f'gantry_proxy_refused_total{{{C},reason="connections"}}': "0+5x60",
+             f"gantry_proxy_cut_total{{{C}}}": "0+1x60"},
+            # A burst that has ended.
+            {f'gantry_proxy_refused_total{{{C},reason="connections"}}': "0+300x30 9000x30",
+             f"gantry_proxy_cut_total{{{C}}}": "0x60"},
         ),
     ),
     "GantrySendsSlow": Case(

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ from gantry_broker.client import (
     RetryLater,
 )
 from gantry_broker.remoting.errors import RemotingError
-from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, TopicSaving
+from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, ProxyStatus, TopicSaving
 from gantry_operator.cluster.member_http import TokenAuth
 from gantry_operator.cluster.status import ObservedMember
 from gantry_operator.platforms.base import Change, Event
@@ -126,13 +126,24 @@ def prometheus(folder: Path, jobs: list[dict[str, Any]], rules: Path | None = No
             process.terminate()
 
 
-@contextmanager
-def name_server(folder: Path) -> Iterator[int]:
+def name_server(folder: Path) -> AbstractContextManager[int]:
     """A NameServer with an HTTP port, as in a pod; local ones have none. Yields the port."""
+    return process(folder, "gantry_broker.namesrv", {"name": "t-namesrv-0"})
+
+
+def proxy(folder: Path, name_servers: str) -> AbstractContextManager[int]:
+    """A gRPC proxy. Yields its HTTP port."""
+    servers = name_servers.split(";")
+    return process(folder, "gantry_broker.proxy", {"name": "t-proxy-0", "name_servers": servers, "drain_s": 0})
+
+
+@contextmanager
+def process(folder: Path, module: str, config: dict[str, Any]) -> Iterator[int]:
+    """A process with an HTTP page. Yields its port."""
     folder.mkdir()
-    config = {"name": "t-namesrv-0", "listen_host": "127.0.0.1", "port": free_port(), "http_port": free_port()}
+    config |= {"listen_host": "127.0.0.1", "port": free_port(), "http_port": free_port()}
     (folder / "config.json").write_text(json.dumps(config))
-    words = [sys.executable, "-m", "gantry_broker.namesrv", "--config", str(folder / "config.json")]
+    words = [sys.executable, "-m", module, "--config", str(folder / "config.json")]
     with (folder / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
         try:
             yield int(str(config["http_port"]))
@@ -140,7 +151,7 @@ def name_server(folder: Path) -> Iterator[int]:
             process.terminate()
 
 
-def jobs(cluster: Cluster, server: int, operator: int) -> list[dict[str, Any]]:
+def jobs(cluster: Cluster, server: int, proxy_port: int, operator: int) -> list[dict[str, Any]]:
     """What the chart's PodMonitors make Prometheus scrape, with the labels that they add."""
     taken = Ports.load(cluster.folder.ports).taken
     members = [f"127.0.0.1:{port}" for use, port in sorted(taken.items()) if use.endswith("/http")]
@@ -150,6 +161,10 @@ def jobs(cluster: Cluster, server: int, operator: int) -> list[dict[str, Any]]:
         {
             "job_name": "nameservers",
             "static_configs": [{"targets": [f"127.0.0.1:{server}"], "labels": here | {"cluster": "t"}}],
+        },
+        {
+            "job_name": "proxies",
+            "static_configs": [{"targets": [f"127.0.0.1:{proxy_port}"], "labels": here | {"cluster": "t"}}],
         },
         {
             "job_name": "operator",
@@ -195,6 +210,7 @@ class Figures:
     def _look(self) -> None:
         status = BrokerClusterStatus.model_validate(self._cluster.resource()["status"])
         status.analytics = self._report
+        status.proxy = ProxyStatus(replicas=1, readyReplicas=1)
         rows = [
             ObservedMember(
                 row.name, row.group, number, self._said(row.name), row.ready,
@@ -339,9 +355,10 @@ async def rig(
     cluster = Cluster(folder)
     try:
         await asyncio.to_thread(cluster.up)
-        with name_server(folder / "nameserver") as server:
+        servers = cluster.name_servers
+        with name_server(folder / "nameserver") as server, proxy(folder / "proxy", servers) as proxy_port:
             async with Traffic(cluster.name_servers, each).running(), operator_page(cluster) as operator:
-                with prometheus(folder / "prometheus", jobs(cluster, server, operator), rules) as asked:
+                with prometheus(folder / "prometheus", jobs(cluster, server, proxy_port, operator), rules) as asked:
                     yield cluster, asked
     finally:
         await asyncio.to_thread(take_down, cluster)

@@ -24,6 +24,7 @@ WAIT_S: Final = 90
 
 NO_DATA: Final = {
     "gantry_certificate_expiry_timestamp_seconds": "brokers without TLS have no certificate",
+    "gantry_proxy_refused_total": "a reason has a series once a proxy refused for it",
     "gantry_sends_refused_total": "a code has a series once a send was refused with it",
     'gantry_operator_reconciles_total{outcome="error"}': "an outcome has a series once a pass ended with it",
 }
@@ -81,8 +82,8 @@ def without_data(asked: Prometheus, queries: dict[Any, str], expected: Set[Any] 
 
 
 def test_every_process_is_scraped(asked: Prometheus) -> None:
-    assert without_data(asked, {"up": "sum(up) == 5"}) == set()
-    assert asked.targets_up() == (5, 5)
+    assert without_data(asked, {"up": "sum(up) == 6"}) == set()
+    assert asked.targets_up() == (6, 6)
 
 
 def test_every_panel_has_data(asked: Prometheus) -> None:

@@ -112,7 +112,13 @@ def test_the_page_has_every_metric_of_the_operator() -> None:
         "lastResult": "Succeeded", "lastSuccess": "2026-01-01T00:00:00Z", "durationSeconds": 1, "scannedBytes": 1,
         "topSavings": [{"topic": "T"}],
     }  # fmt: skip
-    status = {"members": [{"name": "demo-a-0", "group": "a"}], "conditions": [condition], "analytics": report}
+    proxy = {"replicas": 2, "readyReplicas": 1}
+    status = {
+        "proxy": proxy,
+        "members": [{"name": "demo-a-0", "group": "a"}],
+        "conditions": [condition],
+        "analytics": report,
+    }
     line = {"role": "Master", "dead_letters": 0, "disk": {}}
     member = ObservedMember("demo-a-0", "a", 0, line, True, master=True)
     figures.saw(BrokerClusterStatus.model_validate(status), [member])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 import yaml
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
@@ -14,7 +16,7 @@ from gantry_operator.platforms.kubernetes.analytics import manifests
 from gantry_operator.platforms.kubernetes.client import KINDS
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.object_reconciler import REMOVABLE
-from gantry_operator.platforms.kubernetes.operator import CACHED, FOR_REPORTS, OF_USERS
+from gantry_operator.platforms.kubernetes.operator import CACHED, FOR_REPORTS, OF_USERS, settings_from
 from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +142,45 @@ def test_rights_are_in_the_watched_namespaces_only() -> None:
 def test_policies_find_the_operator_by_the_label_of_the_chart() -> None:
     selector = (ROOT / "helm/gantry/templates/_helpers.tpl").read_text().split('define "gantry.selector"')[1]
     assert f"{names.NAME_LABEL}: {names.OPERATOR_NAME}" in selector.split("{{- end -}}")[0]
+
+
+def test_values_of_otlp_reach_the_operator_and_the_brokers() -> None:
+    """The chart sets each variable, schema and operator take the same values, and a cluster's own count first."""
+    values = yaml.safe_load((ROOT / "helm/gantry/values.yaml").read_text())["otlp"]
+    schema = yaml.safe_load((ROOT / "helm/gantry/values.schema.json").read_text())["properties"]["otlp"]["properties"]
+    template = (ROOT / "helm/gantry/templates/deployment.yaml").read_text()
+    found = dict(re.findall(r"- name: (GANTRY_OTLP_\w+)\n +value: {{ \.Values\.otlp\.(\w+) \| quote }}", template))
+    assert found == {f"GANTRY_OTLP_{value.upper()}": value for value in values}
+
+    def settings(**changed: object) -> OperatorSettings:
+        chosen = values | changed
+        for name in ("endpoint", "interval"):
+            assert re.search(schema[name]["pattern"], str(chosen[name]))
+        texts = {name: str(chosen[value]).lower() for name, value in found.items()}
+        return settings_from({"GANTRY_BROKER_IMAGE": "b", **texts})
+
+    def pushed(to: OperatorSettings, **spec: object) -> set[tuple[str, float] | None]:
+        cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], **spec)
+        texts = [
+            json.loads(text)
+            for obj in render(cluster, plan(cluster), to)
+            if obj["kind"] == "ConfigMap"
+            for name, text in obj["data"].items()
+            if name.startswith("demo-a-")
+        ]
+        assert texts
+        return {None if (o := t.get("otlp")) is None else (o["endpoint"], o["interval_s"]) for t in texts}
+
+    assert (settings().otlp, settings().brokers_otlp) == (None, None)
+    operator = settings(endpoint="http://c:4318", interval="30s")
+    assert operator.otlp is not None
+    assert (operator.otlp.endpoint, operator.otlp.interval_s) == ("http://c:4318", 30)
+    assert pushed(operator) == {None}
+    both = settings(endpoint="http://c:4318", interval="30s", brokers=True)
+    assert pushed(both) == {("http://c:4318", 30)}
+    assert pushed(both, otlp={"endpoint": "http://own:4318"}) == {("http://own:4318", 60)}
+    with pytest.raises(SystemExit, match=r"otlp\.endpoint"):
+        settings(brokers=True)
 
 
 def test_every_value_has_a_schema() -> None:

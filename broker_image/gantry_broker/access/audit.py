@@ -3,11 +3,14 @@
 A line has `time_ms`, `result` ("refused" or "allowed"), `reason`, `user`, `address`, `code`, `request` and
 `resource`, never a key or a signature. Lines of refusals are limited to `REFUSED_A_SECOND`; `suppressed` says how many
 were left out before a line. Administrative requests are limited more generously, for they are what an audit is for.
+
+The last `RECENT` lines stay in memory, for `GET /v1/audit`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import Final
 
 import orjson
@@ -17,6 +20,8 @@ from gantry_broker.protocol.codes import RequestCode
 
 REFUSED_A_SECOND: Final = 20
 ALLOWED_A_SECOND: Final = 200
+RECENT: Final = 200
+"""Lines in memory, of less than 1 KB each."""
 MAX_TEXT: Final = 256
 """Characters of a name that a client sent."""
 
@@ -31,6 +36,8 @@ class AuditLog:
         self._refused = Bucket(REFUSED_A_SECOND, now)
         self._allowed = Bucket(ALLOWED_A_SECOND, now)
         self.suppressed = 0
+        self.recent: deque[dict[str, object]] = deque(maxlen=RECENT)
+        """The last lines, oldest first."""
 
     def write(
         self, now: float, time_ms: int, *, reason: str, user: str | None, address: str, code: int, resource: str
@@ -54,4 +61,5 @@ class AuditLog:
             line["reason"] = reason
         if self.suppressed:
             line["suppressed"], self.suppressed = self.suppressed, 0
+        self.recent.append(line)
         log.log(logging.WARNING if reason else logging.INFO, "%s", orjson.dumps(line).decode())

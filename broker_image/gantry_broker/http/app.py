@@ -341,6 +341,12 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
         """What mqadmin changed at this member, with secret keys, for the control plane."""
         return broker.access.waiting()
 
+    @app.get("/v1/audit")
+    async def audit() -> Response:
+        """The last lines of this member's audit log, oldest first. The whole of it is in the process's log."""
+        lines = list(broker.access.gate.audit.recent)
+        return Response(orjson.dumps({"lines": lines}), media_type="application/json")
+
     @app.get("/v1/tables")
     async def tables(ages: bool = True) -> Response:
         """Topics, groups, offsets and clients. Every member answers; only the master knows all clients and ages."""

@@ -11,6 +11,7 @@ from helm.dashboards.boards.parts import (
     FORECAST_STEPS,
     GROUPED,
     MEMBER,
+    NO_PROXY,
     NONE,
     NOT_IN_TIME,
     RATE,
@@ -194,6 +195,38 @@ OVERVIEW: Final = Board(
                         MEMBER,
                     ),
                     text="How late a timer of the event loop runs. All clients of a broker wait for its event loop.",
+                ),
+            ),
+        ),
+        Row(
+            "gRPC proxies",
+            (
+                graph(
+                    "Clients of the proxies",
+                    "short",
+                    Query("sum(gantry_proxy_connections{@cluster})", "connections", IN),
+                    Query("sum(gantry_proxy_clients{@cluster}) or vector(0)", "clients", OUT),
+                    text="Open connections, and clients whose settings are known.",
+                    empty=NO_PROXY,
+                ),
+                graph(
+                    "Calls of the proxies",
+                    "per second",
+                    Query(f"sum by (code) (rate(gantry_proxy_answers_total{{@cluster}}[{RATE}]))", "{{code}}"),
+                    text="Answers a second, by code.",
+                    empty="no calls",
+                    may_be_empty="a code has a series once a proxy has answered with it",
+                ),
+                graph(
+                    "Work of the proxies",
+                    "short",
+                    Query("sum(gantry_proxy_renewed_handles{@cluster})", "messages in work", IN),
+                    Query(
+                        f"sum(rate(gantry_proxy_failed_renewals_total{{@cluster}}[{RATE}]))", "failed renewals/s", OUT
+                    ),
+                    Query(f"sum(rate(gantry_proxy_cut_total{{@cluster}}[{RATE}]))", "ended for memory/s"),
+                    text="Messages whose invisible time a proxy renews for push consumers, and what goes wrong.",
+                    empty=NO_PROXY,
                 ),
             ),
         ),

@@ -26,6 +26,7 @@ FORECAST_STEPS: Final[Steps] = ((None, BAD), (DAY, WARNING), (7 * DAY, GOOD))
 NOT_IN_TIME: Final = {"inf": "not in sight"}
 FEW: Final = "no consumer group has read yet"
 OPERATOR: Final = "no operator is scraped"
+NO_PROXY: Final = "no gRPC proxy is scraped"
 
 
 def stat(

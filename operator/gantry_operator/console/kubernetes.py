@@ -38,7 +38,7 @@ from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.serve import Server
 from gantry_operator.console.snapshot import ClusterKey
-from gantry_operator.console.sources import AuditView, MemberUrl, Pausing, SourceError
+from gantry_operator.console.sources import AuditView, MemberAudit, MemberUrl, Pausing, SourceError
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, plan
 from gantry_operator.platforms.kubernetes import access as tokens
 from gantry_operator.platforms.kubernetes import names
@@ -272,6 +272,7 @@ class KubernetesSource:
         self._secrets_until = 0.0
         self._resource: Object | None = None
         self.pausing: Pausing | None = PauseAnnotation(api, key)
+        self._audit = MemberAudit(self.http)
 
     async def resource(self) -> dict[str, Any]:
         try:
@@ -304,12 +305,14 @@ class KubernetesSource:
 
     async def audit(self) -> AuditView:
         chosen = f"{names.CLUSTER_LABEL}={self.key.name}"
-        return AuditView(None, f"kubectl logs -n {self.key.space} -l {chosen} --prefix --tail=-1 | grep gantry.audit")
+        where = f"kubectl logs -n {self.key.space} -l {chosen} --prefix --tail=-1 | grep gantry.audit"
+        return AuditView(await self._audit.lines(self.members), where)
 
     async def report(self) -> bytes | None:
         return None
 
     async def close(self) -> None:
+        await self._audit.close()
         await self.http.aclose()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -26,6 +28,12 @@ from gantry_operator.platforms.local.supervisor import load_saved
 AUDIT_BYTES: Final = 262_144
 """The end of each log that is read for lines of the audit."""
 AUDIT_LINES: Final = 200
+AUDIT_EVERY_S: Final = 2.0
+AUDIT_WAIT_S: Final = 1.0
+"""Seconds that a page waits for the first lines of the members."""
+AUDIT_TIMEOUT_S: Final = 5.0
+MAX_MS: Final = 253_402_300_800_000
+"""The year 10000, which no time of the audit reaches."""
 LOCAL: Final = "local"
 """The space of clusters of this machine in paths."""
 
@@ -150,6 +158,69 @@ class LocalSource:
         await self.http.aclose()
 
 
+class MemberAudit:
+    """The last lines of the audit of all members, by their HTTP interface (`GET /v1/audit`).
+
+    They are read while somebody looks, in the background; a page waits for the first answers only, and not for long.
+    """
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._known: dict[str, list[dict[str, Any]]] = {}
+        self._read_at = -math.inf
+        self._reading: asyncio.Task[None] | None = None
+
+    async def lines(self, members: Callable[[], Awaitable[list[MemberUrl]]]) -> list[dict[str, Any]] | None:
+        """Return the lines, newest first; None: no member has answered yet."""
+        if self._reading is None and time.monotonic() - self._read_at >= AUDIT_EVERY_S:
+            self._reading = asyncio.create_task(self._read(members))
+        if self._reading is not None and not self._known:
+            await asyncio.wait([self._reading], timeout=AUDIT_WAIT_S)
+        if not self._known:
+            return None
+        found = [line | {"member": name} for name, lines in self._known.items() for line in lines]
+        return sorted(found, key=lambda line: -line["time_ms"])[:AUDIT_LINES]
+
+    async def close(self) -> None:
+        """End a reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self, members: Callable[[], Awaitable[list[MemberUrl]]]) -> None:
+        try:
+            chosen = await members()
+            answers = await asyncio.gather(*map(self._of, chosen))
+            before = self._known
+            # A member that does not answer now has the lines that it had.
+            found = {m.name: a if a is not None else before.get(m.name) for m, a in zip(chosen, answers, strict=True)}
+            self._known = {name: lines for name, lines in found.items() if lines is not None}
+        except SourceError:
+            pass  # The page says that the cluster cannot be read.
+        finally:
+            self._read_at = time.monotonic()
+            self._reading = None
+
+    async def _of(self, member: MemberUrl) -> list[dict[str, Any]] | None:
+        try:
+            answer = await self._http.get(f"{member.url}/v1/audit", timeout=AUDIT_TIMEOUT_S)
+            if answer.status_code != 200 or len(answer.content) > AUDIT_BYTES:
+                return None
+            return lines_of(answer.json())
+        except (httpx.HTTPError, ValueError):
+            return None
+
+
+def lines_of(answer: object) -> list[dict[str, Any]]:
+    """The lines in a member's answer; what is not one is ignored."""
+    lines = answer.get("lines") if isinstance(answer, dict) else None
+    return [line for line in lines if _is_line(line)] if isinstance(lines, list) else []
+
+
+def _is_line(line: object) -> bool:
+    return isinstance(line, dict) and type(line.get("time_ms")) is int and 0 <= line["time_ms"] < MAX_MS
+
+
 def _end_of(path: Path) -> str:
     try:
         with open(path, "rb") as file:
@@ -170,6 +241,6 @@ def audit_lines(text: str) -> list[dict[str, Any]]:
             entry = json.loads(line[at:])
         except ValueError:
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("time_ms"), int):
+        if _is_line(entry):
             found.append(entry)
     return found

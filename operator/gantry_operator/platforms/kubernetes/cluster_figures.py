@@ -77,6 +77,8 @@ def _families() -> dict[str, Family]:
         ("gantry_operator_leader_epoch", gauge, "Epoch of the group's leadership."),
         ("gantry_operator_name_servers", gauge, "NameServers of the cluster."),
         ("gantry_operator_name_servers_ready", gauge, "NameServers that answer."),
+        ("gantry_operator_proxies", gauge, "gRPC proxies of the cluster, as many as it is to have."),
+        ("gantry_operator_proxies_ready", gauge, "gRPC proxies that answer."),
         ("gantry_operator_dead_letters", gauge, "Messages in the group's dead letter topics, as its master reports."),
         (
             "gantry_operator_disk_full_forecast_seconds",
@@ -166,6 +168,9 @@ def _add_status(add: Any, status: BrokerClusterStatus) -> None:
         add("leader_epoch", max(row.epoch or 0 for row in masters or rows), group=group)
     add("name_servers", len(status.nameServerMembers))
     add("name_servers_ready", sum(server.ready for server in status.nameServerMembers))
+    if status.proxy is not None:
+        add("proxies", status.proxy.replicas)
+        add("proxies_ready", status.proxy.readyReplicas)
     if status.analytics is not None:
         _add_report(add, status.analytics)
 

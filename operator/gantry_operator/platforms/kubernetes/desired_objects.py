@@ -13,6 +13,7 @@ from typing import Any
 from gantry_broker.config import OtlpConfig
 
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.spec import Otlp
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import access, external, group, nameserver, proxy
 
@@ -44,6 +45,8 @@ class OperatorSettings:
     """Clusters keep their default image although it has changed."""
     otlp: OtlpConfig | None = None
     """Where the operator pushes its own metrics; None: nowhere."""
+    brokers_otlp: Otlp | None = None
+    """Where brokers of clusters without `spec.otlp` push theirs; None: nowhere."""
 
 
 def image(cluster: BrokerCluster, settings: OperatorSettings) -> str:
@@ -70,6 +73,9 @@ def render(
     too. `hold`: running NameServers are not replaced now.
     `running_proxies`: the present number of proxies; None: there is no Deployment.
     """
+    if cluster.spec.otlp is None and settings.brokers_otlp is not None:
+        spec = cluster.spec.model_copy(update={"otlp": settings.brokers_otlp})
+        cluster = cluster.model_copy(update={"spec": spec})
     out = [service_account_and_policies(cluster, plan, settings), external.services(cluster, plan, pinned_ports)]
     if cluster.spec.external is None or external_addresses is not None:
         stopped = running is not None and running.get(NAME_SERVERS, 1) == 0

@@ -9,7 +9,7 @@ GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for 
 GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_UPGRADES (Paused: clusters keep their
 image), GANTRY_HTTP_PORT,
 GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
-GANTRY_OTLP_INTERVAL (60s).
+GANTRY_OTLP_INTERVAL (60s), GANTRY_OTLP_BROKERS (true: brokers of clusters without spec.otlp push there, too).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from prometheus_client.core import Metric
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.api.base import parse_duration
+from gantry_operator.api.spec import Otlp
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.platforms.kubernetes import allowed, metrics, names
@@ -318,7 +319,16 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
             interval_s = parse_duration(environ.get("GANTRY_OTLP_INTERVAL") or "60s")
             otlp = OtlpConfig(endpoint=environ["GANTRY_OTLP_ENDPOINT"], interval_s=interval_s)
         except ValueError as error:
-            raise SystemExit(f"GANTRY_OTLP_ENDPOINT or GANTRY_OTLP_INTERVAL (1s to 1h): {error}") from None
+            raise SystemExit(
+                f"GANTRY_OTLP_ENDPOINT or GANTRY_OTLP_INTERVAL (1s to 1h), otlp of the chart: {error}"
+            ) from None
+    brokers_otlp = None
+    if environ.get("GANTRY_OTLP_BROKERS", "") == "true":
+        if otlp is None:
+            raise SystemExit(
+                "GANTRY_OTLP_BROKERS (otlp.brokers of the chart) is true: otlp.endpoint must name a collector"
+            )
+        brokers_otlp = Otlp(endpoint=otlp.endpoint, interval=environ.get("GANTRY_OTLP_INTERVAL") or "60s")
     return OperatorSettings(
         broker_image=image,
         spark_image=environ.get("GANTRY_SPARK_IMAGE", ""),
@@ -330,6 +340,7 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         allowed_pod_template=parts,
         upgrades_paused=environ.get("GANTRY_UPGRADES", "") == "Paused",
         otlp=otlp,
+        brokers_otlp=brokers_otlp,
     )
 
 
