@@ -69,7 +69,7 @@ def answered_settings(given: Any, group: GroupConfig | None) -> Any:
 class Client:
     """One client, by its id."""
 
-    __slots__ = ("address", "id", "kind", "language", "line", "seen", "settings", "since", "version")
+    __slots__ = ("address", "id", "kind", "language", "line", "owner", "seen", "settings", "since", "version")
 
     def __init__(self, client_id: str, address: str, now: float) -> None:
         self.id = client_id
@@ -80,6 +80,8 @@ class Client:
         self.version = ""
         self.line: Line | None = None
         """Its telemetry stream."""
+        self.owner: str | None = None
+        """The user whose client it is; None: anybody's."""
         self.since = self.seen = now
 
     @property

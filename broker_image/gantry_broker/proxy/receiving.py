@@ -7,7 +7,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -15,8 +15,8 @@ from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import Long, SendBackHeader
-from gantry_broker.protocol.message import Record, decode_records
+from gantry_broker.protocol.headers import Long, SendBackHeader, ViewMessageHeader
+from gantry_broker.protocol.message import Record, RecordError, decode_record, decode_records
 from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, overall, refusal_of, set_status
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients
@@ -55,6 +55,37 @@ _NOTHING: Final = frozenset(
     (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 )
 _AGAIN: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
+
+
+class HeldReceive:
+    """A receive that waits for messages, until its client loses the right to them."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """`check` raises Refusal."""
+        self._check = check
+        self._work: asyncio.Future[Any] | None = None
+        self.refusal: Refusal | None = None
+
+    def look_again(self) -> None:
+        """Other users or rules are in force."""
+        try:
+            self._check()
+        except Refusal as refusal:
+            self.refusal = refusal
+            if self._work is not None:
+                self._work.cancel()
+
+    async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Raises Refusal in the place of a result that comes no more."""
+        self._work = asyncio.ensure_future(work)
+        try:
+            return await self._work
+        except asyncio.CancelledError:
+            if self.refusal is not None and self._work.cancelled():
+                raise self.refusal from None
+            raise
+        finally:
+            self._work = None
 
 
 class Popped:
@@ -173,7 +204,9 @@ class Receiving:
 
     # ---- receive
 
-    async def receive(self, call: Call, client: Client, group: str, topic: str, request: Any) -> Code:
+    async def receive(
+        self, call: Call, client: Client, group: str, topic: str, request: Any, held: HeldReceive
+    ) -> Code:
         """Answer a ReceiveMessageRequest. Raises Refusal and `FAILURES` before the first part of the answer."""
         settings = client.settings
         left = call.time_left()
@@ -216,9 +249,12 @@ class Receiving:
             ext["attemptId"] = request.attempt_id[:255]
         others = [] if fifo or client.kind != ClientType.SIMPLE_CONSUMER else masters
         if len(others) > 1:
-            popped, code, text = await self._pop_in_turn(broker, others, topic, group, ext, poll_ms)
+            popped, code, text = await held.run(self._pop_in_turn(broker, others, topic, group, ext, poll_ms))
         else:
-            popped, code, text = await self._pop(broker, topic, group, ext, poll_ms)
+            popped, code, text = await held.run(self._pop(broker, topic, group, ext, poll_ms))
+        if held.refusal is not None:
+            self._give_back(group, topic, [handle for _, handle, _ in popped.items] if popped is not None else [])
+            raise held.refusal
         attempts = settings.backoff_policy.max_attempts
         tags = None if by_sql else tags_of(expression)
         if popped is not None and popped.items:
@@ -474,6 +510,28 @@ class Receiving:
         answer = v2.ForwardMessageToDeadLetterQueueResponse()
         set_status(answer)
         return answer
+
+    async def check_place(self, group: str, topic: str, text: str) -> None:
+        """Refuses a handle with the place of another topic's message: a client may write what it likes there.
+
+        Raises Refusal and `FAILURES`.
+        """
+        refusal = Refusal(Code.INVALID_RECEIPT_HANDLE, f"the receipt handle is of no message of {topic}")
+        place = log_offset_of(text)
+        try:
+            handle = parse_handle(text)
+        except BadHandle:
+            raise refusal from None
+        if place is None or place >= 1 << 63:
+            raise refusal
+        frame = Frame(RequestCode.VIEW_MESSAGE_BY_ID, ext=ViewMessageHeader(Long(place)).ext())
+        try:
+            answer = await self._checked(handle.broker, topic, frame, f"a message of {topic}")
+            stored = decode_record(answer.body).topic
+        except (BrokerError, RecordError):
+            raise refusal from None
+        if stored != real_topic(topic, group, handle.kind):
+            raise refusal
 
     async def _to_dead_letters(self, group: str, topic: str, text: str, message_id: str, attempts: int) -> None:
         handle = parse_handle(text)

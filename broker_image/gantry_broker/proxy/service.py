@@ -10,18 +10,19 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC
+from gantry_broker.access.decide import DISABLED, GET, GROUP, PUB, SUB, TOPIC
+from gantry_broker.access.guesses import HOLD_S
 from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.proxy.answers import FAILURES, Refusal, no_route, refusal_of, set_status
-from gantry_broker.proxy.authentication import Authentication, Caller, Need
+from gantry_broker.proxy.authentication import Authentication, Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients, answered_settings
 from gantry_broker.proxy.config import split_endpoint
 from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
 from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, topic_name
-from gantry_broker.proxy.receiving import Receiving
+from gantry_broker.proxy.receiving import HeldReceive, Receiving
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, RpcError
 from gantry_broker.proxy.sending import Sending
 from gantry_broker.proxy.telemetry import Telemetry
@@ -71,6 +72,11 @@ class Service:
         self.sending = Sending(brokers, producer, self.clients)
         self.receiving = Receiving(brokers, self.clients)
         self._sweeper: asyncio.Task[None] | None = None
+        self._held: set[HeldReceive] = set()
+        self.talks: set[Telemetry] = set()
+        """Telemetry streams that are open."""
+        self._looking: asyncio.Task[None] | None = None
+        authentication.on_changed.append(self._look_again)
         brokers.session.remoting.register(self.sending.CHECK, self.sending.on_check)
 
     @property
@@ -117,6 +123,9 @@ class Service:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self.receiving.close()
 
     # ---- calls
@@ -136,6 +145,7 @@ class Service:
             try:
                 answer = await handler(self.caller(call), request)
             except (Refusal, *FAILURES) as error:
+                await _hold(error)
                 answer = answer_class()
                 self._set_refusal(name, answer, error)
             count(name, answer.status.code, clock() - begun)
@@ -158,7 +168,27 @@ class Service:
             raise Refusal(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         if len(client_id) > MAX_CLIENT_ID:
             raise Refusal(Code.BAD_REQUEST, f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID}")
-        return Caller(call, client_id, self.authentication.user(call.metadata))
+        user = self.authentication.user(call.metadata, call.peer)
+        caller = Caller(call, client_id, user)
+        client = self.clients.get(client_id)
+        if client is not None:
+            self._own(client, caller)
+        return caller
+
+    def enter(self, caller: Caller) -> Client | None:
+        """Return the client of a call, a new one if needed; None: there are too many. Raises Refusal."""
+        client = self.clients.enter(caller.client_id, caller.call.peer)
+        if client is not None:
+            self._own(client, caller)
+            client.owner = None if caller.user is None else caller.user.name
+        return client
+
+    def _own(self, client: Client, caller: Caller) -> None:
+        """Raises Refusal: ids of clients are no secrets, and belong to the user who came first."""
+        if self.authentication.mode == DISABLED or client.owner is None:
+            return
+        if caller.user is None or caller.user.name != client.owner:
+            raise Refusal(Code.FORBIDDEN, f"the client id {client.id[:255]} is in use by another user's client")
 
     def allow(self, caller: Caller, *needs: Need) -> None:
         """Raises Refusal."""
@@ -282,6 +312,8 @@ class Service:
 
     async def _to_dead_letters(self, caller: Caller, request: Any) -> Any:
         topic, group = self._consumed(caller, request)
+        if caller.user is not None and not caller.user.super:
+            await self.receiving.check_place(group, topic, request.receipt_handle)
         return await self.receiving.to_dead_letters(group, topic, request)
 
     def _consumed(self, caller: Caller, request: Any) -> tuple[str, str]:
@@ -305,11 +337,18 @@ class Service:
             caller = self.caller(call)
             client = await self._client_soon(caller)
             group, topic = group_name(request.group), topic_name(request.message_queue.topic)
-            self.allow(caller, Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,)))
+            needs = Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,))
+            self.allow(caller, *needs)
             if client is None:
                 client = await self._client_of_group(caller, request, group)
-            code = await self.receiving.receive(call, client, group, topic, request)
+            held = HeldReceive(lambda: self.allow(self.caller(call), *needs))
+            self._held.add(held)
+            try:
+                code = await self.receiving.receive(call, client, group, topic, request, held)
+            finally:
+                self._held.discard(held)
         except (Refusal, *FAILURES) as error:
+            await _hold(error)
             part = v2.ReceiveMessageResponse()
             self._set_refusal("ReceiveMessage", part, error)
             code = part.status.code
@@ -328,7 +367,7 @@ class Service:
         and clients tell them again only after minutes. Raises Refusal and `FAILURES`.
         """
         config = await self.brokers.group(group)
-        client = self.known_client(caller) or self.clients.enter(caller.client_id, caller.call.peer)
+        client = self.known_client(caller) or self.enter(caller)
         if client is None:
             raise Refusal(Code.TOO_MANY_REQUESTS, "too many clients")
         if client.settings is None:
@@ -342,6 +381,20 @@ class Service:
             self.clients.set_settings(client, answered_settings(given, config))
         client.seen = time.monotonic()
         return client
+
+    # ---- other users or rules
+
+    def _look_again(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().create_task(self._end_without_right())
+
+    async def _end_without_right(self) -> None:
+        """End receives that wait, and telemetry streams, of clients that may no longer have them."""
+        for number, talk in enumerate([*self._held, *self.talks]):
+            talk.look_again()
+            if number % 50 == 49:
+                await asyncio.sleep(0)
 
     # ---- by time
 
@@ -370,6 +423,11 @@ class Service:
             line = client.line
             if line is not None and client.settings is not None:
                 Telemetry.tell(client, line, config, only_changes=True)
+
+
+async def _hold(error: Exception) -> None:
+    if isinstance(error, TooManyGuesses):
+        await asyncio.sleep(HOLD_S)
 
 
 def masters(route: TopicRoute) -> list[QueueData]:

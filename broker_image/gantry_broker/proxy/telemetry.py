@@ -12,11 +12,12 @@ from google.protobuf.message import DecodeError
 
 from gantry_broker.access.decide import GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.answers import FAILURES, Refusal, refusal_of, set_status
-from gantry_broker.proxy.authentication import Caller, Need
+from gantry_broker.proxy.authentication import Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers, GroupConfig
 from gantry_broker.proxy.clients import MAX_NAMES, Client, Clients, answered_settings
 from gantry_broker.proxy.contract import Code, Language, v2
 from gantry_broker.proxy.names import group_name, topic_name
+from gantry_broker.proxy.receiving import Receiving
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, RpcError
 from gantry_broker.proxy.sending import Sending
 
@@ -33,10 +34,15 @@ class Service(Protocol):
     brokers: Brokers
     clients: Clients
     sending: Sending
+    receiving: Receiving
+    talks: set[Telemetry]
 
     def caller(self, call: Call) -> Caller:
         """Raises Refusal."""
         ...
+
+    def enter(self, caller: Caller) -> Client | None:
+        """Raises Refusal."""
 
     def allow(self, caller: Caller, *needs: Need) -> None:
         """Raises Refusal."""
@@ -51,6 +57,7 @@ class Telemetry:
         self._client: Client | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._before: asyncio.Task[None] | None = None
+        service.talks.add(self)
 
     def on_message(self, message: bytes) -> None:
         try:
@@ -60,6 +67,9 @@ class Telemetry:
         service = self._service
         try:
             caller = service.caller(self._line)
+        except TooManyGuesses as refusal:
+            self._line.finish(GrpcStatus.UNAUTHENTICATED, refusal.text)
+            return
         except Refusal as refusal:
             self._tell(refusal)
             return
@@ -75,7 +85,23 @@ class Telemetry:
         elif kind == "verify_message_result":
             service.clients.answered(command.verify_message_result.nonce, command)
 
+    def look_again(self) -> None:
+        """End the stream if other users or rules are in force, and its client may no longer have it."""
+        client = self._client
+        try:
+            caller = self._service.caller(self._line)
+            if client is not None and client.settings is not None:
+                self._check(caller, client.settings)
+        except Refusal as refusal:
+            self._tell(refusal)
+            self._line.finish(GrpcStatus.UNAUTHENTICATED, refusal.text)
+            self._service.talks.discard(self)
+            if client is not None and client.line is self._line:
+                self._service.clients.leave(client)
+                self._service.receiving.client_gone(client.id)
+
     def on_end(self) -> None:
+        self._service.talks.discard(self)
         for task in self._tasks:
             task.cancel()
         client = self._client
@@ -103,7 +129,11 @@ class Telemetry:
             log.info("settings of %s: %s", caller.client_id, error)
             self._tell(refusal_of(error))
             return
-        client = service.clients.enter(caller.client_id, caller.call.peer)
+        try:
+            client = service.enter(caller)
+        except Refusal as refusal:
+            self._tell(refusal)
+            return
         if client is None:
             self._tell(Refusal(Code.TOO_MANY_REQUESTS, "the proxy has too many clients"))
             return
