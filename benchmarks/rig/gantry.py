@@ -74,6 +74,7 @@ def single(
             name="gantry", namesrv=f"127.0.0.1:{ns_port}", broker_address=group_address, cluster="demo",
             broker_name="demo-a", prefix=[], namesrv_pid=ns.pid, broker_pids=[br.pid], log=br.log,
             registration=registration, replication=replication, http=f"127.0.0.1:{http_port}",
+            namesrv_http=f"127.0.0.1:{ns_http}",
         )  # fmt: skip
 
 

@@ -25,3 +25,5 @@ class Target:
     """Our broker's port for other members of its group; empty: it has none."""
     http: str = ""
     """Our broker's HTTP interface; empty: it has none."""
+    namesrv_http: str = ""
+    """The same of our NameServer."""

@@ -211,6 +211,21 @@ async def test_a_change_of_mqadmin_at_one_member_reaches_the_others() -> None:
         assert w.store.state.made[0]["name"] == "bob"
 
 
+async def test_one_large_change_of_mqadmin_reaches_the_others() -> None:
+    """A user with as many rules and networks as it may have: over 1 MiB, which a member cannot divide."""
+    sources = [f"255.255.255.{number}/32" for number in range(100)]
+    rules = [
+        {"type": "Topic", "name": f"topic-{number}", "actions": ["Pub"], "sources": sources} for number in range(500)
+    ]
+    made = {"name": "bob", "keys": ["mqadmins-key"], "rules": rules}
+    assert len(json.dumps(made)) > 1 << 20
+    async with world() as w:
+        await until(lambda: w.holds(1))
+        w.members["demo-a-1"].changes = [{"number": 1, "op": "CreateAcl", "name": "bob", "user": made}]
+        await until(lambda: w.holds(2))
+        assert w.members["demo-a-1"].changes == []
+
+
 async def test_a_state_that_cannot_be_stored_reaches_no_member() -> None:
     w = World()
     w.store.broken = True

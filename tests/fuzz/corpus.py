@@ -121,3 +121,67 @@ def bad_frame(rng: random.Random) -> bytes:
     if kind == 7:
         return mutate(rng, base) + base
     return mutate(rng, base)
+
+
+_HTTP = (
+    b"GET /v1/status HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n",
+    b"GET /metrics?name=gantry HTTP/1.1\r\nHost: localhost\r\nAccept: application/openmetrics-text\r\n\r\n",
+    b"PUT /v1/access HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 12\r\n\r\n{"version":1}',
+    b"PUT /v1/assignment HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
+    b'\r\n5\r\n{"a":\r\n2\r\n1}\r\n0\r\n\r\n',
+    b"GET /v1/tables?ages=false HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer x\r\n\r\n",
+    b"GET /v1/log/1024?bytes=4096 HTTP/1.1\r\nHost: 127.0.0.1\r\nRange: bytes=0-100\r\nConnection: close\r\n\r\n",
+    b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /readyz HTTP/1.0\r\n\r\n",
+)
+
+
+def bad_http(rng: random.Random) -> bytes:
+    """Makes one damaged input of HTTP/1.1."""
+    if rng.random() < 0.1:
+        return rng.randbytes(rng.randint(1, 300))
+    return mutate(rng, rng.choice(_HTTP))
+
+
+_HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_METHODS = ("QueryRoute", "SendMessage", "ReceiveMessage", "Heartbeat", "Telemetry", "AckMessage", "EndTransaction")
+
+
+def _http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def _grpc_call(rng: random.Random, stream: int) -> bytes:
+    """A well-formed call; the fields of its header are literals without an index (RFC 7541, 6.2.2)."""
+    fields = {
+        ":method": "POST", ":scheme": "http", ":path": f"/apache.rocketmq.v2.MessagingService/{rng.choice(_METHODS)}",
+        ":authority": "127.0.0.1", "content-type": "application/grpc", "te": "trailers",
+        "x-mq-client-id": f"fuzz-{rng.randrange(9)}", "grpc-timeout": "1S",
+    }  # fmt: skip
+    block = b"".join(
+        b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+        for name, value in fields.items()
+    )
+    topic = b"\x12\x01T"
+    message = b"\x0a" + bytes((len(topic),)) + topic
+    data = b"\0" + len(message).to_bytes(4, "big") + message
+    return _http2_frame(1, 4, stream, block) + _http2_frame(0, 1, stream, data)
+
+
+def bad_grpc(rng: random.Random) -> bytes:
+    """Makes one damaged input of gRPC over HTTP/2: mostly after a good start, sometimes in the start itself."""
+    kind = rng.random()
+    if kind < 0.05:
+        return rng.randbytes(rng.randint(1, 300))
+    calls = b"".join(_grpc_call(rng, stream) for stream in range(1, 2 * rng.randint(1, 3), 2))
+    if kind < 0.1:
+        return mutate(rng, _HTTP2_START + calls)
+    if kind < 0.3:
+        strange = _http2_frame(
+            rng.randrange(12),
+            rng.randrange(256),
+            rng.choice((0, 1, 3, 2**31)),
+            rng.randbytes(rng.choice((0, 4, 8, 30))),
+        )
+        return _HTTP2_START + calls + strange
+    return _HTTP2_START + mutate(rng, calls)

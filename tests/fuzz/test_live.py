@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import select
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError
 from gantry_broker.remoting.handshake import Identity
 
 from benchmarks.rig import gantry
-from benchmarks.rig.processes import usage
+from benchmarks.rig.processes import Started, free_port, until, usage
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Refused, Wire, read_topic
 from tests.fuzz import corpus
 
 INPUTS = int(os.environ.get("GANTRY_FUZZ_INPUTS", "5000"))
+FEWER = int(os.environ.get("GANTRY_FUZZ_INPUTS", "1000"))
+"""Inputs of a port whose connections cost more."""
+PATIENCE_S = 600 + INPUTS // 25
+"""For all inputs of one port: a mark counts more than the command line of the nightly run."""
 AT_ONCE = 50
 ANSWER_S = 20.0
 _NUMBERS = itertools.count()
@@ -34,6 +40,16 @@ _NUMBERS = itertools.count()
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with gantry.single(tmp_path_factory.mktemp("fuzz"), {"mappedFileSizeCommitLog": 16 * 2**20}) as running:
         yield running
+
+
+@dataclass
+class Proxy:
+    """A running proxy: its addresses, process and log."""
+
+    grpc: str
+    http: str
+    pid: int
+    log: Path
 
 
 @dataclass
@@ -130,16 +146,27 @@ def _serves(target: Target) -> str:
         time.sleep(0.1)
 
 
-def _throw(target: Target, address: str, pid: int, seed: str, member: Identity | None = None) -> None:
+def _throw(
+    target: Target,
+    address: str,
+    pid: int,
+    seed: str,
+    member: Identity | None = None,
+    *,
+    make: Callable[[random.Random], bytes] = corpus.bad_frame,
+    check: Callable[[bytes], object] = _frames,
+    count: int = INPUTS,
+) -> None:
+    """`make`: one input; `check` fails for what is no answer of this port."""
     rng = random.Random(seed)
     base = 0
     growth_limit = 40 * 2**20
     done = 0
-    while done < INPUTS:
-        inputs = [corpus.bad_frame(rng) for _ in range(min(AT_ONCE, INPUTS - done))]
+    while done < count:
+        inputs = [make(rng) for _ in range(min(AT_ONCE, count - done))]
         for given in _give(address, inputs, member):
             assert given.closed, f"no answer and no end within {ANSWER_S} s: {given.data[:300]!r}"
-            _frames(given.answer)
+            check(given.answer)
         done += len(inputs)
         if done == AT_ONCE * 10:
             base = usage(pid).rss
@@ -147,29 +174,88 @@ def _throw(target: Target, address: str, pid: int, seed: str, member: Identity |
             _serves(target)
     _serves(target)
     grown = usage(pid).rss - base
-    assert grown < growth_limit, f"{seed}: grew by {grown / 2**20:.1f} MiB over {INPUTS} inputs"
+    assert grown < growth_limit, f"{seed}: grew by {grown / 2**20:.1f} MiB over {count} inputs"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(PATIENCE_S)
 def test_broker(target: Target) -> None:
     _throw(target, target.broker_address, target.broker_pids[0], "live broker")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(PATIENCE_S)
 def test_name_server(target: Target) -> None:
     _throw(target, target.namesrv, target.namesrv_pid, "live NameServer")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("member", [None, Identity("demo", "demo-a", 7)], ids=["stranger", "member"])
 def test_replication_port(target: Target, member: Identity | None) -> None:
     _throw(target, target.replication, target.broker_pids[0], f"replication port {member}", member)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("member", [None, Identity("demo", "demo-a", 7)], ids=["stranger", "member"])
 def test_registration_port(target: Target, member: Identity | None) -> None:
     _throw(target, target.registration, target.namesrv_pid, f"registration port {member}", member)
+
+
+def _http_answer(answer: bytes) -> None:
+    """Nothing, or answers of HTTP, none of which is a fault of the server."""
+    assert not answer or answer.startswith(b"HTTP/1.1 "), answer[:200]
+    assert b"HTTP/1.1 500" not in answer, answer[:300]
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("who", ["broker", "NameServer"])
+def test_http_port(target: Target, who: str) -> None:
+    of_broker = who == "broker"
+    address = target.http if of_broker else target.namesrv_http
+    pid = target.broker_pids[0] if of_broker else target.namesrv_pid
+    seed = f"HTTP port of the {who}"
+    _throw(target, address, pid, seed, make=corpus.bad_http, check=_http_answer, count=FEWER)
+
+
+@pytest.fixture(scope="module")
+def proxy(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    folder = tmp_path_factory.mktemp("proxy")
+    ports = free_port(), free_port()
+    (folder / "proxy.json").write_text(json.dumps({
+        "cluster": "demo", "name_servers": [target.namesrv], "listen_host": "127.0.0.1",
+        "port": ports[0], "http_port": ports[1], "drain_s": 0,
+    }))  # fmt: skip
+    words = [sys.executable, "-m", "gantry_broker.proxy", "--config", str(folder / "proxy.json")]
+    with Started(words, folder / "proxy.log") as started:
+
+        def ready() -> bool:
+            try:
+                return httpx.get(f"http://127.0.0.1:{ports[1]}/readyz", timeout=1).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        until("the proxy", ready, 30, [started])
+        yield Proxy(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", started.pid, folder / "proxy.log")
+
+
+def _http2_answer(answer: bytes) -> None:
+    """Nothing, or whole frames of HTTP/2 that a server may send."""
+    at = 0
+    while at < len(answer):
+        size, kind = int.from_bytes(answer[at : at + 3], "big"), answer[at + 3]
+        assert kind <= 9, answer[:200]
+        at += 9 + size
+    assert at == len(answer), "the last frame is cut off"
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("port", ["gRPC", "HTTP"])
+def test_ports_of_the_proxy(target: Target, proxy: Proxy, port: str) -> None:
+    if port == "gRPC":
+        address, make, check = proxy.grpc, corpus.bad_grpc, _http2_answer
+    else:
+        address, make, check = proxy.http, corpus.bad_http, _http_answer
+    _throw(target, address, proxy.pid, f"{port} port of the proxy", make=make, check=check, count=FEWER)
+    assert httpx.get(f"http://{proxy.http}/readyz", timeout=10).status_code == 200
+    assert "Traceback" not in proxy.log.read_text(), proxy.log.read_text()[-3000:]
 
 
 @pytest.mark.timeout(120)

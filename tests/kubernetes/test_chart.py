@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -35,6 +36,19 @@ def chart_rules(*, reports: bool) -> list[dict[str, list[str]]]:
     assert "{{" not in text, "the rules depend on analytics.enabled alone"
     rules: list[dict[str, list[str]]] = yaml.safe_load(text)
     return rules
+
+
+def chart_policy(template: str) -> dict[str, Any]:
+    """The NetworkPolicy of a template, with NAME for each value that it includes."""
+    text = (ROOT / "helm/gantry/templates" / template).read_text()
+    (found,) = re.findall(
+        r"^apiVersion: networking.k8s.io/v1\n.*?(?=^---|^\{\{- end \}\})", text, re.DOTALL | re.MULTILINE
+    )
+    lines = [
+        re.sub(r"\{\{-? .* \}\}", "NAME", line) for line in found.splitlines() if not line.strip().startswith("{{")
+    ]
+    policy: dict[str, Any] = yaml.safe_load("\n".join(lines))
+    return policy
 
 
 def by_resource(rules: list[dict[str, list[str]]]) -> dict[tuple[str, str], set[str]]:
@@ -195,3 +209,44 @@ def test_every_value_has_a_schema() -> None:
         return out + [m for k, v in value.items() if k in properties for m in missing(v, properties[k], f"{path}.{k}")]
 
     assert missing(values, schema, "") == []
+
+
+def fits(schema: dict[str, Any], value: Any) -> bool:
+    """Whether a value keeps what a JSON schema says by the keywords of the chart's condition."""
+    if not isinstance(value, dict):
+        return (
+            len(value) >= max(schema.get("minItems", 0), schema.get("minLength", 0))
+            if hasattr(value, "__len__")
+            else True
+        )
+    named = schema.get("properties", {})
+    condition = fits(schema["if"], value) and not fits(schema["then"], value) if "if" in schema else False
+    return (
+        not condition
+        and all(name in value for name in schema.get("required", []))
+        and all(fits(part, value[name]) for name, part in named.items() if name in value)
+    )
+
+
+def test_the_console_has_a_policy_for_its_port_alone() -> None:
+    text = (ROOT / "helm/gantry/templates/console.yaml").read_text()
+    policy = chart_policy("console.yaml")
+    assert f"containerPort: {policy['spec']['ingress'][0]['ports'][0]['port']}\n" in text
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8080}], "from": "NAME"}]
+    helpers = text[text.index('define "gantry.console.selector"') :]
+    assert f"{names.NAME_LABEL}: {names.CONSOLE_NAME}\n" in helpers, "clusters let pods with this label in"
+
+
+@pytest.mark.parametrize(
+    ("console", "valid"),
+    [
+        ({"enabled": True, "from": [], "proxy": {"userHeader": ""}}, True),
+        ({"from": [], "proxy": {"userHeader": "X-User"}}, False),
+        ({"proxy": {"userHeader": "X-User"}}, False),
+        ({"from": [{"podSelector": {}}], "proxy": {"userHeader": "X-User"}}, True),
+    ],
+)
+def test_a_trusted_header_needs_the_pods_that_set_it(console: dict[str, Any], valid: bool) -> None:
+    schema = json.loads((ROOT / "helm/gantry/values.schema.json").read_text())["properties"]["console"]
+    assert fits(schema, console) == valid

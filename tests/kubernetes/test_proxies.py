@@ -261,7 +261,9 @@ async def test_proxies_get_a_user_and_the_table_and_go_with_the_field(fake: Fake
         found = {u.name: u for u in table_in(fake).users}
         assert found["gantry-proxy"].super
         assert base64.b64decode(user["data"]["secretKey"]).decode() in found["gantry-proxy"].keys
-        await settle(lambda: names.MOUNTED_FILES in fake.objects["Pod", "mq", "demo-proxy-x"]["metadata"]["annotations"])
+        await settle(
+            lambda: names.MOUNTED_FILES in fake.objects["Pod", "mq", "demo-proxy-x"]["metadata"]["annotations"]
+        )
         first = fake.objects["Pod", "mq", "demo-proxy-x"]["metadata"]["annotations"][names.MOUNTED_FILES]
 
         fake.remove("Secret", "mq", "demo-proxy-table")

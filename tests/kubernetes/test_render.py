@@ -296,9 +296,24 @@ def test_everybody_reaches_the_ports_for_clients_unless_the_spec_names_some() ->
     some = admitted(rendered(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], security=closed)))
     system = {"matchLabels": {"kubernetes.io/metadata.name": "gantry-system"}}
     operator = {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}}}
+    console = {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.CONSOLE_NAME}}}
     members = {"podSelector": {"matchLabels": {names.CLUSTER_LABEL: "demo"}}}
     for port in CLIENT_PORTS:
-        assert some["demo-broker", port] == [*closed["allowedClients"], members, operator]
+        assert some["demo-broker", port] == [*closed["allowedClients"], members, operator, console]
+
+
+def test_the_proxies_port_for_clients_is_for_the_same_ones() -> None:
+    closed = {"allowedClients": [{"namespaceSelector": {"matchLabels": {"team": "shop"}}, "podSelector": {}}]}
+    marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
+    system = {"matchLabels": {"kubernetes.io/metadata.name": "gantry-system"}}
+    operator = {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}}}
+    for security, clients in (({}, None), (closed, closed["allowedClients"])):
+        cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], security=security, proxy={})
+        found = admitted(rendered(cluster))
+        assert found["demo-proxy", names.PROXY_PORT] == clients
+        assert found["demo-proxy", names.PROXY_HTTP_PORT] == [
+            operator, {"namespaceSelector": marked}, {"podSelector": marked},
+        ]  # fmt: skip
 
 
 def test_clients_may_be_a_network_without_a_part_of_it() -> None:

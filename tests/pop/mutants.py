@@ -12,8 +12,8 @@ MUTANTS = tuple(
         (
             (
                 "answers_before_replication", log,
-                "self._writer.appended((lambda status, waiting=waiters: _notify(waiting, status)) if waiters else None)",
-                "_notify(waiters, SendStatus.SEND_OK); self._writer.appended(None)",
+                "(lambda status, waiting=waiters: _notify(waiting, status)) if waiters else None",
+                "_notify(waiters, SendStatus.SEND_OK)",
             ),
             (
                 "record_before_copies", log,

@@ -314,6 +314,29 @@ async def test_plaintext_is_refused_where_tls_is_required(tmp_path: Path) -> Non
         writer.close()
 
 
+async def test_a_client_without_a_certificate_is_refused_where_one_is_required(tmp_path: Path) -> None:
+    authority, other = Authority(), Authority()
+    own = authority.issue(tmp_path / "server", "127.0.0.1", "localhost")
+    client = authority.issue(tmp_path / "client", "client")
+    stranger = other.issue(tmp_path / "stranger", "client")
+    certificates = Certificates("client", own.cert, own.key, own.ca, "Required", protocols=("h2",))
+    shared = Shared()
+    gate = TlsGate("grpc", certificates, required=True, most=64, shared=shared)
+    async with serving(shared=shared, gate=gate) as (served, _):
+
+        async def echo(*key_and_cert: bytes) -> bytes:
+            credentials = grpc.ssl_channel_credentials(own.ca.read_bytes(), *key_and_cert)
+            async with grpc.aio.secure_channel(f"localhost:{served.port}", credentials) as ch:
+                answer: bytes = await ch.unary_unary("/a.B/Echo")(b"x", timeout=5)
+            return answer
+
+        assert await echo(client.key.read_bytes(), client.cert.read_bytes()) == b"x"
+        for refused in ((), (stranger.key.read_bytes(), stranger.cert.read_bytes())):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await echo(*refused)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

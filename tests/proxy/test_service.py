@@ -15,11 +15,13 @@ from typing import Any
 
 import grpc
 import pytest
+from gantry_broker.access.guesses import WRONG_A_SECOND
 from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.contract import Code, v2
+from gantry_broker.proxy.receiving import HeldReceive
 from gantry_broker.remoting.connection import Connection
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -274,7 +276,9 @@ async def test_an_answer_that_its_client_gave_up_in_the_middle_goes_to_others(cl
         async def receive_until_gone() -> None:
             while True:
                 unread: Any = Unread()
-                await proxy.service.receiving.receive(unread, client, "g", "T", c.receive("g", "T", n=32))
+                await proxy.service.receiving.receive(
+                    unread, client, "g", "T", c.receive("g", "T", n=32), HeldReceive(lambda: None)
+                )
 
         with pytest.raises(asyncio.CancelledError):
             await receive_until_gone()
@@ -489,12 +493,16 @@ def signed(key: str, secret: str) -> dict[str, str]:
     }
 
 
-def users(version: int, key: str = "secret-of-orders") -> bytes:
+def users(version: int, key: str = "secret-of-orders", without: str = "") -> bytes:
     rules = [
         {"type": "Topic", "name": "T", "actions": ["Pub", "Sub"]},
         {"type": "Group", "name": "g", "actions": ["Sub"]},
     ]
-    table = {"version": version, "mode": "Enabled", "users": [{"name": "orders", "keys": [key], "rules": rules}]}
+    found = [
+        {"name": "orders", "keys": [key], "rules": rules},
+        {"name": "admin", "keys": ["secret-of-admin"], "super": True},
+    ]
+    table = {"version": version, "mode": "Enabled", "users": [user for user in found if user["name"] != without]}
     return table_json(AccessTable.model_validate(table))
 
 
@@ -570,6 +578,145 @@ async def test_users_and_their_rights(cluster: Cluster, tmp_path: Path) -> None:
         assert (await send(stub, c.message("T"), **signed("orders", "rotated-secret"))).status.code == Code.OK
         await line.end()
         await refused.end()
+
+
+NEEDS: dict[str, tuple[Any, str]] = {
+    "QueryRoute": (v2.QueryRouteRequest(topic={"name": "Other"}), "Topic Other"),
+    "QueryAssignment": (v2.QueryAssignmentRequest(topic={"name": "T"}, group={"name": "other"}), "Group other"),
+    "SendMessage": (v2.SendMessageRequest(messages=[c.message("Other")]), "Topic Other"),
+    "Heartbeat": (v2.HeartbeatRequest(group={"name": "other"}), "Group other"),
+    "AckMessage": (v2.AckMessageRequest(topic={"name": "Other"}, group={"name": "g"}), "Topic Other"),
+    "ChangeInvisibleDuration": (
+        v2.ChangeInvisibleDurationRequest(topic={"name": "T"}, group={"name": "other"}),
+        "Group other",
+    ),
+    "ForwardMessageToDeadLetterQueue": (
+        v2.ForwardMessageToDeadLetterQueueRequest(topic={"name": "Other"}, group={"name": "g"}),
+        "Topic Other",
+    ),
+    "EndTransaction": (v2.EndTransactionRequest(topic={"name": "Other"}, transaction_id="1"), "Topic Other"),
+    "RecallMessage": (v2.RecallMessageRequest(topic={"name": "Other"}, recall_handle="1"), "Topic Other"),
+    "NotifyClientTermination": (v2.NotifyClientTerminationRequest(), "the client id"),
+    "SyncLiteSubscription": (
+        v2.SyncLiteSubscriptionRequest(topic={"name": "T"}, group={"name": "other"}),
+        "Group other",
+    ),
+}
+"""A request of each method that the user `orders` may not make, and what it lacks."""
+
+
+async def test_each_method_needs_a_signature_and_a_right(cluster: Cluster, tmp_path: Path) -> None:
+    table = tmp_path / "access.json"
+    table.write_bytes(users(1))
+    await c.make_topic(cluster, "Other")
+    async with c.proxied(cluster, access={"file": str(table)}) as (proxy, stub):
+        names = {path.rpartition("/")[2] for path in proxy.service.methods}
+        assert names == {*NEEDS, "ReceiveMessage", "Telemetry"}, "each method of the service is in this test"
+        good, admin = signed("orders", "secret-of-orders"), signed("admin", "secret-of-admin")
+        line = c.Line(stub, "client-of-admin", **admin)
+        assert (await line.settings(c.producer("Other"))).status.code == Code.OK
+        for name, (request, lacks) in NEEDS.items():
+            method = getattr(stub, name)
+            nobody = await method(request, metadata=c.metadata("client-of-admin"), timeout=5)
+            assert nobody.status.code == Code.UNAUTHORIZED, name
+            if name == "NotifyClientTermination":
+                refused = await method(request, metadata=c.metadata("client-of-admin", **good), timeout=5)
+                assert refused.status.code == Code.UNRECOGNIZED_CLIENT_TYPE, "each user has client ids of its own"
+                continue
+            refused = await method(request, metadata=c.metadata(CLIENT, **good), timeout=5)
+            assert (refused.status.code, lacks in refused.status.message) == (Code.FORBIDDEN, True), (name, refused)
+        for metadata, code in ((good, Code.FORBIDDEN), ({}, Code.UNAUTHORIZED)):
+            status, messages = await c.received(stub, CLIENT, c.receive("g", "Other"), **metadata)
+            assert (status.code, messages) == (code, [])
+            for settings in (c.producer("Other"), c.consumer("g", "Other"), c.consumer("other", "T")):
+                talk = c.Line(stub, CLIENT, **metadata)
+                assert (await talk.settings(settings)).status.code == code
+                await talk.end()
+        taken = c.Line(stub, "client-of-admin", **good)
+        assert (await taken.settings(c.producer("T"))).status.code == Code.OK, "a client of its own"
+        await taken.end()
+        theirs = proxy.service.clients.get("client-of-admin", "admin")
+        assert theirs is not None
+        assert theirs.line is not None, "the other user's client goes on"
+        await line.end()
+
+
+async def test_a_handle_with_the_place_of_another_topics_message(cluster: Cluster, tmp_path: Path) -> None:
+    """A client may write any place into its handle: no message of another topic becomes a dead letter of its group."""
+    table = tmp_path / "access.json"
+    table.write_bytes(users(1))
+    await c.make_topic(cluster, "Other")
+    async with c.proxied(cluster, access={"file": str(table)}) as (_, stub):
+        good, admin = signed("orders", "secret-of-orders"), signed("admin", "secret-of-admin")
+        assert (await send(stub, c.message("Other", b"secret"), **admin)).status.code == Code.OK
+        theirs = c.Line(stub, "client-of-admin", **admin)
+        assert (await theirs.settings(c.consumer("g", "Other"))).status.code == Code.OK
+        _, (other,) = await c.received(stub, "client-of-admin", c.receive("g", "Other"), **admin)
+        first = other.system_properties.receipt_handle.rpartition(" ")[2]
+        await theirs.end()
+        assert (await send(stub, c.message("T"), **good)).status.code == Code.OK
+        line = c.Line(stub, CLIENT, **good)
+        assert (await line.settings(c.consumer("g", "T"))).status.code == Code.OK
+        _, (got,) = await c.received(stub, CLIENT, c.receive("g", "T"), **good)
+        handle, place = got.system_properties.receipt_handle.rsplit(" ", 1)
+
+        async def to_dead_letters(text: str) -> int:
+            request = v2.ForwardMessageToDeadLetterQueueRequest(
+                group={"name": "g"}, topic={"name": "T"}, receipt_handle=text,
+                message_id=got.system_properties.message_id, max_delivery_attempts=1,
+            )  # fmt: skip
+            metadata = c.metadata(CLIENT, **good)
+            answer = await stub.ForwardMessageToDeadLetterQueue(request, metadata=metadata, timeout=5)
+            return answer.status.code
+
+        for forged in (f"{handle} {first}", f"{handle} {10**18}", f"{handle} {10**30}", handle, "x"):
+            assert await to_dead_letters(forged) == Code.INTERNAL_SERVER_ERROR, forged
+        assert await to_dead_letters(f"{handle} {place}") == Code.OK
+        await line.end()
+
+
+async def test_the_streams_of_a_deleted_user_end(cluster: Cluster, tmp_path: Path) -> None:
+    table = tmp_path / "access.json"
+    table.write_bytes(users(1))
+    async with c.proxied(cluster, access={"file": str(table)}) as (proxy, stub):
+        good, admin = signed("orders", "secret-of-orders"), signed("admin", "secret-of-admin")
+        line, stays = c.Line(stub, CLIENT, **good), c.Line(stub, "client-of-admin", **admin)
+        assert (await line.settings(c.consumer("g", "T"))).status.code == Code.OK
+        assert (await stays.settings(c.producer("T"))).status.code == Code.OK
+        waits = asyncio.create_task(c.received(stub, CLIENT, c.receive("g", "T", poll=15), **good))
+        await until(lambda: proxy.service._held)
+        table.write_bytes(users(2, without="orders"))
+        status, messages = await waits
+        assert (status.code, messages) == (Code.UNAUTHORIZED, [])
+        refused = await line.read()
+        assert refused.status.code == Code.UNAUTHORIZED
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await line.read()
+        assert ended.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert proxy.service.clients.get(CLIENT) is None
+        assert [talk._line.metadata["x-mq-client-id"] for talk in proxy.service.talks] == ["client-of-admin"]
+        assert (await send(stub, c.message("T", b"later"), **admin)).status.code == Code.OK
+        other = c.Line(stub, "other", **admin)
+        assert (await other.settings(c.consumer("g", "T"))).status.code == Code.OK
+        found: list[Any] = []
+        async with asyncio.timeout(20):
+            while not found:
+                _, found = await c.received(stub, "other", c.receive("g", "T"), **admin)
+        assert found[0].body == b"later", "the receive that ended took no message with it"
+        for one in (other, stays):
+            await one.end()
+
+
+async def test_wrong_signatures_wait(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HOLD_S", 0.2)
+    table = tmp_path / "access.json"
+    table.write_bytes(users(1))
+    async with c.proxied(cluster, access={"file": str(table)}) as (proxy, stub):
+        wrong, good = signed("orders", "another-secret"), signed("orders", "secret-of-orders")
+        tried = await asyncio.gather(*(send(stub, c.message("T"), **wrong) for _ in range(3 * WRONG_A_SECOND)))
+        assert {answer.status.code for answer in tried} == {Code.UNAUTHORIZED}
+        assert proxy.authentication.guesses.held >= 1
+        assert (await send(stub, c.message("T"), **good)).status.code == Code.OK, "at the same address"
 
 
 async def test_a_client_without_an_id_and_bytes_that_are_no_request(cluster: Cluster) -> None:

@@ -513,9 +513,7 @@ async def test_wrong_signatures_end_their_connection_and_lock_nobody_out(group: 
             (group.name_server, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": "Orders"})),
         ):
             tried = [Frame(frame.code, ext=dict(frame.ext), body=frame.body) for _ in range(10 * WRONG_A_SECOND)]
-            answers = await asyncio.gather(
-                *(thief.request(address, one, 10) for one in tried), return_exceptions=True
-            )
+            answers = await asyncio.gather(*(thief.request(address, one, 10) for one in tried), return_exceptions=True)
             answered = [answer.code for answer in answers if isinstance(answer, Frame)]
             assert set(answered) == {ResponseCode.NO_PERMISSION}
             assert len(answered) < len(tried), "the connection ended before all were tried"
@@ -645,3 +643,39 @@ async def test_mqadmins_requests_about_users(group: Group) -> None:
         refused = await user.request(member.address, send_frame("Orders"), 10)
     assert refused.code == ResponseCode.NO_PERMISSION, "the control plane did not take the user over"
     assert new.secret_key not in member.log()
+
+
+async def test_many_large_changes_reach_the_control_plane_in_parts(group: Group) -> None:
+    """All together they are larger than the answer that the control plane takes."""
+    member = group.members[0]
+    entries = [
+        {"resource": f"Topic:{'t' * 240}{number}", "actions": ["Pub"], "decision": "Allow", "sourceIps": []}
+        for number in range(300)
+    ]
+    info = {"username": "new", "password": "newest-secret", "userType": "Normal", "userStatus": "enable"}
+
+    async with raw(ADMIN) as admin:
+
+        async def ask(code: int, body: Any, **ext: str) -> None:
+            frame = Frame(code, ext=ext, body=json.dumps(body).encode())
+            answer = await admin.request(group.group_address, frame, 10)
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+        await ask(RequestCode.AUTH_CREATE_USER, info, username="new")
+        for half in (entries[:150], entries[150:]):
+            acl = {"subject": "User:new", "policies": [{"policyType": "Custom", "entries": half}]}
+            await ask(RequestCode.AUTH_CREATE_ACL, acl, subject="User:new")
+        for number in range(14):
+            rotated = {**info, "password": f"newest-secret-{number}"}
+            await ask(RequestCode.AUTH_UPDATE_USER, rotated, username="new")
+    numbers: list[int] = []
+    parts = sizes = 0
+    while changes := (answer := await member.http.get("/v1/access/changes")).json()["changes"]:
+        assert len(answer.content) < 1 << 20
+        parts, sizes = parts + 1, sizes + len(answer.content)
+        numbers += [change["number"] for change in changes]
+        table = {"version": 1 + parts, "mode": "Enabled", "users": USERS, "merged": {"demo-a-0": numbers[-1]}}
+        assert (await member.http.put("/v1/access", content=json.dumps(table))).status_code == 200
+    assert numbers == list(range(1, 18)), "each one once, in order"
+    assert parts > 1
+    assert sizes > 1 << 20

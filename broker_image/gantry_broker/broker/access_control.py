@@ -48,6 +48,8 @@ TABLE_FILE: Final = "access.json"
 CHANGES_FILE: Final = "accessChanges.json"
 SECRET: Final = 0o600
 """Mode of both files."""
+CHANGES_BYTES: Final = 512 * 1024
+"""Bytes of changes that the control plane gets at a time. One user may have more."""
 WAITING_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC})
 """Topics whose messages are for another one, which they name."""
 
@@ -143,7 +145,7 @@ class AccessControl:
             if strict is not policy:
                 self._stale = True
                 log.warning(
-                    "access table %d has mode %s, the configuration has %s: the stricter one counts until a table comes",
+                    "access table %d has mode %s, the configuration %s: the stricter one counts until a table comes",
                     policy.version, policy.mode, strict.mode,
                 )  # fmt: skip
             self.gate.set_policy(strict)
@@ -201,6 +203,18 @@ class AccessControl:
                 policy = await beside_loop(lambda: _policy(table, users))
                 self._in_force(policy.at_least(self._default_mode) if self._stale else policy)
             await self._keep_changes()
+
+    def next_waiting(self) -> Changes:
+        """The oldest changes that wait, as many as `CHANGES_BYTES` hold, and one at least: the next ones follow when
+        the control plane has merged these.
+        """
+        size, count = 0, 0
+        for change in self.changes:
+            size += len(change.model_dump_json())
+            if count and size > CHANGES_BYTES:
+                break
+            count += 1
+        return Changes(version=self.version, number=self._number, changes=tuple(self.changes[:count]))
 
     def waiting(self) -> Changes:
         return Changes(version=self.version, number=self._number, changes=tuple(self.changes))

@@ -338,8 +338,8 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
 
     @app.get("/v1/access/changes")
     async def access_changes() -> Changes:
-        """What mqadmin changed at this member, with secret keys, for the control plane."""
-        return broker.access.waiting()
+        """What mqadmin changed at this member, with secret keys, for the control plane; the oldest of much."""
+        return broker.access.next_waiting()
 
     @app.get("/v1/audit")
     async def audit() -> Response:

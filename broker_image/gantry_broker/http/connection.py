@@ -59,6 +59,19 @@ class LimitedConnection(H11Protocol):
         super().data_received(data)
         self.state.enter(self._phase(), self.loop.time())
 
+    def send_400_response(self, msg: str) -> None:
+        """The peer sends what is no HTTP. A request that it sent before may be in work: its answer is not sent any
+        more, which uvicorn would try.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self.state.enter(self._phase(), self.loop.time())

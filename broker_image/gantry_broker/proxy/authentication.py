@@ -11,11 +11,13 @@ import contextlib
 import hmac
 import logging
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, User
+from gantry_broker.access.guesses import Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.table import read_table
 from gantry_broker.protocol.limits import MAX_ACCESS
@@ -44,6 +46,10 @@ class Need(NamedTuple):
     actions: tuple[str, ...]
 
 
+class TooManyGuesses(Refusal):
+    """The signature is wrong, as too many others of this address. The answer has to wait for `guesses.HOLD_S`."""
+
+
 class Caller:
     """Who made a call."""
 
@@ -69,6 +75,9 @@ class Authentication:
         self.policy: Policy | None = None
         self.refused: dict[str, int] = {}
         """Refused requests by reason."""
+        self.guesses = Guesses()
+        self.on_changed: list[Callable[[], object]] = []
+        """Called by `changed`."""
         self._decisions: dict[tuple[str, str, Need], bool] = {}
         self._meters: dict[str, Meter] = {}
 
@@ -81,7 +90,12 @@ class Authentication:
         self._decisions.clear()
         self._meters.clear()
 
-    def user(self, metadata: Mapping[str, str]) -> User | None:
+    def changed(self) -> None:
+        """Another policy is in force. For the event loop's thread."""
+        for call in self.on_changed:
+            call()
+
+    def user(self, metadata: Mapping[str, str], peer: str) -> User | None:
         """Return who a call is from; None: anybody. Raises Refusal."""
         mode = self.mode
         if mode == DISABLED:
@@ -109,7 +123,10 @@ class Authentication:
         for key in keys or (b"\0" * 32,):
             valid |= hmac.compare_digest(hmac.digest(key, text, "sha1").hex(), signature)
         if not valid or not keys:
-            raise self._refuse("signature", Code.UNAUTHORIZED, WRONG)
+            refusal = self._refuse("signature", Code.UNAUTHORIZED, WRONG)
+            if self.guesses.too_many(peer, time.monotonic()):
+                raise TooManyGuesses(refusal.code, refusal.text)
+            raise refusal
         return user
 
     def check(self, user: User | None, peer: str, needs: tuple[Need, ...]) -> None:
@@ -181,7 +198,10 @@ class TableFile:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
+            before = self._authentication.policy
             await asyncio.to_thread(self.read)
+            if self._authentication.policy is not before:
+                self._authentication.changed()
 
     async def close(self) -> None:
         if self._task is not None:

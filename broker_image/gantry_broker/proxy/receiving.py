@@ -7,9 +7,9 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
@@ -68,6 +68,9 @@ _NOTHING: Final = frozenset(
 _AGAIN: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
 
 
+T = TypeVar("T")
+
+
 class Item(NamedTuple):
     """A message for a client."""
 
@@ -75,6 +78,37 @@ class Item(NamedTuple):
     properties: Mapping[str, str]
     handle: str
     attempt: int
+
+
+class HeldReceive:
+    """A receive that waits for messages, until its client loses the right to them."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """`check` raises Refusal."""
+        self._check = check
+        self._work: asyncio.Future[Any] | None = None
+        self.refusal: Refusal | None = None
+
+    def look_again(self) -> None:
+        """Other users or rules are in force."""
+        try:
+            self._check()
+        except Refusal as refusal:
+            self.refusal = refusal
+            if self._work is not None:
+                self._work.cancel()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Raises Refusal in the place of a result that comes no more."""
+        self._work = waiting = asyncio.ensure_future(work)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if self.refusal is not None and waiting.cancelled():
+                raise self.refusal from None
+            raise
+        finally:
+            self._work = None
 
 
 class Popped:
@@ -159,9 +193,10 @@ def _order_counts(text: str | None) -> dict[str, int]:
 
 
 def log_offset_of(handle: str) -> int | None:
-    """Return the offset in the log at the end of a handle. Pure."""
+    """Return the offset in the log at the end of a handle, below 2^63; None: it has none. Pure."""
     parts = handle.split(" ")
-    return int(parts[8]) if len(parts) == 9 and parts[8].isdigit() else None
+    place = int(parts[8]) if len(parts) == 9 and parts[8].isdigit() and len(parts[8]) < 20 else 1 << 63
+    return place if place < 1 << 63 else None
 
 
 class Receiving:
@@ -194,7 +229,9 @@ class Receiving:
 
     # ---- receive
 
-    async def receive(self, call: Call, client: Client, group: str, topic: str, request: Any) -> Code:
+    async def receive(
+        self, call: Call, client: Client, group: str, topic: str, request: Any, held: HeldReceive
+    ) -> Code:
         """Answer a ReceiveMessageRequest. Raises Refusal and `FAILURES` before the first part of the answer."""
         settings = client.settings
         left = call.time_left()
@@ -237,9 +274,12 @@ class Receiving:
             ext["attemptId"] = request.attempt_id[:255]
         others = [] if fifo or client.kind != ClientType.SIMPLE_CONSUMER else masters
         if len(others) > 1:
-            popped, code, text = await self._pop_in_turn(broker, others, topic, group, ext, poll_ms)
+            popped, code, text = await held.run(self._pop_in_turn(broker, others, topic, group, ext, poll_ms))
         else:
-            popped, code, text = await self._pop(broker, topic, group, ext, poll_ms)
+            popped, code, text = await held.run(self._pop(broker, topic, group, ext, poll_ms))
+        if held.refusal is not None:
+            self._give_back(group, topic, [item.handle for item in popped.items] if popped is not None else [])
+            raise held.refusal
         attempts = settings.backoff_policy.max_attempts
         tags = None if by_sql else tags_of(expression)
         if popped is not None and popped.items:

@@ -11,17 +11,18 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC
+from gantry_broker.access.guesses import HOLD_S
 from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, no_route, refusal_of, set_status
-from gantry_broker.proxy.authentication import Authentication, Caller, Need
+from gantry_broker.proxy.authentication import Authentication, Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients, answered_settings
 from gantry_broker.proxy.config import split_endpoint
 from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
 from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, topic_name
-from gantry_broker.proxy.receiving import Receiving
+from gantry_broker.proxy.receiving import HeldReceive, Receiving
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, Outcome, RpcError
 from gantry_broker.proxy.sending import Sending
 from gantry_broker.proxy.telemetry import Telemetry
@@ -71,6 +72,11 @@ class Service:
         self.sending = Sending(brokers, producer, self.clients)
         self.receiving = Receiving(brokers, self.clients)
         self._sweeper: asyncio.Task[None] | None = None
+        self._held: set[HeldReceive] = set()
+        self.talks: set[Telemetry] = set()
+        """Telemetry streams that are open."""
+        self._looking: asyncio.Task[None] | None = None
+        authentication.on_changed.append(self._look_again)
         brokers.session.remoting.register(self.sending.CHECK, self.sending.on_check)
 
     @property
@@ -117,6 +123,9 @@ class Service:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self.receiving.close()
 
     # ---- calls
@@ -136,6 +145,7 @@ class Service:
             try:
                 answer = await handler(self.caller(call), request)
             except (Refusal, *FAILURES) as error:
+                await _hold(error)
                 answer = answer_class()
                 self._set_refusal(name, answer, error)
             if isinstance(answer, Answer):
@@ -161,7 +171,7 @@ class Service:
             raise Refusal(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         if len(client_id) > MAX_CLIENT_ID:
             raise Refusal(Code.BAD_REQUEST, f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID}")
-        return Caller(call, client_id, self.authentication.user(call.metadata))
+        return Caller(call, client_id, self.authentication.user(call.metadata, call.peer))
 
     def allow(self, caller: Caller, *needs: Need) -> None:
         """Raises Refusal."""
@@ -338,11 +348,18 @@ class Service:
             caller = self.caller(call)
             client = await self._client_soon(caller)
             group, topic = group_name(request.group), topic_name(request.message_queue.topic)
-            self.allow(caller, Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,)))
+            needs = Need(TOPIC, topic, (SUB,)), Need(GROUP, group, (SUB,))
+            self.allow(caller, *needs)
             if client is None:
                 client = await self._client_of_group(caller, request, group)
-            code = await self.receiving.receive(call, client, group, topic, request)
+            held = HeldReceive(lambda: self.allow(self.caller(call), *needs))
+            self._held.add(held)
+            try:
+                code = await self.receiving.receive(call, client, group, topic, request, held)
+            finally:
+                self._held.discard(held)
         except (Refusal, *FAILURES) as error:
+            await _hold(error)
             part = v2.ReceiveMessageResponse()
             self._set_refusal("ReceiveMessage", part, error)
             code = part.status.code
@@ -377,6 +394,21 @@ class Service:
         client.seen = time.monotonic()
         return client
 
+    # ---- other users or rules
+
+    def _look_again(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().create_task(self._end_without_right())
+
+    async def _end_without_right(self) -> None:
+        """End receives that wait, and telemetry streams, of clients that may no longer have them."""
+        open_calls: list[HeldReceive | Telemetry] = [*self._held, *self.talks]
+        for number, open_call in enumerate(open_calls):
+            open_call.look_again()
+            if number % 50 == 49:
+                await asyncio.sleep(0)
+
     # ---- by time
 
     async def _sweep(self) -> None:
@@ -404,6 +436,11 @@ class Service:
             line = client.line
             if line is not None and client.settings is not None:
                 Telemetry.tell(client, line, config, only_changes=True)
+
+
+async def _hold(error: Exception) -> None:
+    if isinstance(error, TooManyGuesses):
+        await asyncio.sleep(HOLD_S)
 
 
 def masters(route: TopicRoute) -> list[QueueData]:

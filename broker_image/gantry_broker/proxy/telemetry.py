@@ -12,11 +12,12 @@ from google.protobuf.message import DecodeError
 
 from gantry_broker.access.decide import GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.answers import FAILURES, Refusal, refusal_of, set_status
-from gantry_broker.proxy.authentication import Caller, Need
+from gantry_broker.proxy.authentication import Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers, GroupConfig
 from gantry_broker.proxy.clients import MAX_NAMES, Client, Clients, answered_settings
 from gantry_broker.proxy.contract import Code, Language, v2
 from gantry_broker.proxy.names import group_name, topic_name
+from gantry_broker.proxy.receiving import Receiving
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, RpcError
 from gantry_broker.proxy.sending import Sending
 
@@ -33,6 +34,8 @@ class Service(Protocol):
     brokers: Brokers
     clients: Clients
     sending: Sending
+    receiving: Receiving
+    talks: set[Telemetry]
 
     def caller(self, call: Call) -> Caller:
         """Raises Refusal."""
@@ -51,6 +54,7 @@ class Telemetry:
         self._client: Client | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._before: asyncio.Task[None] | None = None
+        service.talks.add(self)
 
     def on_message(self, message: bytes) -> None:
         try:
@@ -60,6 +64,9 @@ class Telemetry:
         service = self._service
         try:
             caller = service.caller(self._line)
+        except TooManyGuesses as refusal:
+            self._line.finish(GrpcStatus.UNAUTHENTICATED, refusal.text)
+            return
         except Refusal as refusal:
             self._tell(refusal)
             return
@@ -75,7 +82,23 @@ class Telemetry:
         elif kind == "verify_message_result":
             service.clients.answered(self._client, command.verify_message_result.nonce, command)
 
+    def look_again(self) -> None:
+        """End the stream if other users or rules are in force, and its client may no longer have it."""
+        client = self._client
+        try:
+            caller = self._service.caller(self._line)
+            if client is not None and client.settings is not None:
+                self._check(caller, client.settings)
+        except Refusal as refusal:
+            self._tell(refusal)
+            self._line.finish(GrpcStatus.UNAUTHENTICATED, refusal.text)
+            self._service.talks.discard(self)
+            if client is not None and client.line is self._line:
+                self._service.clients.leave(client)
+                self._service.receiving.client_gone(client.key)
+
     def on_end(self) -> None:
+        self._service.talks.discard(self)
         for task in self._tasks:
             task.cancel()
         client = self._client

@@ -31,8 +31,8 @@ SECRETS_AFTER_S = 1.5
 """Seconds for which a Secret with a new key waits for members that answer and do not have the table yet."""
 AGAIN_S = 1.0
 """Seconds before a failed step or request is repeated, and before a status line must confirm an answer."""
-CHANGES_LIMIT = 1_048_576
-"""Bytes of a member's answer about changes."""
+CHANGES_LIMIT = 4 << 20
+"""Bytes of a member's answer about changes. A member gives the oldest of many, but the whole of one user."""
 
 
 class StoreUnavailable(Exception):

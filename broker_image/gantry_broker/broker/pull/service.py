@@ -120,8 +120,10 @@ class PullService:
         """Connections that are read again at the next turn."""
         self._turn_is_set = False
         self._answered: list[tuple[Pull, int, float]] = []
-        """Held pulls that were answered, with the codes and the times at which their queues grew (`perf_counter`), until
-        `_note_answered`."""
+        """Held pulls that were answered, with the codes and the times at which their queues grew (`perf_counter`).
+
+        They stay until `_note_answered`.
+        """
         self._tally: dict[Consumption, Tally] | None = None
         """Answers of this turn, counted at its end; None between turns."""
 

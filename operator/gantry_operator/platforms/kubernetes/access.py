@@ -114,6 +114,14 @@ def _pods(labels: Mapping[str, str]) -> dict[str, Any]:
     return {"podSelector": {"matchLabels": dict(labels)}}
 
 
+def _console(namespace: str) -> dict[str, Any]:
+    """The console's pods, which ask members as clients do."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": {names.NAME_LABEL: names.CONSOLE_NAME}},
+    }
+
+
 def _operator(namespace: str) -> dict[str, Any]:
     """The operator's pods. It checks that clients can send and read, and speaks HTTP to every member."""
     return {
@@ -128,7 +136,8 @@ def _clients(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
     if not allowed:
         return _ingress(ports, [])
     # Members forward requests of clients to the master.
-    return _ingress(ports, [*allowed, _pods({names.CLUSTER_LABEL: cluster.name}), _operator(operator_namespace)])
+    members = _pods({names.CLUSTER_LABEL: cluster.name})
+    return _ingress(ports, [*allowed, members, _operator(operator_namespace), _console(operator_namespace)])
 
 
 def _http(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
