@@ -20,7 +20,6 @@ from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, P
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 from gantry_broker.replication.types import EpochStart, LeaderEpochs, MemberId, member_from_json
 
-
 _SHORT: Final = 18
 """Digits of a number that is below `plausible.MAX_OFFSET` whatever they are."""
 

@@ -120,8 +120,8 @@ class PullService:
         """Connections that are read again at the next turn."""
         self._turn_is_set = False
         self._answered: list[tuple[Pull, int, float]] = []
-        """Held pulls that were answered, with the codes and the times at which their queues grew (`perf_counter`), until
-        `_note_answered`."""
+        """Held pulls that were answered until `_note_answered`, with the codes and the times at which their queues grew
+        (`perf_counter`)."""
         self._tally: dict[Consumption, Tally] | None = None
         """Answers of this turn, counted at its end; None between turns."""
 
@@ -378,7 +378,8 @@ class PullService:
     def expire(self, now_ms: int) -> None:
         """Answers the pulls whose time is over, and tries the pulls again that could not take new messages before."""
         again, self._held.passed_over = self._held.passed_over, set()
-        self._wake_now(dict.fromkeys(again, perf_counter()))
+        if again:
+            self._wake_now(dict.fromkeys(again, perf_counter()))
         self._answer_due(now_ms)
 
     def _answer_due(self, now_ms: int) -> None:
