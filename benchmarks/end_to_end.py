@@ -1,6 +1,6 @@
 """Measures messages from RocketMQ's benchmark producer to its consumers, Gantry and Apache RocketMQ in turn.
 
-    python benchmarks/end_to_end.py                        # one broker; 16 threads 1 KiB and 64 threads 128 B
+    python benchmarks/end_to_end.py                        # one broker; 1 and 3 groups; 16 threads, 1 KiB and 64, 128 B
     python benchmarks/end_to_end.py --threads 64 --size 128 --groups 1 --groups 3 --other-work no --rounds 2
     python benchmarks/end_to_end.py --kind Sync --kind Raft --threads 64 --size 1024
 
@@ -239,7 +239,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, action="append", help="may be repeated (default: single)")
     parser.add_argument("--threads", type=int, action="append", help="senders; may be repeated (default: 16, 64)")
     parser.add_argument("--size", type=int, action="append", help="bytes of a body; may be repeated")
-    parser.add_argument("--groups", type=int, action="append", help="consumer groups; may be repeated (default: 1)")
+    parser.add_argument("--groups", type=int, action="append", help="consumer groups; may be repeated (default: 1, 3)")
     parser.add_argument("--other-work", choices=["no", "yes", "both"], default="both")
     parser.add_argument("--only", choices=list(SYSTEMS), help="leave the other one out")
     parser.add_argument("--warmup", type=int, default=3, help=f"windows of {WINDOW_S} s that do not count (default 3)")
@@ -267,7 +267,7 @@ def main() -> int:
     if options.output == "text":
         print(HEADER, flush=True)
     for _ in range(options.rounds):
-        for kind, (threads, size), count, busy in product(kinds, cases, options.groups or [1], work):
+        for kind, (threads, size), count, busy in product(kinds, cases, options.groups or [1, 3], work):
             for name in systems:
                 with (
                     tempfile.TemporaryDirectory(prefix="end-to-end-", dir=options.dir) as folder,

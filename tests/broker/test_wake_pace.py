@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from typing import Any
 
 import pytest
 from gantry_broker.broker.pull.answers import found_answer
@@ -219,3 +220,87 @@ async def test_a_disk_that_fails_between_two_slices_leaves_no_pull_unanswered(
         while len(wire.frames) < 40:
             wire.arrived.clear()
             await wire.arrived.wait()
+
+
+async def test_pulls_of_one_read_and_changes_of_offsets_keep_their_order(bench: Bench) -> None:
+    for n in range(3):
+        await bench.send(b"m%d" % n)
+    await bench.ask(11, bench.pull_ext(sysFlag=5))  # From now on the check of such a pull is known.
+    group = {"consumerGroup": "G", "topic": "T", "queueId": 0}
+    for first, second in ((1, 2), (2, 1)):
+        pulls = [bench.frame(11, bench.pull_ext(offset=n, sysFlag=5, commitOffset=first)) for n in range(2)]
+        setting = bench.frame(RequestCode.UPDATE_CONSUMER_OFFSET, {**group, "commitOffset": second})
+        for frames, last in (([*pulls, setting], second), ([setting, *pulls], first)):
+            bench.give(*frames)
+            answer = await bench.ask(RequestCode.QUERY_CONSUMER_OFFSET, group)
+            assert answer.ext["offset"] == str(last)
+        bodies = [[r.body for r in decode_records((await bench.answer(pull.opaque)).body)] for pull in pulls]
+        assert bodies == [[b"m0", b"m1", b"m2"], [b"m1", b"m2"]]
+
+
+async def test_a_pull_that_fails_costs_the_others_of_its_read_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.send(b"first")
+    await bench.ask(11, bench.pull_ext())
+    store = bench.broker.store
+    max_offset, found = store.max_offset, store.found
+
+    def bad_index(topic: str, queue_id: int) -> int:
+        if queue_id == 1:
+            raise OSError(5, "a planned error")
+        return max_offset(topic, queue_id)
+
+    def bad_log(topic: str, queue_id: int, *rest: Any) -> Any:
+        if queue_id == 2:
+            raise OSError(5, "a planned error")
+        return found(topic, queue_id, *rest)
+
+    monkeypatch.setattr(store, "max_offset", bad_index)
+    monkeypatch.setattr(store, "found", bad_log)
+    held = {"sysFlag": 6, "suspendTimeoutMillis": 10_000, "offset": 0}
+    await bench.ask(11, bench.pull_ext(**held))
+    pulls = [bench.frame(11, bench.pull_ext(queueId=queue, **held)) for queue in (0, 1, 2, 0)]
+    bench.give(*pulls)
+    codes = [(await bench.answer(pull.opaque)).code for pull in pulls]
+    bad = ResponseCode.SYSTEM_ERROR
+    assert codes == [ResponseCode.SUCCESS, bad, bad, ResponseCode.SUCCESS]
+
+
+async def test_the_rest_of_a_turn_is_tried_together_in_the_next_pass(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for queue in range(4):
+        await bench.send(b"first", queueId=queue)
+    wires = [Wire(40_001 + queue) for queue in range(4)]
+    for queue, wire in enumerate(wires):
+        fields = bench.pull_ext(offset=1, queueId=queue, sysFlag=6, suspendTimeoutMillis=10_000)
+        bench.give(bench.frame(11, fields), wire=wire)
+    pulls = bench.broker.pulls
+    pulls._turn_is_set = True  # It begins when this test begins it.
+    for queue in range(4):
+        await bench.send(b"second", queueId=queue)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(pulls._gathered) == 4
+    attempt, together, reads = pulls._attempt, bench.broker.store.together, 0
+
+    def slow_attempt(*args: Any) -> bool:
+        monkeypatch.setattr(pulls, "_attempt", attempt)
+        time.sleep(SLICE_S * 1.1)
+        return attempt(*args)
+
+    def counted() -> LogPieces:
+        nonlocal reads
+        reads += 1
+        return together()
+
+    monkeypatch.setattr(pulls, "_attempt", slow_attempt)
+    pulls._end_turn()
+    assert [len(wire.frames) for wire in wires] == [1, 0, 0, 0], "the time of this pass is over"
+    monkeypatch.setattr(bench.broker.store, "together", counted)
+    for wire in wires:
+        async with asyncio.timeout(5):
+            await wire.arrived.wait()
+    assert reads == 1, "the rest shares a read of the log"
+    assert len(bench.broker.held) == 0

@@ -380,7 +380,8 @@ class PullService:
     def expire(self, now_ms: int) -> None:
         """Answers the pulls whose time is over, and tries the pulls again that could not take new messages before."""
         again, self._held.passed_over = self._held.passed_over, set()
-        self._wake_now(dict.fromkeys(again, perf_counter()))
+        if again:
+            self._wake_now(dict.fromkeys(again, perf_counter()))
         self._answer_due(now_ms)
 
     def _answer_due(self, now_ms: int) -> None:
