@@ -83,8 +83,8 @@ class Forgetful(Decoder):
 def test_a_block_that_begins_as_the_one_before_is_decoded_as_any_other() -> None:
     chance = random.Random(11)
     parts = [b"\x82", b"\x86", b"\x84", b"\xbe", b"\xbf", b"\x20", b"\x3f\x01", hpack.literal("a", "1" * 300)]
-    parts += [hpack.literal("x-id", "%d" % number) for number in range(4)]
-    parts += [b"\x40" + hpack.literal("y", "%d" % number)[1:] for number in range(3)]
+    parts += [hpack.literal("x-id", str(number)) for number in range(4)]
+    parts += [b"\x40" + hpack.literal("y", str(number))[1:] for number in range(3)]
     for _ in range(400):
         decoder, plain = Decoder(), Forgetful()
         block: list[bytes] = []
