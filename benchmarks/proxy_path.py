@@ -22,6 +22,7 @@ from typing import Any
 import uvloop
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
+from gantry_broker.pop.batches import NO_EFFECT
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
@@ -96,7 +97,7 @@ class Broker:
         if code == RequestCode.GET_TOPIC_CONFIG:
             config = {"attributes": {"message.type": "NORMAL"}}
             return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(config))
-        return Frame.response_to(frame, ResponseCode.SUCCESS)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={NO_EFFECT: ""})
 
     def _records(self) -> Iterator[bytes]:
         host = b"\x7f\0\0\1\0\0\x2a\x9f"

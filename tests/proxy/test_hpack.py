@@ -81,6 +81,37 @@ def test_only_short_texts_of_peers_are_remembered() -> None:
     assert hpack._remembered.cache_info().currsize == before
 
 
+class Forgetful(Decoder):
+    """Decodes each block from its beginning."""
+
+    def decode(self, block: bytes) -> list[hpack.Field]:
+        self._start, self._last = b"", b""
+        return super().decode(block)
+
+
+def test_a_block_that_begins_as_the_one_before_is_decoded_as_any_other() -> None:
+    chance = random.Random(11)
+    parts = [b"\x82", b"\x86", b"\x84", b"\xbe", b"\xbf", b"\x20", b"\x3f\x01", hpack.literal("a", "1" * 300)]
+    parts += [hpack.literal("x-id", str(number)) for number in range(4)]
+    parts += [b"\x40" + hpack.literal("y", str(number))[1:] for number in range(3)]
+    for _ in range(400):
+        decoder, plain = Decoder(), Forgetful()
+        block: list[bytes] = []
+        for _ in range(12):
+            kept = chance.randrange(len(block) + 1)
+            usual = parts if chance.random() < 0.3 else [*parts[:3], *parts[7:12]]
+            block = block[:kept] + chance.choices(usual, k=chance.randrange(6))
+            outcomes: list[object] = []
+            for one in (decoder, plain):
+                try:
+                    outcomes.append(one.decode(b"".join(block)))
+                except (HpackError, IndexError) as error:
+                    outcomes.append(repr(error))
+            assert outcomes[0] == outcomes[1]
+            if isinstance(outcomes[0], str):
+                break
+
+
 def test_literals_of_answers_can_be_decoded() -> None:
     block = hpack.status(200) + hpack.status(415) + hpack.literal("grpc-message", "x" * 500)
     assert Decoder().decode(block) == [(":status", "200"), (":status", "415"), ("grpc-message", "x" * 500)]

@@ -46,6 +46,8 @@ _STATICS: Final = len(STATIC)
 _NAMES: Final[dict[bytes, str]] = {}
 """Names that were decoded: clients send the same few."""
 _MOST_NAMES: Final = 512
+_MOST_KEPT: Final = 1_024
+"""Bytes of a block whose beginning is kept for the next ones."""
 
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _LENGTHS: Final = (
@@ -142,12 +144,20 @@ class Decoder:
         """The dynamic table, the newest entry first."""
         self._size = 0
         self._most = TABLE_BYTES
+        self._last = b""
+        """The last block, if the table has not changed since."""
+        self._start = b""
+        """With this the last blocks began."""
+        self._start_fields: list[Field] = []
+        self._start_total = 0
 
     def decode(self, block: bytes) -> list[Field]:
         """Raises HpackError, and TooLarge."""
-        fields: list[Field] = []
-        at, end, total = 0, len(block), 0
-        may_resize = True
+        fields, at, total = self._begun(block)
+        end = len(block)
+        may_resize = not at
+        marks: list[tuple[int, int]] | None = []
+        """Where each further field ends, and the bytes of all fields until there; None: the block changes the table."""
         table, names = self._table, _NAMES
         while at < end:
             first = block[at]
@@ -183,6 +193,7 @@ class Decoder:
             elif first & 0xC0 == 0x40:
                 field, at = self._literal(block, at, 6)
                 self._insert(field)
+                marks = None
             elif first & 0xE0 == 0x20:
                 if not may_resize:
                     raise HpackError("the table's size changes in the middle of a block")
@@ -190,6 +201,7 @@ class Decoder:
                 if self._most > TABLE_BYTES:
                     raise HpackError(f"the table's size of {self._most} is over {TABLE_BYTES}")
                 self._evict(self._most)
+                marks = None
                 continue
             else:
                 field, at = self._literal(block, at, 4)
@@ -198,7 +210,33 @@ class Decoder:
             total += len(field[0]) + len(field[1]) + _ENTRY
             if total > MAX_LIST or len(fields) > MAX_FIELDS:
                 raise TooLarge(f"a header has over {MAX_FIELDS} fields or {MAX_LIST} bytes")
+            if marks is not None:
+                marks.append((at, total))
+        self._keep(block, fields, marks)
         return fields
+
+    def _begun(self, block: bytes) -> tuple[list[Field], int, int]:
+        """Return the fields with which a block begins as the one before did, where they end, and their bytes."""
+        if self._start and block.startswith(self._start):
+            return self._start_fields[:], len(self._start), self._start_total
+        self._start = b""
+        return [], 0, 0
+
+    def _keep(self, block: bytes, fields: list[Field], marks: list[tuple[int, int]] | None) -> None:
+        """Keep what this block and the one before have in common at their beginning, while the table stays as it is."""
+        if marks is None:
+            self._start, self._last = b"", b""
+            return
+        if self._start or len(block) > _MOST_KEPT:
+            return
+        last, self._last = self._last, block
+        count = len(marks) if last else 0
+        while count and not last.startswith(block[: marks[count - 1][0]]):
+            count -= 1
+        if count:
+            stop, self._start_total = marks[count - 1]
+            self._start, self._start_fields = block[:stop], fields[:count]
+            self._last = b""
 
     def _entry(self, number: int) -> Field:
         if 0 < number <= len(STATIC):
