@@ -2,9 +2,9 @@
 
     python benchmarks/side_files.py [--messages 300000] [--body 1024] [--keys 1] [--rounds 3] [--directory DIR]
 
-Stores with synchronous flushes of the log, and a checkpoint of queues and index every two seconds in another thread (a
-broker makes one each minute). In turn: all files on the disk of DIR, and queues and index in /dev/shm. Prints the bytes
-that each folder takes on its disk, and the time of a flush of the log, with and without a checkpoint beside it.
+Stores with synchronous flushes of the log, and checkpoints of queues and index in another thread (a broker makes one
+each minute). In turn: all files on the disk of DIR, and queues and index in /dev/shm. Prints the bytes that each folder
+takes on its disk, and the time of a flush of the log, with and without a checkpoint beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gantry_broker.store.types import StoreConfig
 from store_append import make_batches
 
 SIDE = ("consumequeue", "index")
-CHECKPOINT_S = 2.0
 
 
 def allocated(folder: Path) -> int:
@@ -64,7 +63,7 @@ class Run:
                 assert checkpoint is not None
                 store.checkpointed(checkpoint)
                 working = None
-            if working is None and now - last > CHECKPOINT_S:
+            if working is None and now - last > make.checkpoint:
                 last, checkpoint = now, store.checkpoint()
                 working = threading.Thread(target=self._checkpoint, args=(checkpoint,))
                 working.start()
@@ -86,6 +85,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--body", type=int, default=1024)
     parser.add_argument("--keys", type=int, default=1, help="words of KEYS beside the unique key")
+    parser.add_argument("--checkpoint", type=float, default=2.0, help="seconds between two checkpoints")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure; default: a temporary one")
     chosen = parser.parse_args()

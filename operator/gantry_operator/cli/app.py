@@ -13,6 +13,7 @@ from gantry_operator.cli.analytics import register as register_analytics
 from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.on_cluster import on_cluster
 from gantry_operator.cli.options import (
     KUBERNETES,
     ContextOption,
@@ -21,7 +22,6 @@ from gantry_operator.cli.options import (
     NamespaceOption,
     Output,
     OutputOption,
-    on_cluster,
 )
 from gantry_operator.cli.topic_app import register as register_topics
 

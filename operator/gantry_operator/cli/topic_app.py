@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gantry_operator.cli.options import on_cluster
+from gantry_operator.cli.on_cluster import on_cluster
 
 if TYPE_CHECKING:
     from gantry_operator.cli.target import Target
