@@ -9,7 +9,8 @@ from pathlib import Path
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.replication.types import Assignment, LeadershipRecord
-from rig.processes import free_port
+
+from .processes import free_port
 
 
 @asynccontextmanager

@@ -66,15 +66,17 @@ class Histogram:
             for value in values:
                 self.observe(value)
 
-    def observe_weighted(self, values: Sequence[float], times: Sequence[int]) -> None:
-        """Count each value as often as its place in `times` says."""
+    def observe_weighted(self, values: Sequence[float], times: Sequence[int], count: int, scale: float = 1) -> None:
+        """Count each value as often as its place in `times` says. `count`: the sum of `times`. `scale`: of the values
+        to the unit of this histogram.
+        """
         counts, bounds = self._counts, self._bounds
-        if max(values) <= bounds[0]:
-            counts[0] += sum(times)
+        if max(values) * scale <= bounds[0]:
+            counts[0] += count
         else:
-            for value, count in zip(values, times, strict=True):
-                counts[bisect_left(bounds, value)] += count
-        self.sum += sum(map(mul, values, times))
+            for value, weight in zip(values, times, strict=True):
+                counts[bisect_left(bounds, value * scale)] += weight
+        self.sum += scale * (sum(map(mul, values, times)) if count > len(times) else sum(values))
 
     def exemplify(self, exemplar: Exemplar) -> None:
         """Keep an example of a value that was counted; the one before in its bucket goes."""

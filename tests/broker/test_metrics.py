@@ -50,7 +50,8 @@ def test_a_histogram_counts_as_a_plain_model(bounds: tuple[float, ...]) -> None:
                 values += some
             elif how < 0.7:
                 weights = [rng.randint(1, 3) for _ in some]
-                histogram.observe_weighted(some, weights)
+                scale = rng.choice([1, 2])
+                histogram.observe_weighted([v / scale for v in some], weights, sum(weights), scale)
                 values += [value for value, weight in zip(some, weights, strict=True) for _ in range(weight)]
             else:
                 times = rng.randint(1, 4)

@@ -104,10 +104,14 @@ class SendTimes:
         send, append, confirmed, messages, at_ms, properties = zip(*self._rows, strict=True)
         self._rows.clear()
         latencies = self._latencies
-        latencies.send.observe_weighted(send, messages)
-        latencies.append.observe_weighted(append, messages)
-        latencies.replication.observe_weighted(confirmed, messages)
-        self._rpc.observe_weighted([1000 * seconds for seconds in send], messages)
+        count = sum(messages)
+        latencies.send.observe_weighted(send, messages, count)
+        latencies.append.observe_weighted(append, messages, count)
+        latencies.replication.observe_weighted(confirmed, messages, count)
+        self._rpc.observe_weighted(send, messages, count, 1000)
+        together = b"".join(properties)
+        if b"traceparent" not in together and b"TRACE_CONTEXT" not in together:
+            return
         for number, text in enumerate(properties):
             if (b"traceparent" in text or b"TRACE_CONTEXT" in text) and (trace := sampled_trace(text)):
                 latencies.send.exemplify(Exemplar(send[number], *trace, at_ms[number]))
