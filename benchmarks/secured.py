@@ -102,7 +102,9 @@ def main() -> None:
                 each = (cpu_s(pid) - before) / len(frames) * 1e6
                 found[on].append((len(frames) / took, each))
                 print(f"{names[on]:>15}{len(frames) / took:>10.0f}{each:>16.1f}", flush=True)
-        plain, secured = ((statistics.median(rate), min(cpu)) for rate, cpu in (zip(*rounds, strict=True) for rounds in found))
+        plain, secured = (
+            (statistics.median(rate), min(cpu)) for rate, cpu in (zip(*rounds, strict=True) for rounds in found)
+        )
         for name, (rate, cpu) in zip(names, (plain, secured), strict=True):
             print(f"{name:>15}{rate:>10.0f}{cpu:>16.1f}  median, minimum")
         print(f"{'ratio':>15}{secured[0] / plain[0]:>10.2f}{secured[1] / plain[1]:>16.2f}")

@@ -135,9 +135,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
                 if other.answers != options.messages:
                     raise RuntimeError(f"{options.messages} sends, {other.answers} answers")
                 found.setdefault(mode, []).append(tuple(1e6 * seconds / options.messages for seconds in spent))
-            (cpu, inside), *more = (
-                [min(column) for column in zip(*rounds, strict=True)] for rounds in found.values()
-            )
+            (cpu, inside), *more = ([min(column) for column in zip(*rounds, strict=True)] for rounds in found.values())
             rest = f"{more[0][0]:>10.2f}{more[0][0] / cpu:>8.2f}" if more else ""
             print(f"{together:>14}{cpu:>14.2f}{inside:>16.2f}{rest}", flush=True)
         conn.connection_lost(None)

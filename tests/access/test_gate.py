@@ -484,9 +484,7 @@ def test_forwarded_requests_about_a_place_are_checked_by_this_members_log() -> N
     sent: list[Frame] = []
     conn: Any = SimpleNamespace(send=sent.append)
     more = {"producerGroup": "p", "tranStateTableOffset": "0", "commitOrRollback": "8"}
-    own, of_others = (
-        signed(RequestCode.END_TRANSACTION, commitLogOffset=str(offset), **more) for offset in (100, 200)
-    )
+    own, of_others = (signed(RequestCode.END_TRANSACTION, commitLogOffset=str(offset), **more) for offset in (100, 200))
     again = Frame(of_others.code, ext=of_others.ext, flag=FLAG_ONEWAY)
     sending = signed(SEND, b="secret")
     for _ in range(2):  # No connection counts for longer than this: the limit of the user is one.

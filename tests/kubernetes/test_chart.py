@@ -41,8 +41,12 @@ def chart_rules(*, reports: bool) -> list[dict[str, list[str]]]:
 def chart_policy(template: str) -> dict[str, Any]:
     """The NetworkPolicy of a template, with NAME for each value that it includes."""
     text = (ROOT / "helm/gantry/templates" / template).read_text()
-    (found,) = re.findall(r"^apiVersion: networking.k8s.io/v1\n.*?(?=^---|^\{\{- end \}\})", text, re.DOTALL | re.MULTILINE)
-    lines = [re.sub(r"\{\{-? .* \}\}", "NAME", line) for line in found.splitlines() if not line.strip().startswith("{{")]
+    (found,) = re.findall(
+        r"^apiVersion: networking.k8s.io/v1\n.*?(?=^---|^\{\{- end \}\})", text, re.DOTALL | re.MULTILINE
+    )
+    lines = [
+        re.sub(r"\{\{-? .* \}\}", "NAME", line) for line in found.splitlines() if not line.strip().startswith("{{")
+    ]
     policy: dict[str, Any] = yaml.safe_load("\n".join(lines))
     return policy
 
@@ -171,7 +175,11 @@ def test_every_value_has_a_schema() -> None:
 def fits(schema: dict[str, Any], value: Any) -> bool:
     """Whether a value keeps what a JSON schema says by the keywords of the chart's condition."""
     if not isinstance(value, dict):
-        return len(value) >= max(schema.get("minItems", 0), schema.get("minLength", 0)) if hasattr(value, "__len__") else True
+        return (
+            len(value) >= max(schema.get("minItems", 0), schema.get("minLength", 0))
+            if hasattr(value, "__len__")
+            else True
+        )
     named = schema.get("properties", {})
     condition = fits(schema["if"], value) and not fits(schema["then"], value) if "if" in schema else False
     return (

@@ -513,9 +513,7 @@ async def test_wrong_signatures_end_their_connection_and_lock_nobody_out(group: 
             (group.name_server, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": "Orders"})),
         ):
             tried = [Frame(frame.code, ext=dict(frame.ext), body=frame.body) for _ in range(10 * WRONG_A_SECOND)]
-            answers = await asyncio.gather(
-                *(thief.request(address, one, 10) for one in tried), return_exceptions=True
-            )
+            answers = await asyncio.gather(*(thief.request(address, one, 10) for one in tried), return_exceptions=True)
             answered = [answer.code for answer in answers if isinstance(answer, Frame)]
             assert set(answered) == {ResponseCode.NO_PERMISSION}
             assert len(answered) < len(tried), "the connection ended before all were tried"

@@ -99,7 +99,6 @@ class Caller:
             self._known = {}
         return self._known
 
-
     def allows_again(self, policy: Policy | None, frame: Frame) -> bool:
         """Whether the request is signed, and one with the same user, code, header and resources was allowed before.
 

@@ -145,7 +145,7 @@ class AccessControl:
             if strict is not policy:
                 self._stale = True
                 log.warning(
-                    "access table %d has mode %s, the configuration has %s: the stricter one counts until a table comes",
+                    "access table %d has mode %s, the configuration %s: the stricter one counts until a table comes",
                     policy.version, policy.mode, strict.mode,
                 )  # fmt: skip
             self.gate.set_policy(strict)

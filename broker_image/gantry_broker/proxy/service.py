@@ -391,8 +391,9 @@ class Service:
 
     async def _end_without_right(self) -> None:
         """End receives that wait, and telemetry streams, of clients that may no longer have them."""
-        for number, talk in enumerate([*self._held, *self.talks]):
-            talk.look_again()
+        found: list[HeldReceive | Telemetry] = [*self._held, *self.talks]
+        for number, open_one in enumerate(found):
+            open_one.look_again()
             if number % 50 == 49:
                 await asyncio.sleep(0)
 
