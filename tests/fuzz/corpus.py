@@ -126,10 +126,10 @@ def bad_frame(rng: random.Random) -> bytes:
 _HTTP = (
     b"GET /v1/status HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n",
     b"GET /metrics?name=gantry HTTP/1.1\r\nHost: localhost\r\nAccept: application/openmetrics-text\r\n\r\n",
-    b"PUT /v1/access HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    b'Content-Length: 12\r\n\r\n{"version":1}',
-    b"PUT /v1/assignment HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
-    b'\r\n5\r\n{"a":\r\n2\r\n1}\r\n0\r\n\r\n',
+    b"PUT /v1/access HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n"
+    b'{"version":1}',
+    b"PUT /v1/assignment HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b'5\r\n{"a":\r\n2\r\n1}\r\n0\r\n\r\n',
     b"GET /v1/tables?ages=false HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer x\r\n\r\n",
     b"GET /v1/log/1024?bytes=4096 HTTP/1.1\r\nHost: 127.0.0.1\r\nRange: bytes=0-100\r\nConnection: close\r\n\r\n",
     b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /readyz HTTP/1.0\r\n\r\n",

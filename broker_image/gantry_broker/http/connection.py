@@ -60,8 +60,8 @@ class LimitedConnection(H11Protocol):
         self.state.enter(self._phase(), self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
-        """The peer sends what is no HTTP. A request that it sent before may be in work: its answer is not sent any
-        more, which uvicorn would try.
+        """The peer sends what is no HTTP. A request that it sent before may be in work: uvicorn would try to answer it
+        after this answer and the end.
         """
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:

@@ -273,6 +273,8 @@ class Receiving:
         if request.HasField("attempt_id") and request.attempt_id:
             ext["attemptId"] = request.attempt_id[:255]
         others = [] if fifo or client.kind != ClientType.SIMPLE_CONSUMER else masters
+        popped: Popped | None
+        code: Code
         if len(others) > 1:
             popped, code, text = await held.run(self._pop_in_turn(broker, others, topic, group, ext, poll_ms))
         else:
