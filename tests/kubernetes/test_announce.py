@@ -189,7 +189,7 @@ async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, api: Ku
             fake.down = False
             group.led_by(1, 2)
             group.wake()
-            assert await until(lambda: group.announced) < 0.3
+            assert await until(lambda: group.announced) < 0.7
             led = pods.labelled_master("demo-a-1")
             assert led
 

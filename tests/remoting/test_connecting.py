@@ -83,7 +83,7 @@ async def test_a_refusal_is_reported_at_once() -> None:
         begun = time.monotonic()
         with pytest.raises(ConnectError, match=r"Errno 111|refused"):
             await client.request(f"localhost:{port}", Frame(1), timeout=3)
-        assert time.monotonic() - begun < LATE_S
+        assert time.monotonic() - begun < 3, "it does not wait for the end of the time limit"
 
 
 async def test_a_later_attempt_that_is_refused_ends_the_wait_for_an_earlier_one() -> None:
