@@ -71,11 +71,12 @@ class Histogram:
         to the unit of this histogram.
         """
         counts, bounds = self._counts, self._bounds
-        if max(values) * scale <= bounds[0]:
-            counts[0] += count
-        else:
-            for value, weight in zip(values, times, strict=True):
+        first, rest = bounds[0], count
+        if max(values) * scale > first:
+            for value, weight in [pair for pair in zip(values, times, strict=True) if pair[0] * scale > first]:
                 counts[bisect_left(bounds, value * scale)] += weight
+                rest -= weight
+        counts[0] += rest
         self.sum += scale * (sum(map(mul, values, times)) if count > len(times) else sum(values))
 
     def exemplify(self, exemplar: Exemplar) -> None:
