@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
+
+from tests.support.unpacking import unpack
 
 STORES = Path(__file__).parent.parent / "data" / "stores"
 MakeBench = Callable[..., Any]
@@ -89,8 +90,7 @@ async def test_a_demotion_undoes_unconfirmed_records(make_bench: MakeBench) -> N
 @pytest.mark.parametrize("version", ["49", "5x"])
 async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path: Path, version: str) -> None:
     path = tmp_path / f"from-{version}"
-    with tarfile.open(STORES / f"{version}-clean.tar.gz") as archive:
-        archive.extractall(path, filter="data")
+    unpack(STORES / f"{version}-clean.tar.gz", path)
     (path / "clean").rename(path / "store")
     made = make_bench(path)
     made.parts.replay.start(made.config.data_dir / "config")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tarfile
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 
 from tests.replication.group import Group, Node, until
+from tests.support.unpacking import unpack
 
 STORES = Path(__file__).parent.parent / "data" / "stores"
 
@@ -197,8 +197,7 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
 @pytest.mark.parametrize("version", ["49", "5x"])
 async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(tmp_path: Path, version: str) -> None:
     """The log begins with records of no epoch; a follower with some of them goes on there, also after a restart."""
-    with tarfile.open(STORES / f"{version}-clean.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(STORES / f"{version}-clean.tar.gz", tmp_path)
     (tmp_path / "clean").rename(tmp_path / "m0")
     settings = BrokerSettings(mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000)
     async with Group(tmp_path, 2, settings=settings) as group:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from hypothesis import strategies as st
 
 from tests.spark.random_logs import NO_SHRINKING, SLOW, damaged_log, damages, messages
 from tests.spark.reference_log import LogWriter, Message, read_plain
+from tests.support.unpacking import unpack
 
 DATA = Path(__file__).parent.parent / "data" / "stores"
 ALL = tuple(COLUMNS)
@@ -102,8 +102,7 @@ def assert_reads_like_plain(root: Path, target: int = 1 << 40, block: int = 8 <<
 @pytest.mark.parametrize("version", ["49", "5x"])
 @pytest.mark.parametrize("state", ["clean", "running"])
 def test_stores_of_apache_rocketmq(tmp_path: Path, version: str, state: str) -> None:
-    with tarfile.open(DATA / f"{version}-{state}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(DATA / f"{version}-{state}.tar.gz", tmp_path)
     manifest = json.loads((DATA / f"{version}-manifest.json").read_text())
     rows, damage = read_all(tmp_path / state)
     expected = manifest["stores"][state]["records"]

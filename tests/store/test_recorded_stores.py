@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ from gantry_broker.store import snapshot
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.unpacking import unpack as unpack_archive
+
 DATA = Path(__file__).parent.parent / "data" / "stores"
 NAMES = ["49-clean", "49-running", "5x-clean", "5x-running"]
 FOREVER = 10**15
 
 
 def unpack(name: str, target: Path) -> Path:
-    with tarfile.open(DATA / f"{name}.tar.gz") as archive:
-        archive.extractall(target, filter="data")
+    unpack_archive(DATA / f"{name}.tar.gz", target)
     return target / name.partition("-")[2]
 
 
