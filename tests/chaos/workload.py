@@ -49,6 +49,8 @@ class Workload:
         self._clock = asyncio.get_running_loop().time
         self._producer = Producer(cluster.name_server_addresses, "chaos")
         self._direct = RemotingClient(connect_timeout=0.5)
+        self._last_answer = ""
+        """To a request past the links, or why none came."""
         self._number = 0
         self._via: dict[bytes, int] = {}
         """By body: the connection of its last answer."""
@@ -231,20 +233,22 @@ class Workload:
 
     async def _ask(self, name: str, frame: Frame) -> Frame | None:
         try:
-            return await self._direct.request(self._cluster.direct(name), frame, PULL_S)
-        except RemotingError:
+            answer = await self._direct.request(self._cluster.direct(name), frame, PULL_S)
+        except RemotingError as error:
+            self._last_answer = f"{type(error).__name__}: {error}"
             return None
+        self._last_answer = f"code {answer.code} {answer.remark or ''}"
+        return answer
 
     async def read(self, name: str) -> Log:
         """All messages of the topic that a member shows. Raises NotInTime when it does not answer. A member that the
-        last
-        fault stopped may still be starting.
+        last fault stopped may still be starting.
         """
         log = Log({}, {})
         for queue in range(QUEUES):
             end = await _patiently(partial(self._end, name, queue))
             if end is None:
-                raise NotInTime(f"{name} does not tell the end of queue {queue}")
+                raise NotInTime(f"{name} does not tell the end of queue {queue}: {self._last_answer}")
             log.ends[queue] = end
             at = 0
             while at < end:

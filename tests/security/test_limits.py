@@ -24,6 +24,7 @@ from gantry_broker.http.limits import (
     longest_waiting,
     overdue,
 )
+from gantry_broker.timeslice import TimeSlices
 from gantry_operator.platforms.kubernetes.health_server import DEAF_S, HealthServer
 
 
@@ -116,7 +117,7 @@ async def test_a_page_that_is_expensive_is_made_seldom(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "gantry_broker.http.app.time", SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: used[0])
     )
-    page = MetricsPage(make, 0.1)
+    page = MetricsPage(make, TimeSlices(), 0.1)
     first = await page("")
     assert first[0].endswith(b"made 1.0\n")
     now[0] = 4.9

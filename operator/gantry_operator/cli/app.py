@@ -445,10 +445,18 @@ def run() -> None:
         app()
     except CliError as error:
         print(f"error: {error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _give_up_stdout()
         sys.exit(int(error.code))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output has closed it. stdout must not be flushed again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         sys.exit(141)
+
+
+def _give_up_stdout() -> None:
+    """Its reader has closed it, or its disk is full. The interpreter flushes it at exit, and would exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
