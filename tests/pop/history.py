@@ -113,7 +113,7 @@ class History:
         self.steps: list[str] = []
         self.resets = 0
         self.latest = 0
-        """The latest time that the clock had."""
+        """The latest time of deliveries."""
 
     # ---- steps
 
@@ -166,7 +166,7 @@ class History:
             self.start(self.ack(group, body, told.handle))
 
     async def ack(self, group: str, body: bytes, handle: Handle) -> None:
-        told, began = self.model.told[group, body], self.world.ms
+        told, began = self.model.told[group, body], self.world.pop_ms
         resets = self.resets
         before = told.perhaps
         if not told.free and handle == told.handle:
@@ -225,7 +225,7 @@ class History:
         suspend = self.random.random() < 0.3
         told.unsure = True
         told.changes += 1
-        told.changed_ms = self.world.ms
+        told.changed_ms = self.world.pop_ms
         number = told.changes
         change = ChangeInvisible(
             group=group,
@@ -245,8 +245,8 @@ class History:
         self.world.ms += self.random.choice((10, 500, 3_000, 9_000, 25_000))
 
     def step_clock_set_back(self) -> None:
-        self.model.peak_ms = max(self.model.peak_ms, self.world.ms)
-        self.world.ms -= self.random.choice((700, 4_000))
+        self.model.peak_ms = max(self.model.peak_ms, self.world.pop_ms)
+        self.world.ms -= self.random.choice((700, 4_000, 3_600_000))
 
     def step_replicate(self) -> None:
         behind = [border for border in self.world.borders if border > self.world.store.confirmed]
@@ -268,6 +268,8 @@ class History:
 
     async def step_failover(self) -> None:
         world = self.world
+        # The next leader's clock goes on from what the log has of this one's.
+        self.model.peak_ms = max(self.model.peak_ms, world.pop_ms)
         world.lose_role()
         await world.passes()
         behind = [border for border in world.borders if border >= world.store.confirmed]
@@ -364,7 +366,7 @@ class History:
                 raise Violation(f"pops of group {group} wait beside messages")
         for queue in range(2):
             state = world.pop._log.state.queues.get(("o", "T", queue))
-            blocked = state is not None and state.order is not None and state.order.visible_ms() + 50 > world.ms
+            blocked = state is not None and state.order is not None and state.order.visible_ms() + 50 > world.pop_ms
             there = state is not None and world.store.max_offset("T", queue) > state.next
             if world.pop.waiting("o", "T") and there and not blocked and state is not None and not state.count:
                 raise Violation("an orderly pop waits beside messages of a queue that is not blocked")
@@ -385,7 +387,7 @@ class History:
         try:
             for name in self.random.choices(names, weights, k=steps):
                 self.steps.append(name)
-                self.latest = max(self.latest, world.ms)
+                self.latest = max(self.latest, world.pop_ms)
                 done = getattr(self, f"step_{name}")()
                 if done is not None:
                     await done
@@ -419,11 +421,11 @@ class History:
                 for group in GROUPS:
                     self.start_pop(group, most=32)
                     await self.quiet()
-            self.latest = max(self.latest, self.world.ms)
+            self.latest = max(self.latest, self.world.pop_ms)
         idle = 0
         while idle < 2:
             self.world.ms += 60_000
-            self.latest = max(self.latest, self.world.ms)
+            self.latest = max(self.latest, self.world.pop_ms)
             await self.world.passes()
             await self.world.expire()
             before = sum(told.acked for told in self.model.told.values())

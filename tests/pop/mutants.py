@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantry_broker.pop import expiry, finding, log, records, service, state
+from gantry_broker.pop import clock, expiry, finding, log, records, service, state
 
 from tests.simulation.mutants import Edit, Mutant
 
@@ -55,6 +55,15 @@ MUTANTS = tuple(
             (
                 "retry_arrivals_wake_nobody", service,
                 "or (topic != asked and request.order):", "or topic != asked:",
+            ),
+            (
+                "a_new_leaders_clock_goes_back", clock,
+                "self._ahead_ms = max(latest_ms - self._clock.unix_ms(), 0)", "self._ahead_ms = 0",
+            ),
+            ("the_clock_goes_back", clock, "if now < self._last_ms - SET_BACK_MS:", "if False:"),
+            (
+                "a_copied_message_expired_at_no_time", log,
+                "self.changes.expire(queue, offset, queue.visible_ms(offset))", "self.changes.finish(queue, offset)",
             ),
             ("filtered_messages_block", finding, "changes.advance(queue, at)\n            found.more", "found.more"),
         ),

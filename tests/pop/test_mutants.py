@@ -21,6 +21,7 @@ FOUND_AT = {
     "renewals_are_not_replayed": 69,
     "parts_without_renewals": 69,
     "retry_arrivals_wake_nobody": 92,
+    "a_copied_message_expired_at_no_time": 184,
 }
 """The first history that finds it, where that is not one of the first: those before it are left out."""
 

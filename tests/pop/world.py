@@ -96,6 +96,11 @@ class World:
 
     # ---- in place of LogWriter
 
+    @property
+    def pop_ms(self) -> int:
+        """The time of deliveries."""
+        return self.pop._clock.unix_ms()
+
     def append(self, puts: list[Put]) -> list[Stored]:
         if not self.role.may_append:
             raise NotWritable(self.role.refusal())
@@ -170,7 +175,7 @@ class World:
         log = self.pop._log
         for _ in range(1_000):
             due = log.state.next_due()
-            if due is None or due > self.ms or log.refused or not log.ready.is_set() or not self.role.may_append:
+            if due is None or due > self.pop_ms or log.refused or not log.ready.is_set() or not self.role.may_append:
                 return
             self.pop._expiry._run()
             await self.passes(2)

@@ -113,7 +113,7 @@ def test_a_pop_answer_gives_each_message_its_handle() -> None:
         ("5 1000 60000 3 0 b 1 7 4711", 1),
         ("3 100 200 5 1 b 0 4 4711", 3),
     ]
-    assert popped.visible_ms == 61_000
+    assert popped.invisible_ms == 60_000
     ordered = {**ext, "reviveQid": "999", "orderCountInfo": "0 qo1%7 2;0 1 0"}
     assert read_pop(Frame(0, ext=ordered, body=record({})), "b").items[0].attempt == 3
 

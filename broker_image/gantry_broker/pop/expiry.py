@@ -15,11 +15,11 @@ from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import Stats
+    from gantry_broker.pop.clock import PopClock
     from gantry_broker.pop.finding import Place
     from gantry_broker.pop.log import PopLog
     from gantry_broker.pop.state import Expired
@@ -52,7 +52,7 @@ class Expiry:
         creation: OnDemandCreation,
         role: RoleState,
         stats: Stats,
-        clock: Clock,
+        clock: PopClock,
         unlocked: Callable[[Sequence[Place]], None],
     ) -> None:
         """`unlocked` gets orderly queues that are not blocked any more."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.role import RoleState
+    from gantry_broker.pop.clock import PopClock
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class PopLog:
         role: RoleState,
         health: MemberHealth,
         clock: Clock,
+        pop_clock: PopClock,
     ) -> None:
         self._store = store
         self._store_host = store_host
@@ -73,6 +75,7 @@ class PopLog:
         self._role = role
         self._health = health
         self._clock = clock
+        self._pop_clock = pop_clock
         self._loop = asyncio.get_running_loop()
         self.state = PopState()
         self.changes = Changes(self.state)
@@ -331,6 +334,7 @@ class PopLog:
     def _begin(self) -> None:
         """Takes the state into use."""
         log.info("POP: %d messages in flight in %d queues", len(self.state), len(self.state.queues))
+        self._pop_clock.lead(self.state.latest_ms)
         self.ready.set()
         if self.changes:
             self.submit()
@@ -369,7 +373,8 @@ class PopLog:
                     topic, queue_id, offset = origin
                     queue = self.state.queues.get((group, topic, queue_id))
                     if queue is not None:
-                        self.changes.finish(queue, offset)
+                        # Its time was over for the former leader, whose clock may have been ahead.
+                        self.changes.expire(queue, offset, queue.visible_ms(offset))
             at = max(got.next_offset, at + 1)
 
 

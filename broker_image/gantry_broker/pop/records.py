@@ -192,6 +192,7 @@ def apply_change(state: PopState, key: Key, change: Change) -> None:
         state.drop(key)
     elif code == EXPIRED:
         state.expired_ms = max(state.expired_ms, change[2])
+        state.latest_ms = max(state.latest_ms, change[2])
     elif code == PART:
         low, high, next_offset, starts, pops, waits, bits, diffs, moved = change[2:]
         queue = state.add(key, next_offset)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.pull.sql92 import FilterSyntaxError
+from gantry_broker.pop.clock import PopClock
 from gantry_broker.pop.expiry import Expiry
 from gantry_broker.pop.finding import Finder, Found, Place, Wanted, answer
 from gantry_broker.pop.handle import ORDERLY_QUEUE, BadHandle, Handle, real_topic
@@ -93,14 +94,30 @@ class PopService:
         self._filters = filters
         self._counts = counts
         self._slices = slices
-        self._clock = clock
+        self._clock = PopClock(clock)
         self._loop = asyncio.get_running_loop()
         self._epoch = -1
-        self._log = PopLog(store, store_host, meta=meta, writer=writer, role=role, health=health, clock=clock)
+        self._log = PopLog(
+            store,
+            store_host,
+            meta=meta,
+            writer=writer,
+            role=role,
+            health=health,
+            clock=clock,
+            pop_clock=self._clock,
+        )
         self._finder = Finder(store, meta, self._log, broker, memory_bytes // MEMORY_SHARE)
         self._waiting = WaitingPops()
         self._expiry = Expiry(
-            store, self._log, meta=meta, creation=creation, role=role, stats=stats, clock=clock, unlocked=self.wake
+            store,
+            self._log,
+            meta=meta,
+            creation=creation,
+            role=role,
+            stats=stats,
+            clock=self._clock,
+            unlocked=self.wake,
         )
         self._early: list[tuple[Any, ...]] = []
         self._log.on_ready = self._ready

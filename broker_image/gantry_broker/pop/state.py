@@ -196,6 +196,17 @@ class Queue:
             return False
         return pop_ms >= self.chunks[place[0]].pops[place[1]]
 
+    def visible_ms(self, offset: int) -> int:
+        """Returns when a message in flight becomes visible; 0: it is not in flight."""
+        place = self.place(offset)
+        if place is None:
+            return 0
+        moved = self.moved.get(offset)
+        if moved is not None:
+            return moved[0] + moved[1]
+        chunk = self.chunks[place[0]]
+        return chunk.pops[place[1]] + chunk.waits[place[1]]
+
     def renewal_ms(self, offset: int, now_ms: int) -> int:
         """Returns the pop time of a renewal's handle: not before the delivery began, whatever the clock says."""
         place = self.place(offset)
@@ -247,6 +258,8 @@ class PopState:
         self.queues: dict[Key, Queue] = {}
         self.expired_ms = 0
         """Messages visible again by this time may have gone to their retry topics, whatever the clock says."""
+        self.latest_ms = 0
+        """The latest time at which something of this began."""
         self._by_index: list[Queue | None] = []
         self._free: list[int] = []
         self._buckets: dict[int, Bucket] = {}
@@ -298,6 +311,8 @@ class PopState:
 
     def pop(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int, next_offset: int) -> None:
         """Adds a batch of 1 to 32 messages and continues at `next_offset`."""
+        if pop_ms > self.latest_ms:
+            self.latest_ms = pop_ms
         start = offsets[0]
         count = len(offsets)
         if queue.chunks and start <= queue.chunks[-1].starts[-1]:
@@ -408,6 +423,7 @@ class PopState:
         else:
             self._unschedule(moved[0] + moved[1])
         queue.moved[offset] = (pop_ms, invisible_ms, suspended)
+        self.latest_ms = max(self.latest_ms, pop_ms)
         self._schedule(pop_ms + invisible_ms, queue.index << 43 | offset << 2 | _MOVED)
         return True
 
@@ -425,6 +441,7 @@ class PopState:
     ) -> None:
         """Replaces the messages of an orderly queue that are not finished; the first `given` are with a client now."""
         queue.order = None
+        self.latest_ms = max(self.latest_ms, pop_ms)
         if next_offset > queue.next:
             queue.next = next_offset
         if offsets:
@@ -644,6 +661,7 @@ class PopState:
 
     def take_part(self, queue: Queue, part: Part) -> None:
         """Replaces the batches of a part's range by those of the part."""
+        self.latest_ms = max(self.latest_ms, max(part.pops, default=0))
         for start, distances in part.diffs:
             if start not in queue.diffs:
                 self._gaps += 1

@@ -114,12 +114,12 @@ class HeldReceive:
 class Popped:
     """The messages of one pop: each with its properties, its handle and its attempt."""
 
-    __slots__ = ("broker", "items", "visible_ms")
+    __slots__ = ("broker", "invisible_ms", "items")
 
-    def __init__(self, broker: str, items: list[Item], visible_ms: int) -> None:
+    def __init__(self, broker: str, items: list[Item], invisible_ms: int) -> None:
         self.broker = broker
         self.items = items
-        self.visible_ms = visible_ms
+        self.invisible_ms = invisible_ms
 
 
 def polling_ms(asked: int | None, request_timeout_ms: int, left_ms: int | None, version: str) -> int:
@@ -171,7 +171,7 @@ def read_pop(answer: Frame, broker: str) -> Popped:
             key = f"{kind} qo{record.queue_id}%{record.queue_offset}"
             times = counts.get(key, counts.get(f"{kind} {record.queue_id}", times)) or times
         items.append(Item(record, properties, f"{handle} {record.phys_offset}", times + 1))
-    return Popped(broker, items, pop_ms + invisible_ms)
+    return Popped(broker, items, invisible_ms)
 
 
 def _by_queue(text: str | None) -> dict[tuple[int, int], int]:
@@ -314,7 +314,9 @@ class Receiving:
                 if call.over:
                     break
                 if request.auto_renew and popped is not None:
-                    self.renewals.add(client.key, group, topic, handle, popped.visible_ms, now_ms, attempt)
+                    # By this proxy's clock: the broker's may be ahead or behind.
+                    ends_ms = now_ms + popped.invisible_ms
+                    self.renewals.add(client.key, group, topic, handle, ends_ms, now_ms, attempt)
                 await call.send(received_part(record, properties, named, handle, attempt))
                 sent += 1
         finally:
@@ -658,7 +660,7 @@ class Receiving:
                 log.info("renewal in %s: %s", held.topic, error)
                 self.renewals.failed(due, time.time_ns() // 1_000_000, final=False)
                 return
-        self.renewals.renewed(due, handle, parse_handle(handle).visible_ms)
+        self.renewals.renewed(due, handle, time.time_ns() // 1_000_000 + parse_handle(handle).invisible_ms)
 
     async def _done_with(self, group: str, topic: str, given: str) -> str:
         """Return the present handle of a message that a client is done with; it is renewed no more. A renewal under
