@@ -65,7 +65,7 @@ async def test_a_user_by_resource_may_do_what_its_rules_say(demo: Cluster, order
     assert await sent(demo, credentials, "T-orders") == "SEND_OK"
     assert "NO_PERMISSION" in await sent(demo, credentials, "another")
     line = kubectl("-n", demo.namespace, "get", "bu", "orders", "--no-headers").split()
-    assert line[:4] == ["orders", "demo", "orders", "True"], "Super is empty, as in the spec"
+    assert line[:5] == ["orders", "demo", "orders", "false", "True"]
     assert credentials.secret_key not in kubectl("-n", demo.namespace, "get", "bu,bc,cm,events", "-o", "yaml")
 
 
