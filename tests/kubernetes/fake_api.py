@@ -11,8 +11,9 @@ import json
 import uuid
 from typing import Any
 
+import pytest
 from aiohttp import web
-from gantry_operator.platforms.kubernetes.client import KINDS, Kind, KubeApi
+from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable, Kind, KubeApi
 from kubernetes.aio.client.configuration import Configuration
 
 BY_PLURAL = {(k.group, k.plural): k for k in KINDS.values()}
@@ -173,3 +174,19 @@ def merged(old: Any, patch: Any) -> Any:
 
 def _refuse(code: int, reason: str, message: str) -> web.Response:
     return web.json_response({"kind": "Status", "code": code, "reason": reason, "message": message}, status=code)
+
+
+class WritesLeft:
+    """An operator that ends: `left` writes of its client reach the API server, and none after them."""
+
+    def __init__(self, api: KubeApi, monkeypatch: pytest.MonkeyPatch, left: int = 1_000_000) -> None:
+        self.left = left
+        self._answer = api._answer
+        monkeypatch.setattr(api, "_answer", self._limited)
+
+    async def _limited(self, *args: Any, **kwargs: Any) -> Any:
+        if args[0] != "GET":
+            if self.left <= 0:
+                raise ApiUnavailable("the operator has ended")
+            self.left -= 1
+        return await self._answer(*args, **kwargs)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from gantry_operator.platforms.kubernetes import cluster_controller, hibernate
-from gantry_operator.platforms.kubernetes.client import ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.client import KubeApi
 
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, WritesLeft
 from tests.kubernetes.test_cluster_controller import kept, until
 
 GROUPS = {"a": 3, "b": 3}
@@ -82,17 +82,7 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
     """The first operator makes `steps` writes for hibernation, and as many for the return."""
     monkeypatch.setattr(cluster_controller, "SETTLE_S", 0.0)
     monkeypatch.setattr(hibernate, "STEP_S", 0.02)
-    left = [1_000_000]
-    answer = api._answer
-
-    async def limited(*args: Any, **kwargs: Any) -> Any:
-        if args[0] != "GET":
-            if left[0] <= 0:
-                raise ApiUnavailable("the operator has ended")
-            left[0] -= 1
-        return await answer(*args, **kwargs)
-
-    monkeypatch.setattr(api, "_answer", limited)
+    writes = WritesLeft(api, monkeypatch)
     whole = {"demo-a": 3, "demo-b": 3, "demo-namesrv": 2, "demo-proxy": 2}
     members = {f"demo-{g}-{n}" for g, count in GROUPS.items() for n in range(count)}
     async with kubelet(fake) as pods:
@@ -101,11 +91,11 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
         for name in ("demo-a", "demo-b"):
             fake.put({"kind": "Lease", "metadata": {"name": name, "namespace": "mq", "labels": {}}, "spec": {}})
 
-        left[0] = steps
+        writes.left = steps
         async with kept(fake, api, spec(mode, True)) as first:
-            await until(lambda: left[0] == 0 or first._hibernation.done)
+            await until(lambda: writes.left == 0 or first._hibernation.done)
             await asyncio.sleep(0.05)
-        left[0] = 1_000_000
+        writes.left = 1_000_000
         async with kept(fake, api, spec(mode, True)) as second:
             await until(lambda: second._hibernation.done and not pods.pods())
             await until(lambda: set(pods.replicas().values()) == {0})
@@ -117,11 +107,11 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
         assert min(servers) > max(pods.ended.index(b) for b in brokers)
         assert fake.get("Lease", "demo-a") is not None
 
-        left[0] = steps
+        writes.left = steps
         async with kept(fake, api, spec(mode, False)):
-            await until(lambda: left[0] == 0 or pods.replicas() == whole)
+            await until(lambda: writes.left == 0 or pods.replicas() == whole)
             await asyncio.sleep(0.05)
-        left[0] = 1_000_000
+        writes.left = 1_000_000
         async with kept(fake, api, spec(mode, False)) as last:
             await until(lambda: pods.replicas() == whole and len(pods.pods()) == 8)
             await until(lambda: (last._hibernation.running, last._hibernation.done) == (None, False))

@@ -16,14 +16,14 @@ from gantry_operator.api import BrokerCluster, BrokerUser
 from gantry_operator.cluster import access_control
 from gantry_operator.cluster.access_control import AccessControl, StoreUnavailable
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.target_users import TargetUsers, UserError
 from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore, decoded, encoded
 
 from tests.cluster.test_access_control import Member, until
-from tests.kubernetes.fake_api import FakeApi
+from tests.kubernetes.fake_api import FakeApi, WritesLeft
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 CLUSTER.metadata.uid = "cluster-uid"
@@ -274,24 +274,14 @@ async def test_an_operator_that_ends_after_any_request_is_followed_by_one_that_g
     """The first operator makes `steps` requests and none after them. Keys that a client may have read stay valid."""
     rig.put_user("orders")
     rig.put_user("other", {"gantry.dev/rotate": "1"})
-    left = [steps]
-    answer = rig.api._answer
-
-    async def limited(*args: Any, **kwargs: Any) -> Any:
-        if args[0] != "GET":
-            if left[0] <= 0:
-                raise ApiUnavailable("the operator has ended")
-            left[0] -= 1
-        return await answer(*args, **kwargs)
-
-    monkeypatch.setattr(rig.api, "_answer", limited)
+    writes = WritesLeft(rig.api, monkeypatch, steps)
     async with rig.operator():
-        await until(lambda: left[0] == 0 or rig.ready("other").get("status") == "True")
+        await until(lambda: writes.left == 0 or rig.ready("other").get("status") == "True")
         await asyncio.sleep(0.05)
         rig.put_user("orders", {"gantry.dev/rotate": "1"})
         await asyncio.sleep(0.1)
     readable = {n: rig.secret(f"demo-user-{n}").get("secretKey") for n in ("orders", "other")}
-    left[0] = 10_000
+    writes.left = 10_000
     async with rig.operator():
         for name in ("orders", "other"):
             await until(lambda name=name: rig.ready(name).get("status") == "True")
