@@ -20,6 +20,7 @@ from gantry_broker.access.table import AccessTable, table_json
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.proxy import brokers, receiving, renewal, service
+from gantry_broker.proxy.authentication import TooManyGuesses
 from gantry_broker.proxy.contract import Code, v2
 from gantry_broker.proxy.receiving import HeldReceive
 from gantry_broker.remoting.connection import Connection
@@ -709,13 +710,21 @@ async def test_the_streams_of_a_deleted_user_end(cluster: Cluster, tmp_path: Pat
 
 async def test_wrong_signatures_wait(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "HOLD_S", 0.2)
+    waited: list[Exception] = []
+    hold = service._hold
+
+    async def noted(error: Exception) -> None:
+        await hold(error)
+        waited.extend([error] if isinstance(error, TooManyGuesses) else [])
+
+    monkeypatch.setattr(service, "_hold", noted)
     table = tmp_path / "access.json"
     table.write_bytes(users(1))
     async with c.proxied(cluster, access={"file": str(table)}) as (proxy, stub):
         wrong, good = signed("orders", "another-secret"), signed("orders", "secret-of-orders")
         tried = await asyncio.gather(*(send(stub, c.message("T"), **wrong) for _ in range(3 * WRONG_A_SECOND)))
         assert {answer.status.code for answer in tried} == {Code.UNAUTHORIZED}
-        assert proxy.authentication.guesses.held >= 1
+        assert len(waited) == proxy.authentication.guesses.held >= 1, "that of a send waits, too"
         assert (await send(stub, c.message("T"), **good)).status.code == Code.OK, "at the same address"
 
 

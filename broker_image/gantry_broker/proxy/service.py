@@ -280,7 +280,11 @@ class Service:
             try:
                 return answered(await waiting)
             except (Refusal, *FAILURES) as error:
+                await _hold(error)
                 return answered(self._refused_send(error))
+
+        async def refused(error: TooManyGuesses) -> Answer:
+            raise error
 
         def later(outcome: Answer | Awaitable[Answer]) -> None:
             done(answered(outcome) if isinstance(outcome, Answer) else awaited(outcome))
@@ -296,6 +300,8 @@ class Service:
                 size = sum(len(message.body) for message in messages)
                 self.authentication.take(caller.user, size, len(messages), time.monotonic())
             waiting = self.sending.send(call, topic, messages, later)
+        except TooManyGuesses as error:
+            return awaited(refused(error))
         except (Refusal, *FAILURES) as error:
             return answered(self._refused_send(error))
         return None if waiting is None else awaited(waiting)
