@@ -73,20 +73,36 @@ def helm_install(*more: str) -> None:
     )  # fmt: skip
 
 
+BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
+EXTRA_S = 120.0
+"""Beside other modules a condition has so many seconds more, to know a slow machine from a wait without end."""
+
+
+class TooLate(AssertionError):
+    """A send failed, or something took too long. Nothing is lost. Beside other modules that can be the machine:
+    e2e/run tries such a test once more, alone, and then it must hold.
+    """
+
+
 def until(what: str, condition: Callable[[], T | None], timeout: float = 90, every: float = 0.3) -> T:
-    """The first true value of `condition`. An exception of it counts as not yet."""
-    deadline = time.monotonic() + timeout
+    """The first true value of `condition`. An exception of it counts as not yet.
+
+    Raises AssertionError if it stays false, and TooLate if it becomes true after the limit, beside other modules.
+    """
+    begin = time.monotonic()
     problem: object = None
-    while time.monotonic() < deadline:
+    while (waited := time.monotonic() - begin) < timeout + (EXTRA_S if BESIDE_OTHERS else 0):
         try:
             value = condition()
-            if value:
+            if value and waited < timeout:
                 return value
+            if value:
+                raise TooLate(f"{what}: after {waited:.0f} s instead of {timeout:.0f} s; before: {problem}")
             problem = value
         except (CommandFailed, KeyError, IndexError, TypeError) as error:
             problem = error
         time.sleep(every)
-    raise AssertionError(f"{what}: not within {timeout:.0f} s ({problem})")
+    raise AssertionError(f"{what}: not within {waited:.0f} s, limit {timeout:.0f} s ({problem})")
 
 
 @contextlib.contextmanager
@@ -143,7 +159,7 @@ class Cluster:
         try:
             return until(f"{self.name} runs", running, timeout)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{kubectl('-n', self.namespace, 'describe', 'bc', self.name)}") from None
+            raise type(error)(f"{error}\n{kubectl('-n', self.namespace, 'describe', 'bc', self.name)}") from None
 
     def epoch(self, group: str = "a") -> int:
         """The highest epoch that a member of the group follows, by the status."""
@@ -315,12 +331,6 @@ class Load:
         kubectl("-n", self.cluster.namespace, "delete", "pod", self.name, "--wait=false")
         assert found["lost"] == found["elsewhere"] == 0, found
         return found
-
-
-class TooLate(AssertionError):
-    """A send failed or waited too long. Nothing is lost. Beside other modules that can be the machine: e2e/run tries
-    such a test once more, alone, and then it must hold.
-    """
 
 
 def unharmed(result: dict[str, Any], gap_ms: int | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def gantry(*words: str) -> str:
     return done.stdout or done.stderr
 
 
+def wait_for(log: Path, text: str, timeout_s: float = 60) -> None:
+    """A member reads its changed file some time after `gantry up` has written it."""
+    deadline = time.monotonic() + timeout_s
+    while text not in log.read_text():
+        assert time.monotonic() < deadline, f"{text!r} is not in the log after {timeout_s} s: {log.read_text()}"
+        time.sleep(0.1)
+
+
 def test_a_cluster_hibernates_and_goes_on(tmp_path: Path) -> None:
     file, folder = tmp_path / "night.yaml", tmp_path / "cluster"
     where = ("--dir", str(folder))
@@ -45,6 +54,7 @@ def test_a_cluster_hibernates_and_goes_on(tmp_path: Path) -> None:
         pids = {m["name"]: m["pid"] for m in before["status"]["members"]}
         after = up(logLevel="WARNING")
         assert {m["name"]: m["pid"] for m in after["status"]["members"]} == pids
+        wait_for(folder / "log" / "night-a-0.log", "the log level is WARNING now")
         epoch = max(m["epoch"] for m in after["status"]["members"])
         asleep = up(logLevel="WARNING", hibernate=True)
         assert asleep["status"]["phase"] == "Hibernated"
@@ -55,6 +65,5 @@ def test_a_cluster_hibernates_and_goes_on(tmp_path: Path) -> None:
         awake = up(logLevel="WARNING")
         assert min(m["epoch"] for m in awake["status"]["members"]) > epoch
         assert "300 messages" in gantry("consume", "Orders", "--group", "g", "--count", "300", "--quiet", *where)
-        assert "the log level is WARNING now" in (folder / "log" / "night-a-0.log").read_text()
     finally:
         gantry("down", *where, "--delete-data")
