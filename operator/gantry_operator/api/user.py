@@ -1,4 +1,4 @@
-"""A user of a cluster: `BrokerUser` of `gantry.dev/v1alpha1`."""
+"""A user of a cluster: `BrokerUser` of `gantry.dev`."""
 
 from __future__ import annotations
 
