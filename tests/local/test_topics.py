@@ -26,9 +26,11 @@ SPEC: dict[str, Any] = {
 
 
 def write(cluster: Cluster, *resources: BrokerTopic | ConsumerGroup) -> None:
-    """The manifest with these resources, as further documents of its file."""
-    documents = [r.model_dump(mode="json", exclude={"status"}, exclude_none=True) for r in resources]
-    cluster.file.write_text("\n---\n".join([cluster.file.read_text().split("\n---\n")[0], *map(json.dumps, documents)]))
+    """The manifest with these resources, as further documents of its file: in v1beta1, as the cluster itself."""
+    documents = [json.loads(cluster.file.read_text().split("\n---\n")[0])]
+    documents += [r.model_dump(mode="json", exclude={"status"}, exclude_none=True) for r in resources]
+    texts = [json.dumps(document | {"apiVersion": "gantry.dev/v1beta1"}) for document in documents]
+    cluster.file.write_text("\n---\n".join(texts))
 
 
 def orders(**spec: Any) -> BrokerTopic:
@@ -86,6 +88,7 @@ def listed(cluster: Cluster, what: str) -> dict[str, dict[str, Any]]:
 def test_the_manifest_makes_a_topic_and_a_group(cluster: Cluster) -> None:
     cluster.until("it is ready", lambda: condition(cluster, "topic", "orders").get("status") == "True")
     cluster.until("it is ready", lambda: condition(cluster, "group", "billing").get("status") == "True")
+    assert cluster.resource()["apiVersion"] == "gantry.dev/v1beta1"
     assert queues(cluster) == {"a": (3, 3), "b": (3, 3)}
     assert shown(cluster, "topic", "Orders")["attributes"] == {"message.type": "NORMAL", "retention.ms": "7200000"}
     cluster.until("the other one is ready", lambda: condition(cluster, "topic", "short").get("status") == "True")
