@@ -70,6 +70,7 @@ def decide_topics(
         decision.steps.extend(one.steps)
         decision.notes.extend(one.notes)
         decision.settling.update(one.settling)
+        decision.ask.update({w.topic} if one.asks else ())
     return decision
 
 
@@ -125,6 +126,8 @@ class _Topic:
     """What others have changed."""
     drifted: set[str] = field(default_factory=set)
     """Broker groups where they did."""
+    asks: bool = False
+    """Whether the decision depends on messages that are not delivered yet."""
 
     def decide(self) -> Result:
         w, seen = self.w, self.seen
@@ -249,11 +252,22 @@ class _Topic:
             self.waits.append(f"{group}: it takes no more messages, and is deleted there once they are read")
             return replace(config, perm=config.perm & ~Perm.WRITE)
         readers = self._readers()
-        unread = tables.unread(self.w.topic, 0, readers) or tables.unread_retries(self.w.topic, readers)
-        if unread is None or self.w.force:
+        if self.w.force:
             return None
-        self.waits.append(_unread(group, unread.messages, unread.why, "this broker group"))
-        return config
+        unread = tables.unread(self.w.topic, 0, readers) or tables.unread_retries(self.w.topic, readers)
+        if unread is not None:
+            self.waits.append(_unread(group, unread.messages, unread.why, "this broker group"))
+            return config
+        return config if self._undelivered(tables) else None
+
+    def _undelivered(self, tables: BrokerTables) -> bool:
+        """Whether messages may still come that were sent before: they wait for their time, or for a decision."""
+        self.asks = True
+        found = tables.undelivered(self.w.topic)
+        if found == "none":
+            return False
+        self.waits.append(f"{tables.group}: {_UNDELIVERED.get(found or '', _UNDELIVERED['unknown'])}")
+        return True
 
     def _readers(self) -> list[str]:
         """Consumer groups that read the topic in any broker group."""
@@ -365,6 +379,16 @@ class _Topic:
         else:
             state = State("False", "Deleting", f"{w.topic} is being deleted")
         return Result(state, state, w.known, rows, finalizer=True, busy=True)
+
+
+_UNDELIVERED = {
+    "delayed": "delayed messages for it are not delivered yet; it waits for their time, or for spec.force: true, which "
+    "deletes them",
+    "half": "messages of transactions for it have no decision yet; it waits until their producers decide, or for "
+    "spec.force: true, which deletes them",
+    "unknown": "it looks for messages that are not delivered yet",
+}
+"""By what is not delivered to a topic yet."""
 
 
 def _unread(group: str, messages: int, why: str, what: str) -> str:
