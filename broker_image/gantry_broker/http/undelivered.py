@@ -52,7 +52,7 @@ class UndeliveredMessages:
         closed = {name for name in asked if (t := tables.topics.get(name)) is None or not t.perm & Perm.WRITE}
         epoch = broker.replication.epoch
         # Only confirmed messages are in queues. None of these topics comes later: the topics take none.
-        if not closed or not await self._confirmed() or not self._leads(epoch) or not broker.transactions.all_read:
+        if not closed or not await self._confirmed(decisions=True) or not self._leads(epoch):
             return found
         queues = self._queues()
         self._known = {name: place for name, place in self._known.items() if name in closed}
@@ -71,11 +71,13 @@ class UndeliveredMessages:
         role, replication = self._broker.role, self._broker.replication
         return role.leading and role.epoch_confirmed and replication.epoch == epoch
 
-    async def _confirmed(self) -> bool:
-        """Wait until all that the log has now is confirmed. False: it is not in time."""
-        store, end = self._broker.store, self._broker.store.end
+    async def _confirmed(self, *, decisions: bool = False) -> bool:
+        """Wait until all that the log has now is confirmed, and all `decisions` on half messages are known. False: not
+        in time.
+        """
+        store, end, transactions = self._broker.store, self._broker.store.end, self._broker.transactions
         deadline = asyncio.get_running_loop().time() + CONFIRM_S
-        while store.confirmed < end:
+        while store.confirmed < end or (decisions and not transactions.all_read):
             if asyncio.get_running_loop().time() > deadline:
                 return False
             await asyncio.sleep(0.01)
