@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gantry_broker.client import Admin
+from gantry_broker.client import Admin, Message, Producer
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 
 from tests.local.cluster import Cluster, kill, take_down
@@ -170,11 +170,20 @@ def test_what_a_command_makes_is_kept_without_a_supervisor_and_made_later(cluste
     assert "topic of the system" in cluster.gantry("topic", "delete", "TBW102", check=False).stderr
 
 
-def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Cluster) -> None:
+async def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Cluster) -> None:
+    """Also for one with a delivery time, which nobody can have read."""
     cluster.gantry("produce", "Orders", "--count", "4")
+    async with Producer(cluster.name_servers) as producer:
+        await producer.send(Message("Orders", b"later", properties={"TIMER_DELAY_SEC": "20"}))
+    await asyncio.to_thread(_delete_orders, cluster)
+
+
+def _delete_orders(cluster: Cluster) -> None:
     assert "once nothing in it is unread" in cluster.gantry("topic", "delete", "Orders").stdout
     cluster.until("it waits", lambda: condition(cluster, "topic", "orders").get("reason") == "Unread")
     cluster.gantry("consume", "Orders", "-g", "billing", "--count", "4", "--timeout", "20", "-q")
+    cluster.until("it waits", lambda: "delayed messages" in condition(cluster, "topic", "orders").get("message", ""))
+    cluster.gantry("consume", "Orders", "-g", "billing", "--count", "1", "--timeout", "40", "-q")
     cluster.until("it is gone", lambda: "orders" not in statuses(cluster, "topic"), 60)
     assert "Orders" not in listed(cluster, "topic")
     assert "being deleted" in cluster.gantry("group", "delete", "billing").stdout
