@@ -260,7 +260,7 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
     if isinstance(node.get("description"), str):
         text = " ".join(node["description"].split())
         default = node.get("default")
-        if isinstance(default, str | int | bool) and text:
+        if isinstance(default, str | int | bool) and text and default != "":
             shown = str(default).lower() if isinstance(default, bool) else default
             if not text.endswith(f"Default: {shown}"):  # A part with defaults is visited once more inside its owner.
                 text += f" Default: {shown}" if text.endswith(".") else f". Default: {shown}"

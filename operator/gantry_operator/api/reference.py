@@ -132,7 +132,7 @@ def _limits(node: dict[str, Any]) -> str:
 
 def _default(node: dict[str, Any]) -> str:
     value = node.get("default")
-    if value is None or isinstance(value, dict | list):
+    if value is None or value == "" or isinstance(value, dict | list):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
