@@ -1,4 +1,4 @@
-"""The last look before a broker group is removed: who reads its topics in the other groups, and whether it goes still."""
+"""The last look before a broker group is removed: who reads its topics in the other groups, and what the spec says."""
 
 from __future__ import annotations
 

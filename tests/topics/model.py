@@ -152,7 +152,10 @@ class Broker:
 
 
 def observed(
-    brokers: dict[str, Broker], silent: set[str] = frozenset(), ask: Iterable[str] = (), **more: Any  # type: ignore[assignment]
+    brokers: dict[str, Broker],
+    silent: set[str] = frozenset(),
+    ask: Iterable[str] = (),
+    **more: Any,  # type: ignore[assignment]
 ) -> Observed:
     """What an operator sees that asks about messages to these topics that are not delivered."""
     tables = {g: None if g in silent else b.tables(ask) for g, b in brokers.items()}

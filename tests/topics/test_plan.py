@@ -326,7 +326,9 @@ def test_a_topic_stays_while_messages_are_not_delivered_to_it(deleting: bool) ->
     assert set(rig.queues()) == (set() if deleting else {"a"})
 
 
-@pytest.mark.parametrize(("said", "words"), [("half", "have no decision yet"), ("unknown", "it looks"), (7, "it looks")])
+@pytest.mark.parametrize(
+    ("said", "words"), [("half", "have no decision yet"), ("unknown", "it looks"), (7, "it looks")]
+)
 def test_what_is_not_delivered_or_not_known_holds_a_deletion(said: Any, words: str) -> None:
     rig = Rig("a")
     rig.settle(topic(delete=True))
