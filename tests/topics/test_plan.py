@@ -300,6 +300,7 @@ def test_a_topic_is_deleted_once_it_is_read_everywhere() -> None:
     assert found.results["t"].ready.reason == "Unread"
     assert found.results["t"].finalizer
     assert not rig.brokers["b"].send("T", 0), "it takes no more messages"
+    assert not rig.ask, "first they are read"
     rig.brokers["b"].read("T", "g")
     found = rig.settle(gone)
     assert rig.queues() == {}

@@ -216,7 +216,7 @@ class TopicControl:
         for results, made in ((topics.results, topics.steps), (groups.results, groups.steps)):
             for resource in {step.resource for step in made} & refused.keys():
                 results[resource] = failed(results[resource], refused[resource])
-        if not steps or refused or later:
+        if not (steps or curious) or refused or later:
             complete = await self._report(resources, topics.results, groups.results)
         else:
             complete = True  # The next pass follows at once, and sees the result.

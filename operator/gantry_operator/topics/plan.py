@@ -70,7 +70,7 @@ def decide_topics(
         decision.steps.extend(one.steps)
         decision.notes.extend(one.notes)
         decision.settling.update(one.settling)
-        decision.ask.update({w.topic} if one.asks else ())
+        decision.ask.update({w.topic} if one.asks and not (w.deleting and one.unread) else ())
     return decision
 
 
@@ -128,6 +128,8 @@ class _Topic:
     """Broker groups where they did."""
     asks: bool = False
     """Whether the decision depends on messages that are not delivered yet."""
+    unread: bool = False
+    """Whether a broker group has messages that were not read: a deletion waits for all of them first."""
 
     def decide(self) -> Result:
         w, seen = self.w, self.seen
@@ -256,6 +258,7 @@ class _Topic:
             return None
         unread = tables.unread(self.w.topic, 0, readers) or tables.unread_retries(self.w.topic, readers)
         if unread is not None:
+            self.unread = True
             self.waits.append(_unread(group, unread.messages, unread.why, "this broker group"))
             return config
         return config if self._undelivered(tables) else None
@@ -266,7 +269,7 @@ class _Topic:
         found = tables.undelivered(self.w.topic)
         if found == "none":
             return False
-        self.waits.append(f"{tables.group}: {_UNDELIVERED.get(found or '', _UNDELIVERED['unknown'])}")
+        self.waits.append(f"{tables.group}: {_UNDELIVERED.get(found or '', _LOOKS)}")
         return True
 
     def _readers(self) -> list[str]:
@@ -373,7 +376,8 @@ class _Topic:
         if self.seen.paused:
             state = paused()
         elif self.waits and not self.steps:
-            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(self.waits)}")
+            said = [wait for wait in self.waits if not wait.endswith(_LOOKS)] or self.waits
+            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(said)}")
         elif silent and not self.steps:
             state = blind(silent, State("False", "Deleting", f"{w.topic} is being deleted"))
         else:
@@ -386,9 +390,9 @@ _UNDELIVERED = {
     "deletes them",
     "half": "messages of transactions for it have no decision yet; it waits until their producers decide, or for "
     "spec.force: true, which deletes them",
-    "unknown": "it looks for messages that are not delivered yet",
 }
 """By what is not delivered to a topic yet."""
+_LOOKS = "it looks for messages that are not delivered yet"
 
 
 def _unread(group: str, messages: int, why: str, what: str) -> str:
