@@ -26,7 +26,7 @@ UNREACHABLE = re.compile(
     r"ConnectionError|ConnectTimeout|ReadTimeout|NewConnectionError|Max retries|ServiceError|ProxyError|HTTPError"
 )
 INSTALL_S = 900
-"""Seconds for the installation of the tools: half a minute on a machine without other work."""
+"""Seconds for the installation of the tools."""
 COMMAND_S = 180
 """Seconds for an SBOM, and for an audit."""
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
