@@ -50,6 +50,7 @@ th:last-child, td:last-child { padding-right: 0; }
 tbody + tbody > tr:first-child > td { border-top: 1px solid var(--line); }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n { white-space: nowrap; }
+@media (min-width: 821px) { .n + :not(.n) { padding-left: var(--space-4); } }
 td.text { color: var(--soft); padding-top: 0; padding-bottom: var(--space-3); }
 .name { font-weight: 600; }
 .badge { display: inline-block; border-radius: 999px; padding: 1px 9px; font-size: 12.5px; font-weight: 600;

@@ -1,5 +1,5 @@
-"""The Kubernetes objects of a cluster's report: CronJob, ServiceAccount, Role, volume, Secret with the page, template of
-executor pods.
+"""The Kubernetes objects of a cluster's report: CronJob, ServiceAccount, Role, volume, template of executor pods, and
+the Secret with the page.
 
 The CronJob belongs to the cluster. Its pod is the Spark driver (client mode). The driver creates executor pods, which
 it owns and which end with it. All functions are pure; the operator applies their results.
