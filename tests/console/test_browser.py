@@ -86,6 +86,7 @@ def test_every_page_fits_a_phone(desk: Page) -> None:
     for path in PAGES:
         go(desk, path)
         assert overflow(desk) == 0, path
+        expect(desk.locator(".side nav [aria-current]")).to_be_in_viewport(ratio=1)
 
 
 def test_a_failover_shows_without_a_reload(desk: Page, live: LiveConsole) -> None:
