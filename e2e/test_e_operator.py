@@ -101,7 +101,7 @@ def test_the_operator_dies_during_failovers(demo: Cluster, host: Host, moments: 
     load = Load(demo, "operator", senders=2)
     for _ in range(FAILED_OVER):
         master, epoch = demo.master(), demo.epoch()
-        host.signal("KILL", master["metadata"]["name"], master["spec"]["nodeName"])
+        host.signal("KILL", master)
         kill_the_leader(moments.uniform(0, 1.0))
         until("a leader", leader, 30)
         demo.wait_recovered(epoch, 120)
