@@ -160,21 +160,9 @@ class PullChecks:
         checked: Consumption | None = None
         for frame in frames:
             ext = frame.ext
-            get = ext.get
             pull = None
             try:
-                asked = known.get(
-                    (  # as `_key`, without its call
-                        ext["topic"],
-                        ext["consumerGroup"],
-                        ext["sysFlag"],
-                        ext["maxMsgNums"],
-                        get("suspendTimeoutMillis", "0"),
-                        get("subVersion", "0"),
-                        get("subscription"),
-                        get("expressionType"),
-                    )
-                )
+                asked = known.get(_key(ext))
                 if asked is not None and (asked is checked or self._still_holds(asked)):
                     checked = asked
                     queue, offset, commit = ext["queueId"], ext["queueOffset"], ext["commitOffset"]
