@@ -461,9 +461,16 @@ class Supervisor:
             managed=self.topics.managed_topics(),
         )
 
-    async def begin_removal(self, group: str) -> None:
+    def mark(self, group: str) -> str:
+        return ""  # One process takes the spec and begins removals, and nothing comes between the two.
+
+    async def begin_removal(self, group: str, mark: str) -> bool:
         begin_removal(self.folder, group)
         self._take(self.wanted)
+        return True
+
+    async def stay(self, group: str) -> bool:
+        return True
 
     async def continue_removal(self, group: str) -> bool:
         await self._groups.end(group)
