@@ -81,7 +81,7 @@ def pulled(process: BrokerProcess, queues: int, most: int) -> tuple[float, int]:
     for queue in range(queues):
         at, end = 0, store.max_offset(TOPIC, queue)
         while at < end:
-            got = store.found(TOPIC, queue, at, most, 1 << 18, store.together())
+            got = store.together().found(TOPIC, queue, at, most, 1 << 18)
             got = got or store.get(TOPIC, queue, at, most, 1 << 18)
             process.broker.meta.commit_offset(TOPIC, "pulling", queue, got.next_offset)
             at, count = got.next_offset, count + got.count

@@ -1,13 +1,14 @@
 """Measures the CPU time of a pulled message on the broker's event loop, without sockets.
 
-    python benchmarks/pull_path.py [--messages 40000] [--queues 1024] [--groups 1 3] [--body 128] [--profile]
+    python benchmarks/pull_path.py [--messages 1024] [--rounds 40] [--queues 1024] [--groups 1 3] [--body 128]
+        [--profile]
 
 A real broker (group of one member) holds a pull of each consumer group for each queue, as RocketMQ's push consumer
 has them. A producer's connection sends messages to the queues in turn, a number of frames in one read. Each message
 wakes the pulls of its queue. The consumers' connections send the next pull for each answer, as many frames in one read.
 The measurement covers everything between the reads and the written answers, except the kernel's calls for the
 sockets and this program's own work as the peer. "sent" is a message that nobody consumes, "pulled" what each group
-adds to it. `--profile` prints the profile of the last row.
+adds to it. The figures are medians of `--rounds`. `--profile` prints the profile of the last row.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import orjson
 import uvloop
@@ -150,7 +152,7 @@ class Bench:
     async def consumed(
         self, messages: int, together: int, groups: int, profiler: cProfile.Profile | None
     ) -> tuple[float, float]:
-        """Returns the CPU seconds of the broker, and the messages in one answer."""
+        """Returns the CPU seconds of the broker in a round, and the messages in one answer."""
         ends = [self.process.store.max_offset(TOPIC, queue) for queue in range(self.options.queues)]
         consumers = [Consumer(f"g{together}x{groups}x{n}", self.options.queues) for n in range(groups)]
         links = [self._connect(consumer.transport) for consumer in consumers]
@@ -163,12 +165,25 @@ class Bench:
             consumer.transport.data.clear()
         if len(self.process.broker.held) != self.options.queues * groups:
             raise RuntimeError(f"{len(self.process.broker.held)} pulls are held")
-        made = reads(messages, together, self.options.queues, self.options.body, None)
-        own = 0.0
         if profiler is not None:
             profiler.enable()
+        spent = [
+            await self._round(consumers, links, messages * (number + 1), together)
+            for number in range(self.options.rounds)
+        ]
+        if profiler is not None:
+            profiler.disable()
+        for conn in links:
+            conn.connection_lost(None)
+        self.process.parts.context.pulls.expire(self.process.parts.context.clock.now_ms() + 60_000)
+        return median(spent), sum(c.got for c in consumers) / sum(c.answers for c in consumers)
+
+    async def _round(self, consumers: list[Consumer], links: list[Connection], end: int, together: int) -> float:
+        """Sends messages until each consumer has `end` of them; returns the CPU seconds of the broker."""
+        made = reads(end - consumers[0].got, together, self.options.queues, self.options.body, None)
+        own = 0.0
         cpu = time.process_time()
-        while made or any(consumer.got < messages for consumer in consumers):
+        while made or any(consumer.got < end for consumer in consumers):
             if made:
                 self.producer.data_received(made.pop(0))
                 await asyncio.sleep(0)
@@ -180,13 +195,7 @@ class Bench:
             for conn, datas in zip(links, parts, strict=True):
                 for data in datas:
                     conn.data_received(data)
-        cpu = time.process_time() - cpu - own
-        if profiler is not None:
-            profiler.disable()
-        for conn in links:
-            conn.connection_lost(None)
-        self.process.parts.context.pulls.expire(self.process.parts.context.clock.now_ms() + 60_000)
-        return cpu, messages * groups / sum(consumer.answers for consumer in consumers)
+        return time.process_time() - cpu - own
 
 
 async def run(options: argparse.Namespace, folder: Path) -> None:
@@ -197,8 +206,8 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
         print(f"{'groups':>7}{'frames a read':>15}{'sent us':>9}{'pulled us':>11}{'messages an answer':>20}")
         rows = [(groups, together) for groups in options.groups for together in options.together]
         for groups, together in rows:
-            messages = max(options.messages // (groups * max(16 // together, 1)), 1_000)
-            alone = await bench.sent_only(messages, together)
+            messages = options.messages
+            alone = median([await bench.sent_only(messages, together) for _ in range(options.rounds)])
             used = profiler if (groups, together) == rows[-1] else None
             cpu, each = await bench.consumed(messages, together, groups, used)
             unit = 1e6 / messages
@@ -212,11 +221,12 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=40_000)
+    parser.add_argument("--messages", type=int, default=1_024, help="of each round")
     parser.add_argument("--queues", type=int, default=1024, help="one held pull of each group for each queue")
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 3], help="consumer groups")
     parser.add_argument("--body", type=int, default=128, help="bytes")
     parser.add_argument("--together", type=int, nargs="+", default=[1, 4, 16, 64], help="frames in one read")
+    parser.add_argument("--rounds", type=int, default=40, help="of each row")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--dir", type=Path, help="where the store goes (default: the system's temporary folder)")
     options = parser.parse_args()

@@ -63,8 +63,10 @@ class Histogram:
             self._counts[0] += len(values)
             self.sum += sum(values)
         else:
+            counts, bounds = self._counts, self._bounds
             for value in values:
-                self.observe(value)
+                counts[bisect_left(bounds, value)] += 1
+            self.sum += sum(values)
 
     def observe_weighted(self, values: Sequence[float], times: Sequence[int], count: int, scale: float = 1) -> None:
         """Count each value as often as its place in `times` says. `count`: the sum of `times`. `scale`: of the values

@@ -142,7 +142,7 @@ class TestHeldPulls:
         tried: list[int] = []
         held.try_each(held.waiting("T", 0), lambda pull: tried.append(pull.number) or pull.number == 1)
         assert tried == [1, 3]
-        assert (len(held), held.count(("T", 0)), held.count(("T", 1)), held.count(("T", 2))) == (2, 1, 1, 0)
+        assert (len(held), held.counts([("T", 0), ("T", 1), ("T", 2)])) == (2, {("T", 0): 1, ("T", 1): 1})
         assert [pull.number for pull in held.due(49)] == []
         assert [pull.number for pull in held.due(60)] == [2]
         assert [pull.number for pull in held.due(199)] == []

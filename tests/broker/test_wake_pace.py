@@ -244,20 +244,20 @@ async def test_a_pull_that_fails_costs_the_others_of_its_read_nothing(
     await bench.send(b"first")
     await bench.ask(11, bench.pull_ext())
     store = bench.broker.store
-    max_offset, found = store.max_offset, store.found
+    max_offset, found = store.max_offset, LogPieces.found
 
     def bad_index(topic: str, queue_id: int) -> int:
         if queue_id == 1:
             raise OSError(5, "a planned error")
         return max_offset(topic, queue_id)
 
-    def bad_log(topic: str, queue_id: int, *rest: Any) -> Any:
+    def bad_log(pieces: LogPieces, topic: str, queue_id: int, *rest: Any) -> Any:
         if queue_id == 2:
             raise OSError(5, "a planned error")
-        return found(topic, queue_id, *rest)
+        return found(pieces, topic, queue_id, *rest)
 
     monkeypatch.setattr(store, "max_offset", bad_index)
-    monkeypatch.setattr(store, "found", bad_log)
+    monkeypatch.setattr(LogPieces, "found", bad_log)
     held = {"sysFlag": 6, "suspendTimeoutMillis": 10_000, "offset": 0}
     await bench.ask(11, bench.pull_ext(**held))
     pulls = [bench.frame(11, bench.pull_ext(queueId=queue, **held)) for queue in (0, 1, 2, 0)]

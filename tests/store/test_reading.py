@@ -79,7 +79,7 @@ def test_reads_of_many_queues_together_find_the_same_records(
         for topic, queue_id in drawn.sample(queues, len(queues)):
             for offset in drawn.sample(range(60), 20):
                 most, most_bytes = drawn.choice([1, 3, 32]), drawn.choice([1, 20_000, 1 << 20])
-                got = store.found(topic, queue_id, offset, most, most_bytes, pieces)
+                got = pieces.found(topic, queue_id, offset, most, most_bytes)
                 if got is not None:
                     assert got == store.get(topic, queue_id, offset, most, most_bytes)
                     found += 1
@@ -94,11 +94,11 @@ def test_reads_together_leave_damage_and_what_is_old_to_the_other_read(
     put(store, 10)
     monkeypatch.setattr(read, "CACHED_BYTES", 300)
     pieces = store.together()
-    assert store.found("Orders", 0, 0, 32, 10**6, pieces) is None, "an old record is verified"
-    assert store.found("Orders", 0, 0, 1, 10**6, pieces) is None
-    assert store.found("Orders", 0, 9, 32, 10**6, pieces) is not None
+    assert pieces.found("Orders", 0, 0, 32, 10**6) is None, "an old record is verified"
+    assert pieces.found("Orders", 0, 0, 1, 10**6) is None
+    assert pieces.found("Orders", 0, 9, 32, 10**6) is not None
     monkeypatch.setattr(os, "pread", failing)
-    assert store.found("Orders", 0, 9, 32, 10**6, store.together()) is None
+    assert store.together().found("Orders", 0, 9, 32, 10**6) is None
 
 
 def failing(*arguments: object) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -34,12 +34,11 @@ class RpcLatencies:
         if histogram is not None:
             histogram.observe(seconds * 1000, times)
 
-    def observe_held(self, request: int, answer: int, milliseconds: Iterable[int]) -> None:
+    def observe_held(self, request: int, answer: int, milliseconds: Sequence[int]) -> None:
         """Count requests that were held, each with its own time."""
         histogram = self.histogram(request, answer, "success", True)
         if histogram is not None:
-            for each in milliseconds:
-                histogram.observe(each)
+            histogram.observe_all(milliseconds)
 
     def histogram(self, request: int, answer: int, result: Result = "success", held: bool = False) -> Histogram | None:
         """Return the histogram of these requests, in milliseconds; None: there are too many kinds."""

@@ -341,7 +341,7 @@ class Finder:
             )  # fmt: skip
         else:
             if wanted.codes is None:
-                got = self._store.found(topic, queue_id, at, room, max_bytes, self._store.together())
+                got = self._store.together().found(topic, queue_id, at, room, max_bytes)
             if got is None:
                 got = self._store.get(topic, queue_id, at, room, max_bytes, wanted.codes)
         if not got.count:

@@ -472,6 +472,8 @@ class PopService:
             if len(self._early) < MAX_EARLY:
                 self._early.append(("commit", key, queue_id, offset))
             return
+        if not self._log.state.queues:
+            return
         topic, _, group = key.rpartition("@")
         queue = self._log.state.queues.get((group, topic, queue_id))
         if queue is None:

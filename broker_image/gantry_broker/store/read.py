@@ -27,15 +27,39 @@ _PIECE: Final = 1 << 16
 _MAX_PIECES: Final = 16
 
 
+def read_spread(log: CommitLog, wanted: list[tuple[int, int]], total: int) -> list[bytes]:
+    """The bytes of records in rising order, in one read if they lie close together. Raises OSError."""
+    first = wanted[0][0]
+    span = wanted[-1][0] + wanted[-1][1] - first
+    if span == total:
+        return [log.read(first, span)]
+    if span <= total * _SPREAD and span <= 1 << 20:
+        block = memoryview(log.read(first, span))
+        return [bytes(block[phys - first : phys - first + size]) for phys, size in wanted]
+    return [log.read(phys, size) for phys, size in wanted]
+
+
 class LogPieces:
     """Bytes of the end of the log, which one system call reads for many records.
 
     For one step without a pause: nothing may be appended, truncated or repaired during its life.
     """
 
-    __slots__ = ("_data", "_end", "_log", "_older", "_start", "oldest", "recent")
+    __slots__ = (
+        "_data",
+        "_end",
+        "_log",
+        "_older",
+        "_queues",
+        "_start",
+        "_table",
+        "_topic",
+        "_visible_from",
+        "oldest",
+        "recent",
+    )
 
-    def __init__(self, log: CommitLog, oldest: int, confirmed: int) -> None:
+    def __init__(self, log: CommitLog, table: QueueTable, oldest: int, confirmed: int) -> None:
         self.oldest = oldest
         """Records before this offset of the log are gone, or have to be verified."""
         self.recent = confirmed - _PIECE * _MAX_PIECES
@@ -45,6 +69,73 @@ class LogPieces:
         self._start = 0
         self._data = b""
         self._older: list[tuple[int, bytes]] = []
+        self._table = table
+        self._topic = ""
+        """Of the last `found`, with its queues and the place from which its records are visible."""
+        self._queues: dict[int, ConsumeQueue] = {}
+        self._visible_from = 0
+
+    def found(self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int) -> Got | None:
+        """As `MessageStore.get` without a filter, for records at the end of the log; None: `get` has to look.
+
+        Raises OSError.
+        """
+        if topic != self._topic:
+            known = self._table.topics.get(topic)
+            if known is None:
+                return None
+            self._topic, self._queues = topic, known.queues
+            self._visible_from = self._table.visible_from(topic, self._log.start)
+        queue = self._queues.get(queue_id)
+        if queue is None:
+            return None
+        if queue.next < 0:
+            self._table.find(topic, queue_id)  # It loads the queue.
+        low = queue.min_at(self._visible_from)
+        pending, at = queue.pending, (offset - queue.written) * ENTRY_SIZE
+        high = queue.written + len(pending) // ENTRY_SIZE
+        if not low <= offset < high:
+            return None
+        if at >= 0 and (max_count == 1 or high - offset == 1):
+            phys, size, _ = ENTRY.unpack_from(pending, at)
+            if not 0 < size < BLANK_SIZE or phys < self.oldest or phys + size > self._end:
+                return None
+            place = phys - self._start
+            data = self._data
+            if 0 <= place <= len(data) - size:
+                return Got(GetStatus.FOUND, data[place : place + size], 1, offset + 1, low, high)
+            try:
+                return Got(GetStatus.FOUND, self.read(phys, size), 1, offset + 1, low, high)
+            except OSError:
+                return None
+        return self._several(queue, offset, min(high - offset, max_count), max_bytes, low, high)
+
+    def _several(self, queue: ConsumeQueue, offset: int, most: int, max_bytes: int, low: int, high: int) -> Got | None:
+        at = (offset - queue.written) * ENTRY_SIZE
+        wanted: list[tuple[int, int]] = []
+        total = 0
+        try:
+            if at >= 0:
+                entries = bytes(queue.pending[at : at + most * ENTRY_SIZE])
+            else:
+                entries = queue.read(offset, min(most, MAX_SCAN))
+            for phys, size, _ in ENTRY.iter_unpack(entries):
+                if not 0 < size < BLANK_SIZE or phys < self.oldest or phys + size > self._end:
+                    break
+                if wanted and total + size > max_bytes:
+                    break
+                wanted.append((phys, size))
+                total += size
+            if not wanted:
+                return None
+            if wanted[0][0] < self.recent:
+                records = read_spread(self._log, wanted, total)  # of a backlog
+            else:
+                records = [self.read(phys, size) for phys, size in wanted]
+        except OSError:
+            return None
+        data = records[0] if len(records) == 1 else b"".join(records)
+        return Got(GetStatus.FOUND, data, len(wanted), offset + len(wanted), low, high)
 
     def read(self, phys: int, size: int) -> bytes:
         """The bytes of a confirmed record. Raises OSError."""
@@ -129,50 +220,7 @@ class Reader:
         """What `found` reads with; for one step without a pause."""
         state, log = self._state, self._log
         oldest = max(log.start, state.verified_from, state.confirmed - CACHED_BYTES)
-        return LogPieces(log, oldest, state.confirmed)
-
-    def found(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, pieces: LogPieces
-    ) -> Got | None:
-        """As `get` without a filter, for records at the end of the log; None: `get` has to look."""
-        queue = self._queues.find(topic, queue_id)
-        if queue is None:
-            return None
-        low, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
-        if not low <= offset < high:
-            return None
-        most = high - offset if high - offset < max_count else max_count
-        at = (offset - queue.written) * ENTRY_SIZE
-        end, oldest = self._state.confirmed, pieces.oldest
-        if most == 1 and at >= 0:
-            phys, size, _ = ENTRY.unpack_from(queue.pending, at)
-            if 0 < size < BLANK_SIZE and phys >= oldest and phys + size <= end:
-                try:
-                    return Got(GetStatus.FOUND, pieces.read(phys, size), 1, offset + 1, low, high)
-                except OSError:
-                    pass
-            return None
-        wanted: list[tuple[int, int]] = []
-        total = 0
-        try:
-            entries = queue.pending[at : at + most * ENTRY_SIZE] if at >= 0 else queue.read(offset, min(most, MAX_SCAN))
-            for phys, size, _ in ENTRY.iter_unpack(entries):
-                if not 0 < size < BLANK_SIZE or phys < oldest or phys + size > end:
-                    break
-                if wanted and total + size > max_bytes:
-                    break
-                wanted.append((phys, size))
-                total += size
-            if not wanted:
-                return None
-            if wanted[0][0] < pieces.recent:
-                records = self._read_records(wanted, total)  # of a backlog
-            else:
-                records = [pieces.read(phys, size) for phys, size in wanted]
-        except OSError:
-            return None
-        data = records[0] if len(records) == 1 else b"".join(records)
-        return Got(GetStatus.FOUND, data, len(wanted), offset + len(wanted), low, high)
+        return LogPieces(log, self._queues, oldest, state.confirmed)
 
     def _collect(
         self,
@@ -239,7 +287,7 @@ class Reader:
                 count += 1
         if wanted:
             try:
-                data = self._read_records(wanted, total)
+                data = read_spread(self._log, wanted, total)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
@@ -252,7 +300,7 @@ class Reader:
                 if valid == 0:
                     return self._damaged(wanted[0][0], places[0], low, high)
                 count, at = valid, places[valid]
-                data = self._read_records(wanted[:valid], sum(size for _, size in wanted[:valid]))
+                data = read_spread(self._log, wanted[:valid], sum(size for _, size in wanted[:valid]))
         if count:
             return Got(GetStatus.FOUND, data[0] if len(data) == 1 else b"".join(data), count, at, low, high)
         return Got(status, b"", 0, at, low, high)
@@ -260,18 +308,6 @@ class Reader:
     def _damaged(self, phys: int, at: int, low: int, high: int) -> Got:
         self._state.on_damage(phys)
         return Got(GetStatus.OFFSET_FOUND_NULL, b"", 0, at, low, high, damaged=phys)
-
-    def _read_records(self, wanted: list[tuple[int, int]], total: int) -> list[bytes]:
-        """The bytes of records in rising order, in one read if they lie close together. Raises OSError."""
-        first = wanted[0][0]
-        span = wanted[-1][0] + wanted[-1][1] - first
-        if span == total:
-            return [self._log.read(first, span)]
-        if span <= total * _SPREAD and span <= 1 << 20:
-            block = memoryview(self._log.read(first, span))
-            return [bytes(block[phys - first : phys - first + size]) for phys, size in wanted]
-        read = self._log.read
-        return [read(phys, size) for phys, size in wanted]
 
     def stored_ms(self, phys: int) -> int:
         """Store time (ms) of the record at `phys`; -1 when the log does not have it. Raises OSError."""

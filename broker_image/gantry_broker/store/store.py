@@ -408,14 +408,8 @@ class MessageStore:
         return self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter, enough)
 
     def together(self) -> LogPieces:
-        """Reads of the log for many `found`, in one step without a pause."""
+        """Reads of records at the end of the log, many in one step without a pause."""
         return self._reader.together()
-
-    def found(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, pieces: LogPieces
-    ) -> Got | None:
-        """As `get` without a filter, for records at the end of the log; None: `get` has to look."""
-        return self._reader.found(topic, queue_id, offset, max_count, max_bytes, pieces)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is still there; 0 for an unknown queue."""

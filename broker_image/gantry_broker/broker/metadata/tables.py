@@ -376,7 +376,11 @@ class Metadata:
             queues = self.working.offsets[key] = {}
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
-            self._dirty.setdefault(key, set()).add(queue_id)
+            dirty = self._dirty.get(key)
+            if dirty is None:
+                self._dirty[key] = {queue_id}
+            else:
+                dirty.add(queue_id)
             self.on_commit(key, queue_id, offset)
 
     def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:

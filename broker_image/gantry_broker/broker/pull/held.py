@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 MAX_HELD = 100_000
@@ -69,10 +69,10 @@ class HeldPulls(Generic[T]):
         self._count += 1
         return True
 
-    def count(self, key: tuple[str, int]) -> int:
-        """Returns the number of pulls that wait for a queue."""
-        waiting = self._by_queue.get(key)
-        return 0 if waiting is None else len(waiting)
+    def counts(self, keys: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Returns the numbers of pulls that wait for these queues; without the queues that have none."""
+        by_queue = self._by_queue
+        return {key: len(waiting) for key in keys if (waiting := by_queue.get(key)) is not None}
 
     def waiting(self, topic: str, queue_id: int) -> deque[T]:
         """Returns the pulls that wait for a queue, for `try_each`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,7 @@ from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.pull.answers import found_answer
 from gantry_broker.broker.pull.checks import Consumption, Pull, PullChecks
 from gantry_broker.broker.pull.held import HeldPulls
-from gantry_broker.broker.pull.pace import WakePace
+from gantry_broker.broker.pull.pace import MOST_MS, WakePace
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
 from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import FLAG_RESPONSE, GetStatus, ResponseCode
@@ -135,6 +135,8 @@ class PullService:
         rest: list[Frame] = []
         found: list[tuple[Frame, Pull]] = []
         may_hold, commit, waits = self._settings.longPollingEnable, self._meta.commit_offset_of, self._waits
+        now_ms, wait_ms = self._clock.now_ms(), self._wait_ms()
+        waiting = False
         for frame, made in zip(frames, self._check_again(conn, frames), strict=True):
             if made is None:
                 rest.append(frame)
@@ -143,10 +145,14 @@ class PullService:
             try:
                 if asked.commits:
                     commit(asked.key, made.queue_id, made.commit)
-                if asked.hold_ms == 0 or not may_hold or not waits(made):
+                if asked.hold_ms and may_hold and waits(made, now_ms, wait_ms):
+                    waiting = True
+                else:
                     found.append((frame, made))
             except Exception:
                 rest.append(frame)  # `handle` meets the error again, and its caller answers with it.
+        if waiting and wait_ms:
+            self._gather(conn, wait_ms)
         if found:
             self._answer_found(found, rest, begun)
         return rest
@@ -167,7 +173,7 @@ class PullService:
                 if got is None:
                     rest.append(frame)
                     continue
-                self.answer(made, got, _FOUND)
+                self._give(made, got)
                 seconds = perf_counter() - begun
                 self._latencies.pull.observe(seconds)
                 self._latencies.rpc.observe(made.code, _FOUND, seconds)
@@ -178,9 +184,11 @@ class PullService:
         if asked.codes is not None or made.filter is not None:
             return None
         settings = self._settings
-        most = min(asked.max_count, settings.maxTransferCountOnMessageInMemory)
-        return self._store.found(
-            asked.topic_name, made.queue_id, made.offset, most, settings.maxTransferBytesOnMessageInMemory, pieces
+        most = settings.maxTransferCountOnMessageInMemory
+        if asked.max_count < most:
+            most = asked.max_count
+        return pieces.found(
+            asked.topic_name, made.queue_id, made.offset, most, settings.maxTransferBytesOnMessageInMemory
         )
 
     @contextlib.contextmanager
@@ -217,51 +225,56 @@ class PullService:
         if asked.commits and self._role.leading and made.commit >= 0:
             self._meta.commit_offset_of(asked.key, made.queue_id, made.commit)
         may_hold = asked.hold_ms > 0 and self._settings.longPollingEnable
-        if may_hold and self._role.leading and self._waits(made):
-            return
+        if may_hold and self._role.leading:
+            wait_ms = self._wait_ms()
+            if self._waits(made, self._clock.now_ms(), wait_ms):
+                if wait_ms:
+                    self._gather(made.conn, wait_ms)
+                return
         got, code = self._read(made, self._store.together())
-        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(made):
+        if code == ResponseCode.PULL_NOT_FOUND and may_hold and self._hold(made, self._clock.now_ms()):
             return
         self.answer(made, got, code)
         seconds = perf_counter() - begun
         self._latencies.pull.observe(seconds)
         self._latencies.rpc.observe(made.code, code, seconds)
 
-    def _hold(self, made: Pull) -> bool:
+    def _hold(self, made: Pull, now_ms: int) -> bool:
         asked = made.asked
-        return self._held.hold(asked.topic_name, made.queue_id, made, self._clock.now_ms() + asked.hold_ms)
+        return self._held.hold(asked.topic_name, made.queue_id, made, now_ms + asked.hold_ms)
 
-    def _waits(self, made: Pull) -> bool:
-        """Holds a pull of the master without a read, for its queue to grow or for the next turn; False: read."""
+    def _waits(self, made: Pull, now_ms: int, wait_ms: int) -> bool:
+        """Holds a pull of the master without a read, for its queue to grow or for the next turn; False: read.
+
+        `wait_ms`: from `_wait_ms`. If it is not 0 and a pull waits, `_gather` has to follow.
+        """
         asked = made.asked
         there = self._store.max_offset(asked.topic_name, made.queue_id) - made.offset
         if there == 0:
-            if made.offset == 0 or not self._hold(made):
-                return False
-        else:
-            if there < 0 or there >= asked.max_count or asked.codes is not None or asked.sql is not None:
-                return False
-            self._pace.note(1)
-            if not (self._turn_is_set or self._pace.wait_ms(self._loop.time())) or not self._hold(made):
-                return False
-            self._gathered.setdefault(made.key, perf_counter())
-        if self._turn_is_set:
-            self._read_later(made.conn)
-        elif wait_ms := self._pace.wait_ms(self._loop.time()):
-            self._read_later(made.conn)
-            self._set_turn(wait_ms)
+            return made.offset != 0 and self._hold(made, now_ms)
+        if there < 0 or there >= asked.max_count or asked.codes is not None or asked.sql is not None:
+            return False
+        self._pace.note(1)
+        if not wait_ms or not self._hold(made, now_ms):
+            return False
+        self._gathered.setdefault(made.key, perf_counter())
         return True
 
-    def _read_later(self, conn: Connection) -> None:
+    def _wait_ms(self) -> int:
+        """Returns the time to the next turn, at most; 0: answers leave at once."""
+        return MOST_MS if self._turn_is_set else self._pace.wait_ms(self._loop.time())
+
+    def _gather(self, conn: Connection, wait_ms: int) -> None:
         """Reads no more pulls of this connection before the next turn."""
+        if not self._turn_is_set:
+            self._set_turn(wait_ms)
         if conn not in self._unread and self._clock.unix_ms() - conn.attrs.get(SENT_MS, 0) > SENDS_MS:
             self._unread[conn] = None
             conn.read_later(True)
 
     def wake(self, queues: Sequence[tuple[str, int]]) -> None:
         """Tries the waiting pulls of queues with new messages again, now or at the next turn."""
-        count = self._held.count
-        waiting = {key: number for key in queues if (number := count(key))}
+        waiting = self._held.counts(queues)
         if not waiting:
             return
         self._pace.note(sum(waiting.values()))
@@ -352,13 +365,16 @@ class PullService:
         if not answered:
             return
         now_ms, now = self._clock.now_ms(), perf_counter()
-        observe = self._latencies.pull.observe
-        for grew, count in Counter([grew for _, _, grew in answered]).items():
-            observe(now - grew, count)
+        since: dict[float, int] = {}
         kinds: dict[tuple[int, int], list[int]] = {}
-        for made, code, _ in answered:
-            times = now_ms - made.deadline_ms + made.asked.hold_ms
-            kinds.setdefault((made.code, code), []).append(times)
+        for made, code, grew in answered:
+            since[grew] = since.get(grew, 0) + 1
+            times_ms = kinds.get((made.code, code))
+            if times_ms is None:
+                times_ms = kinds[made.code, code] = []
+            times_ms.append(now_ms - made.deadline_ms + made.asked.hold_ms)
+        for grew, count in since.items():
+            self._latencies.pull.observe(now - grew, count)
         for (request, code), times_ms in kinds.items():
             self._latencies.rpc.observe_held(request, code, times_ms)
 
@@ -407,7 +423,12 @@ class PullService:
         if made.conn.paused or (made.filter is not None and self._slices.left_s <= 0):
             self._held.passed_over.add(made.key)
             return False
-        got, code = self._read(made, pieces)
+        found = self._found(made, pieces)
+        if found is not None:
+            self._give(made, found)
+            self._answered.append((made, _FOUND, grew))
+            return True
+        got, code = self._look(made)
         if code == ResponseCode.PULL_NOT_FOUND:
             return False
         at_end = got.next_offset >= got.max_offset  # False: more messages came than one read examines
@@ -433,8 +454,10 @@ class PullService:
     def _read(self, made: Pull, pieces: LogPieces) -> tuple[Got, int]:
         """Reads the records and returns them with the code of an answer at this moment."""
         found = self._found(made, pieces)
-        if found is not None:
-            return found, _FOUND
+        return self._look(made) if found is None else (found, _FOUND)
+
+    def _look(self, made: Pull) -> tuple[Got, int]:
+        """As `_read`, for records that `_found` does not have."""
         asked = made.asked
         most = min(asked.max_count, self._settings.maxTransferCountOnMessageInMemory)
         most_bytes = self._settings.maxTransferBytesOnMessageInMemory
@@ -478,15 +501,10 @@ class PullService:
         return got, int(code)
 
     def answer(self, made: Pull, got: Got, code: int) -> None:
-        suggest = self._suggest(made, got, code)
         if code == _FOUND:
-            self._count(made, got)
-            made.conn.write(
-                found_answer(
-                    made.opaque, made.serialize, suggest, got.next_offset, got.min_offset, got.max_offset, got.data
-                )
-            )
+            self._give(made, got)
             return
+        suggest = self._suggest(made, got, code)
         next_offset = made.offset if code == ResponseCode.PULL_NOT_FOUND else got.next_offset
         if (
             not self._role.leading
@@ -500,18 +518,22 @@ class PullService:
             remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits for repair"
         made.conn.send(Frame(code, made.opaque, FLAG_RESPONSE, fields.ext(), b"", remark, made.serialize))
 
-    def _count(self, made: Pull, got: Got) -> None:
-        asked, tally = made.asked, self._tally
+    def _give(self, made: Pull, got: Got) -> None:
+        """Answers with records."""
+        asked, tally, data, following = made.asked, self._tally, got.data, got.next_offset
+        suggest = self._suggest(made, got, _FOUND) if self._settings.slaveReadEnable else _MASTER
         if tally is None:
-            offsets = {made.queue_id: got.next_offset}
-            self._count_gets(asked.topic_name, asked.group_name, got.count, len(got.data), offsets)
-            return
-        entry = tally.get(asked)
-        if entry is None:
-            entry = tally[asked] = Tally()
-        entry.count += got.count
-        entry.size += len(got.data)
-        entry.offsets[made.queue_id] = got.next_offset
+            self._count_gets(asked.topic_name, asked.group_name, got.count, len(data), {made.queue_id: following})
+        else:
+            entry = tally.get(asked)
+            if entry is None:
+                entry = tally[asked] = Tally()
+            entry.count += got.count
+            entry.size += len(data)
+            entry.offsets[made.queue_id] = following
+        made.conn.write(
+            found_answer(made.opaque, made.serialize, suggest, following, got.min_offset, got.max_offset, data)
+        )
 
     def _suggest(self, made: Pull, got: Got, code: int) -> int:
         """Returns the brokerId from which the consumer should pull next; 0 is the master."""
