@@ -213,6 +213,18 @@ class Cluster:
         request = f"gantry.dev/switchover={group} #{time.time_ns()}"
         kubectl("-n", self.namespace, "annotate", "bc", self.name, request, "--overwrite")
 
+    def drain(self, node: str) -> None:
+        """Drains a node of the brokers of this cluster alone: clusters of other modules have the same name."""
+        pods = [p["metadata"]["name"] for p in self.pods()]
+        kubectl("-n", self.namespace, "label", "pod", *pods, f"e2e-drained={self.namespace}", "--overwrite")
+        try:
+            kubectl(
+                "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s",
+                "--pod-selector", f"e2e-drained={self.namespace}", timeout=150,
+            )  # fmt: skip
+        finally:
+            kubectl("uncordon", node)
+
     def patch(self, patch: dict[str, Any]) -> None:
         kubectl("-n", self.namespace, "patch", "bc", self.name, "--type", "merge", "-p", json.dumps(patch))
 

@@ -73,11 +73,7 @@ def test_a_node_is_drained(demo: Cluster, figure: Figure) -> None:
         pytest.skip("the broker of a drained node needs another node to go to: set E2E_NODES to 2 or more")
     other = next(n.removeprefix("node/") for n in nodes if n != f"node/{node}")
     load = Load(demo, "drain", node=other)
-    kubectl(
-        "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", "--pod-selector",
-        f"gantry.dev/cluster={demo.name}", timeout=150,
-    )  # fmt: skip
-    kubectl("uncordon", node)
+    demo.drain(node)
     result = load.stop()
     figure("drain of the master's node", result)
     unharmed(result, KILLED_MS)

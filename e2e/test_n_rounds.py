@@ -98,15 +98,7 @@ def lose_node(how: str, back: str, demo: Cluster, host: Host, turn: int) -> None
 
 
 def drain(demo: Cluster, host: Host, turn: int) -> None:
-    node = demo.master()["spec"]["nodeName"]
-    selector = f"gantry.dev/cluster={demo.name}"
-    try:
-        kubectl(
-            "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s",
-            "--pod-selector", selector, timeout=150,
-        )  # fmt: skip
-    finally:
-        kubectl("uncordon", node)
+    demo.drain(demo.master()["spec"]["nodeName"])
     # Until another member leads: where two members were on the node, the role may have returned to the first.
 
 
