@@ -3,8 +3,9 @@
     python benchmarks/pop_against_pull.py [--messages 100000] [--body 1024] [--rounds 3] [--members 4] [--batch 32]
 
 One broker, as a process of its own, has the messages. Then members of a group consume them all, in turn by pull (our
-`Consumer`, which commits its offsets) and by POP (our `SimpleConsumer`: receives of `--batch` messages, each with its
-acknowledgements). All members are in this process, whose CPU limits the rate; so the last line compares both.
+`Consumer`, which commits its offsets) and by POP (our `SimpleConsumer`: receives of `--batch` messages, with one
+request for their acknowledgements). All members are in this process, whose CPU limits the rate; so the last line
+compares both.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ async def by_pop(system: System, group: str, counted: Counted, members: int, bat
             await consumer.subscribe(TOPIC)
             while counted.left > 0:
                 got = await consumer.receive(batch, wait_s=1)
-                await asyncio.gather(*(consumer.ack(message) for message in got))
+                await consumer.ack_all(got)
                 counted.add(len(got))
 
     await asyncio.gather(*(member() for _ in range(members)))

@@ -336,46 +336,72 @@ class SimpleConsumer:
         """Acknowledges what one pass of the event loop has gathered: by one request, if there is more than one."""
         waiting = self._acks.pop(place)
         try:
-            left = waiting if len(waiting) == 1 else await self._ack_together(place[0], waiting)
+            left = waiting
+            if len(waiting) > 1:
+                alone = set(map(id, await self._ack_together(place[0], [message for message, _ in waiting])))
+                left = [one for one in waiting if id(one[0]) in alone]
             if len(left) == 1:
-                await self._ack_one(*left[0])
+                await self._ack_waiting(*left[0])
             elif left:
-                await asyncio.gather(*(self._ack_one(message, done) for message, done in left))
+                await asyncio.gather(*(self._ack_waiting(message, done) for message, done in left))
+            for _, done in waiting:
+                if not done.done():
+                    done.set_result(None)
+        except (RemotingError, NoRoute, BrokerError) as error:
+            for _, done in waiting:
+                if not done.done():
+                    done.set_exception(error)
         finally:
             for _, done in waiting:
                 done.cancel()  # without an effect on those that have their result
 
-    async def _ack_together(self, topic: str, waiting: list[Waiting]) -> list[Waiting]:
-        """Returns those that need a request of their own: it says what is wrong with each."""
+    async def ack_all(self, messages: Sequence[PoppedMessage]) -> list[PoppedMessage]:
+        """Finishes messages by as few requests as possible, and returns those that were too late: their invisible time
+        was over and they are delivered again.
+
+        Raises as `ack`; then some may be finished, and a second call is no harm.
+        """
+        places: dict[Place, list[PoppedMessage]] = {}
+        for message in messages:
+            places.setdefault((message.topic, message.broker), []).append(message)
+        late = []
+        for (topic, _), some in places.items():
+            for message in some if len(some) == 1 else await self._ack_together(topic, some):
+                try:
+                    await self._ack_one(message)
+                except BrokerError as error:
+                    if error.code != ResponseCode.NO_MESSAGE:
+                        raise
+                    late.append(message)
+        return late
+
+    async def _ack_together(self, topic: str, messages: list[PoppedMessage]) -> list[PoppedMessage]:
+        """Returns those that need a request of their own: it says what is wrong with each. Raises as `ack`."""
         try:
-            handles = [parse_handle(message.handle, message.queue_offset) for message, _ in waiting]
+            handles = [parse_handle(message.handle, message.queue_offset) for message in messages]
             batch = batch_of(self.group, topic, handles)
             if batch is None:
-                return waiting
-            answer = await self._insist(waiting[0][0], batch_frame(batch), "ack")
+                return messages
+            answer = await self._insist(messages[0], batch_frame(batch), "ack")
             void = without_effect(batch, answer)
-        except (RemotingError, NoRoute, BrokerError) as error:
-            if isinstance(error, BrokerError) and error.code not in _AGAIN:
-                return waiting
-            for _, done in waiting:
-                if not done.done():
-                    done.set_exception(error)
-            return []
+        except BrokerError as error:
+            if error.code in _AGAIN:
+                raise
+            return messages
         except ValueError as error:
             log.info("%s: acknowledgements in %s: %s", self.group, topic, error)
-            return waiting
-        left = []
-        for one, handle in zip(waiting, handles, strict=True):
-            if void is None or handle in void:
-                left.append(one)
-            elif not one[1].done():
-                one[1].set_result(None)
-        return left
+            return messages
+        if void is None:
+            return messages
+        return [one for one, handle in zip(messages, handles, strict=True) if handle in void] if void else []
 
-    async def _ack_one(self, message: PoppedMessage, done: asyncio.Future[None]) -> None:
+    async def _ack_one(self, message: PoppedMessage) -> None:
         header = AckHeader(self.group, message.topic, _queue_of(message), message.handle, Long(_offset_of(message)))
+        await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
+
+    async def _ack_waiting(self, message: PoppedMessage, done: asyncio.Future[None]) -> None:
         try:
-            await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
+            await self._ack_one(message)
         except Exception as error:
             if not done.done():
                 done.set_exception(error)
