@@ -25,9 +25,9 @@ from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
 from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
-from gantry_broker.pop.handle import parse_handle
+from gantry_broker.pop.handle import Handle, parse_handle, topic_type
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
-from gantry_broker.protocol.codes import RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,
@@ -58,6 +58,7 @@ _EMPTY: Final = frozenset(
 )
 _AGAIN: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR})
 """Codes of answers after which the same request may succeed: the group changes its master."""
+_POP_CK: Final = Prop.POP_CK.encode()
 _FAILURES: Final = (RemotingError, BrokerError, ClientError, BodyError, BadField, RecordError)
 
 Place = tuple[str, str]
@@ -67,13 +68,27 @@ Place = tuple[str, str]
 class PoppedMessage(ReceivedMessage):
     """A message that waits for its acknowledgement."""
 
-    __slots__ = ("handle", "visible_at")
+    __slots__ = ("_handle", "visible_at")
 
-    def __init__(self, record: Record, broker: str, topic: str, handle: str, visible_at: float) -> None:
+    def __init__(self, record: Record, broker: str, topic: str, handle: str | Handle, visible_at: float) -> None:
         """`visible_at`: about when others may get the message, by the event loop's clock."""
         super().__init__(record, broker, topic)
-        self.handle = handle
+        self._handle = handle
         self.visible_at = visible_at
+
+    @property
+    def handle(self) -> str:
+        """RocketMQ's text for this delivery."""
+        return str(self._handle)
+
+    @handle.setter
+    def handle(self, text: str) -> None:
+        self._handle = text
+
+    def parsed_handle(self) -> Handle:
+        """Raises BadHandle."""
+        handle = self._handle
+        return handle if isinstance(handle, Handle) else parse_handle(handle, self.queue_offset)
 
     @property
     def delivery_attempt(self) -> int:
@@ -307,7 +322,8 @@ class SimpleConsumer:
         starts = _starts(found.startOffsetInfo)
         messages, visible_at = [], loop.time() + invisible_s
         for record in decode_records(answer.body):
-            handle = record.props.get(Prop.POP_CK) or _handle(record, broker, found, starts)
+            text = record.props.get(Prop.POP_CK) if _POP_CK in record.properties else None
+            handle = text or _handle(record, broker, found, starts)
             record.reconsume_times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
             message = PoppedMessage(record, broker, topic, handle, visible_at)
             if data.expression_type != "TAG" or wanted(message, data):
@@ -378,7 +394,7 @@ class SimpleConsumer:
     async def _ack_together(self, topic: str, messages: list[PoppedMessage]) -> list[PoppedMessage]:
         """Returns those that need a request of their own: it says what is wrong with each. Raises as `ack`."""
         try:
-            handles = [parse_handle(message.handle, message.queue_offset) for message in messages]
+            handles = [message.parsed_handle() for message in messages]
             batch = batch_of(self.group, topic, handles)
             if batch is None:
                 return messages
@@ -476,27 +492,19 @@ def _offset_of(message: PoppedMessage) -> int:
     return int(words[7]) if len(words) > 7 else message.queue_offset
 
 
-def _kind(topic: str) -> str:
-    """The type of a record's topic in handles: 0, or 1 and 2 for the two forms of retry topics."""
-    if not topic.startswith(RETRY_PREFIX):
-        return "0"
-    return "2" if "+" in topic else "1"
+def _handle(record: Record, broker: str, found: PopAnswerHeader, starts: dict[tuple[int, int], int]) -> Handle:
+    kind, queue, offset = topic_type(record.topic), record.queue_id, record.queue_offset
+    start = starts.get((kind, queue), offset)
+    return Handle(start, found.popTime, found.invisibleTime, found.reviveQid, kind, broker, queue, offset)
 
 
-def _handle(record: Record, broker: str, found: PopAnswerHeader, starts: dict[tuple[str, str], str]) -> str:
-    kind, queue = _kind(record.topic), str(record.queue_id)
-    start = starts.get((kind, queue), str(record.queue_offset))
-    return (
-        f"{start} {found.popTime} {found.invisibleTime} {found.reviveQid} {kind} {broker} {queue} {record.queue_offset}"
-    )
-
-
-def _starts(text: str | None) -> dict[tuple[str, str], str]:
+def _starts(text: str | None) -> dict[tuple[int, int], int]:
+    """The first offset of each queue's messages, by the type of the topic and the queue."""
     found = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
-        if len(words) == 3:
-            found[words[0], words[1]] = words[2]
+        if len(words) == 3 and all([word.isascii() and word.isdigit() and len(word) < 20 for word in words]):
+            found[int(words[0]), int(words[1])] = int(words[2])
     return found
 
 

@@ -166,6 +166,21 @@ class PopService:
             return self._none(self._clock.unix_ms(), request, PopStatus.POLLING_TIMEOUT)
         return self._answer(taken, request)
 
+    def pop_at_once(self, request: Pop, give: Callable[[Popped | Exception], None]) -> bool:
+        """Pops messages that are there; `give` gets them when that is replicated, or NotWritable or NotStored.
+
+        Returns False when there are none, for `pop`. Raises as `pop`.
+        """
+        if not self._log.ready.is_set():
+            return False
+        wanted = self._wanted(request)
+        self._may()
+        found = self._take(wanted)
+        if not found.count:
+            return False
+        self._log.submit(lambda status: give(self._log.failure(status) or self._answer(found, request)))
+        return True
+
     def peek(self, request: Pop) -> Popped:
         """Returns the messages that a pop would find, and changes nothing. Raises RequestRejected and OSError."""
         wanted = self._wanted(request)

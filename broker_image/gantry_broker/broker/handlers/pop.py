@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.errors import RequestRejected, failure_answer
 from gantry_broker.broker.forward import FORWARDED_HERE
 from gantry_broker.broker.handlers.requests import Later, Result, json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
@@ -64,7 +64,7 @@ _STATUS: Final = {
 }
 
 
-async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     header = PopHeader.parse(frame)
     now = broker.clock.unix_ms()
     born = int(header.bornTime) or now
@@ -103,9 +103,22 @@ async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
         closed=lambda: conn.closed,
     )
     if header.maxMsgNums == 0:
-        popped = Popped(status=PopStatus.NO_MESSAGE, pop_ms=now, invisible_ms=int(header.invisibleTime))
-    else:
-        popped = await broker.pop.pop(request)
+        nothing_asked = Popped(status=PopStatus.NO_MESSAGE, pop_ms=now, invisible_ms=int(header.invisibleTime))
+        return _popped(frame, nothing_asked)
+    give: list[Callable[[Frame], None]] = []
+
+    def found(popped: Popped | Exception) -> None:
+        answer = failure_answer(frame, popped) if isinstance(popped, Exception) else _popped(frame, popped)
+        give[0](answer)
+
+    return give.append if broker.pop.pop_at_once(request, found) else _wait_for_messages(broker, frame, request)
+
+
+async def _wait_for_messages(broker: BrokerContext, frame: Frame, request: Pop) -> Frame:
+    return _popped(frame, await broker.pop.pop(request))
+
+
+def _popped(frame: Frame, popped: Popped) -> Frame:
     code, remark = _STATUS[popped.status]
     answer = PopAnswerHeader(
         Long(popped.pop_ms),
