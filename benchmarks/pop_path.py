@@ -41,7 +41,8 @@ def handles(data: str, pop_ms: int, invisible_ms: int, broker: str) -> list[Hand
     out = []
     for part in data.split(";"):
         kind, queue, offsets = part.split(" ")
-        out += [Handle(0, pop_ms, invisible_ms, 0, int(kind), broker, int(queue), int(at)) for at in offsets.split(",")]
+        places = [int(at) for at in offsets.split(",")]
+        out += [Handle(places[0], pop_ms, invisible_ms, 0, int(kind), broker, int(queue), at) for at in places]
     return out
 
 
