@@ -170,14 +170,14 @@ def main() -> int:
             """Where the times of this layer go, for .ci/slowest.py."""
             return f"--junitxml={ROOT / 'build' / 'junit' / name}.xml"
 
-        jobs = int(os.environ.get("JOBS", "2"))
+        jobs = int(os.environ.get("JOBS", "3"))
 
         def workers(count: int) -> list[str | Path]:
             return ["-n", str(count), "--dist", "loadfile"]
 
         real = [f"tests/{name}" for name in REAL_PROCESSES]
         step("tests", [[*pytest, *workers(jobs), to("tests"), *(f"--ignore={folder}" for folder in real)]])
-        step("real processes", [[*pytest, *workers(jobs + 1), to("real-processes"), *real]])
+        step("real processes", [[*pytest, *workers(jobs), to("real-processes"), *real]])
         if any(result == "FAILED" for _, result, _ in done[-2:]):
             # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
             print("\nWhat failed runs once more, alone. What passes now depends on time, and needs a repair:")

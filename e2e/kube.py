@@ -358,12 +358,11 @@ class Host:
     def _on(self, node: str, *command: str) -> str:
         return run(*(["docker", "exec", node] if self.kind == "kind" else []), *command)
 
-    def signal(self, signal: str, member: str, node: str) -> None:
-        """Sends a signal to the broker's process."""
-        pattern = brokers_process(member)
+    def signal(self, signal: str, pod: dict[str, Any]) -> None:
+        """Sends a signal to the broker's process of a pod."""
         until(
-            f"the broker of {member} gets the signal",
-            lambda: self._on(node, "pkill", f"-{signal}", "-f", pattern) is not None,
+            f"the broker of {pod['metadata']['name']} gets the signal",
+            lambda: self._on(pod["spec"]["nodeName"], "kill", f"-{signal}", self._processes_of(pod)[0]) is not None,
             15,
         )
 
@@ -379,13 +378,20 @@ class Host:
 
     def _in_network_of(self, pod: dict[str, Any], *command: str) -> None:
         """Runs a command of the node in the network namespace of a broker's pod."""
+        processes = self._processes_of(pod)
+        assert processes, f"no broker runs at {pod['status']['podIP']} on {pod['spec']['nodeName']}"
+        self._on(pod["spec"]["nodeName"], "nsenter", "-t", processes[0], "-n", *command)
+
+    def _processes_of(self, pod: dict[str, Any]) -> list[str]:
+        """The broker's process of this pod: other modules have pods of the same name."""
         node, address = pod["spec"]["nodeName"], pod["status"]["podIP"]
-        for pid in self._on(node, "pgrep", "-f", brokers_process(pod["metadata"]["name"])).split():
-            inside = ["nsenter", "-t", pid, "-n"]
-            if f" {address}/" in self._on(node, *inside, "ip", "-o", "address"):
-                self._on(node, *inside, *command)
-                return
-        raise AssertionError(f"no broker runs at {address} on {node}")
+        pattern = brokers_process(pod["metadata"]["name"])
+        found = []
+        for pid in self._on(node, "pgrep", "-f", pattern).split():
+            with contextlib.suppress(CommandFailed):  # It has ended meanwhile.
+                if f" {address}/" in self._on(node, "nsenter", "-t", pid, "-n", "ip", "-o", "address"):
+                    found.append(pid)
+        return found
 
     def node(self, action: str, node: str) -> None:
         """kill, start, cut or heal."""

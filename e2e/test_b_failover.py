@@ -28,7 +28,7 @@ def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure
     for _ in range(3):
         master = demo.master()
         old, epoch = master["metadata"]["name"], demo.epoch()
-        host.signal("KILL", old, master["spec"]["nodeName"])
+        host.signal("KILL", master)
         demo.wait_recovered_from(old, epoch)
     result = load.stop()
     figure("failover: master's process killed three times", result)
@@ -39,13 +39,13 @@ def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure
 def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure) -> None:
     load = Load(demo, "frozen")
     master = demo.master()
-    old, node = master["metadata"]["name"], master["spec"]["nodeName"]
-    host.signal("STOP", old, node)
+    old = master["metadata"]["name"]
+    host.signal("STOP", master)
     try:
         demo.wait_other_master(old)
         time.sleep(2)
     finally:
-        host.signal("CONT", old, node)
+        host.signal("CONT", master)
     result = load.stop()
     figure("failover: master's process frozen", result)
     # A request that the frozen master has read runs into the client's time limit of 3 s.

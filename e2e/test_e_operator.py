@@ -13,7 +13,7 @@ from kube import SYSTEM, Cluster, Figure, Host, Load, apply, example, get, kubec
 
 pytestmark = pytest.mark.alone
 
-ROUNDS, FAILED_OVER = 8, 4
+ROUNDS, FAILED_OVER = int(os.environ.get("E2E_OPERATOR_ROUNDS", "4")), 4
 """Rounds with two deaths of the operator each, and failovers with one. Few failovers: after the third death of a
 container in a row the kubelet waits 40 s and more before it starts it again."""
 
@@ -101,7 +101,7 @@ def test_the_operator_dies_during_failovers(demo: Cluster, host: Host, moments: 
     load = Load(demo, "operator", senders=2)
     for _ in range(FAILED_OVER):
         master, epoch = demo.master(), demo.epoch()
-        host.signal("KILL", master["metadata"]["name"], master["spec"]["nodeName"])
+        host.signal("KILL", master)
         kill_the_leader(moments.uniform(0, 1.0))
         until("a leader", leader, 30)
         demo.wait_recovered(epoch, 120)

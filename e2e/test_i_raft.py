@@ -26,7 +26,7 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, 
     leader = elected.master()
     old, epoch = leader["metadata"]["name"], elected.epoch()
     if any_host.available:
-        any_host.signal("KILL", old, leader["spec"]["nodeName"])
+        any_host.signal("KILL", leader)
     else:
         kubectl("-n", elected.namespace, "delete", "pod", old, "--grace-period=0", "--force", "--wait=false")
     elected.wait_recovered_from(old, epoch)

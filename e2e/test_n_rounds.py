@@ -36,7 +36,7 @@ def delete_pod(demo: Cluster, host: Host, turn: int) -> None:
 def kill_process(demo: Cluster, host: Host, turn: int) -> None:
     master = demo.master()
     old = master["metadata"]["name"]
-    host.signal("KILL", old, master["spec"]["nodeName"])
+    host.signal("KILL", master)
     demo.wait_other_master(old)
     if sum(c["restartCount"] for c in containers(master)) >= RESTARTS:
         kubectl("-n", demo.namespace, "delete", "pod", old, "--wait=false")
@@ -44,13 +44,13 @@ def kill_process(demo: Cluster, host: Host, turn: int) -> None:
 
 def freeze(demo: Cluster, host: Host, turn: int) -> None:
     master = demo.master()
-    old, node = master["metadata"]["name"], master["spec"]["nodeName"]
-    host.signal("STOP", old, node)
+    old = master["metadata"]["name"]
+    host.signal("STOP", master)
     try:
         demo.wait_other_master(old)
         time.sleep(1)
     finally:
-        host.signal("CONT", old, node)
+        host.signal("CONT", master)
 
 
 def separate(demo: Cluster, host: Host, turn: int) -> None:

@@ -238,7 +238,7 @@ def test_a_leader_is_killed_under_load(
     load = GrpcLoad(connect, "killed-leader")
     master = served.master()
     old, epoch = master["metadata"]["name"], served.epoch()
-    host.signal("KILL", old, master["spec"]["nodeName"])
+    host.signal("KILL", master)
     served.wait_recovered_from(old, epoch)
     result = load.stop()
     figure("gRPC: leader's process killed", result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -513,6 +514,32 @@ async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_use
             fake.remove(kind, "mq", name)
         await until(lambda: controller._groups.controllers and fake.get("StatefulSet", "demo-a"))
         assert not controller._result.problems
+
+
+async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a pass is under way the status is still about the spec before it, whose result it shows."""
+    async with kept(fake, api) as controller:
+        await until(lambda: controller._generation == 1)
+        goes_on = asyncio.Event()
+        keep = controller._objects.keep
+
+        async def slow(*args: Any, **more: Any) -> bool:
+            await goes_on.wait()
+            return await keep(*args, **more)
+
+        monkeypatch.setattr(controller._objects, "keep", slow)
+        changed = copy.deepcopy(controller._obj)
+        changed["metadata"]["generation"] = 2
+        controller._begun = 0.0
+        controller.update(changed)
+        await until(lambda: not controller._dirty.is_set())
+        seen = controller._look()
+        assert seen is not None
+        assert seen[1] == 1
+        goes_on.set()
+        await until(lambda: controller._generation == 2)
 
 
 async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_nothing(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from gantry_operator.platforms.kubernetes import mounted_files, names
-from gantry_operator.platforms.kubernetes.client import KubeApi
+from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.kubernetes.test_proxies import change, kept, settle
@@ -53,3 +54,23 @@ async def test_a_new_log_level_marks_the_pods_that_mount_it(fake: FakeApi, api: 
         change(controller, fake, LOUD | {"logLevel": "DEBUG"})
         await settle(lambda: marks("mounts")[names.MOUNTED_FILES] != first)
         assert names.MOUNTED_FILES not in marks("mounts-nothing")
+
+
+async def test_pods_may_come_and_go_while_others_are_marked(fake: FakeApi, api: KubeApi) -> None:
+    """Each mark waits for the API server, and watches go on meanwhile."""
+    caches = {kind: InformerCache(api, KINDS[kind], (), "", lambda event, obj: None) for kind in ("Pod", "ConfigMap")}
+    cached = caches["Pod"]
+    for number in range(3):
+        made = fake.put(pod(f"demo-a-{number}", CONFIG))
+        cached.note(made)
+    caches["ConfigMap"].note(fake.put({"kind": "ConfigMap", "metadata": {"name": "demo-a", "namespace": "mq"}}))
+    patched = []
+
+    class Slow:
+        async def merge(self, kind: Any, namespace: str, name: str, patch: Any) -> dict[str, Any]:
+            patched.append(name)
+            cached.note(fake.put(pod(f"new-{name}")))
+            return fake.objects["Pod", "mq", name]
+
+    await mounted_files.refresh(cast("KubeApi", Slow()), caches, "mq", "demo")
+    assert patched == ["demo-a-0", "demo-a-1", "demo-a-2"]

@@ -17,7 +17,13 @@ from gantry_operator.plan import MemberPlan, next_step, plan
 from gantry_operator.platforms.base import ProcessState
 from gantry_operator.platforms.kubernetes import access, external, names, volumes
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP, entry_of
-from gantry_operator.platforms.kubernetes.member_state import broken_for_good, deployments_of, why_not
+from gantry_operator.platforms.kubernetes.member_state import (
+    REVISION_LABEL,
+    awaited_change,
+    broken_for_good,
+    deployments_of,
+    why_not,
+)
 from gantry_operator.platforms.kubernetes.platform import pod_ready, process_state_of
 from gantry_operator.platforms.kubernetes.switchover_request import new_switchover_request, parse_switchover
 from gantry_operator.registry import RegistryUnavailable
@@ -95,6 +101,21 @@ def test_brokers_that_serve_are_not_broken_because_their_kubelets_are_away() -> 
     watches[2].report = replace(reports[2], link="refused")
     step = next_step(member_states(deployments_of(stateful_set, pods, "a", NOW), loop))
     assert (step.kind, step.member) == ("replace", "demo-a-2")
+
+
+def test_a_change_is_awaited_until_every_pod_has_it() -> None:
+    """Also before Kubernetes has computed the revision that pods are compared with."""
+    old = [{"metadata": {"name": f"demo-a-{n}", "labels": {REVISION_LABEL: "old"}}} for n in range(2)]
+    new = [{"metadata": {"name": f"demo-a-{n}", "labels": {REVISION_LABEL: "new"}}} for n in range(2)]
+
+    def said(seen: int, revision: str, pods: list[Any]) -> str:
+        status = {"observedGeneration": seen, "updateRevision": revision}
+        return awaited_change({"metadata": {"name": "demo-a", "generation": 2}, "status": status}, pods)
+
+    assert said(1, "old", old) == "Kubernetes has not seen the newest demo-a yet"
+    assert said(2, "new", old) == "to be replaced: demo-a-0, demo-a-1"
+    assert said(2, "new", [new[0], old[1]]) == "to be replaced: demo-a-1"
+    assert said(2, "new", new) == ""
 
 
 def test_a_pod_that_is_being_stopped_is_not_ready() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from gantry_operator.api import BrokerCluster
@@ -98,9 +98,9 @@ class GroupControllers:
         for controller in self.controllers.values():
             controller.wake()
 
-    def watches(self) -> Iterator[MemberWatch]:
+    def watches(self) -> list[MemberWatch]:
         """Of all members of all groups."""
-        return (watch for controller in self.controllers.values() for watch in controller.watches.values())
+        return [watch for controller in self.controllers.values() for watch in controller.watches.values()]
 
     def problems(self) -> Iterable[str]:
         return (controller.problem for controller in self.controllers.values() if controller.problem)

@@ -62,6 +62,7 @@ from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.leaving_groups import GroupRemoval
 from gantry_operator.platforms.kubernetes.member_state import (
+    awaited_change,
     former_images,
     lacking,
     notable,
@@ -178,6 +179,8 @@ class ClusterController:
         self._plan: Plan | None = None
         self._dirty = asyncio.Event()
         self._result = ReconcileResult()
+        self._generation = int((obj.get("status") or {}).get("observedGeneration") or 0)
+        """Of the spec that the last pass was about."""
         self._left_out: dict[str, str] = {}
         """Under a refused spec: existing groups without a failover, with the reason."""
         self._accepted: tuple[BrokerCluster, Plan] | None = None
@@ -332,9 +335,9 @@ class ClusterController:
             except TimeoutError:
                 pass
             self._dirty.clear()
-            begun = time.monotonic()
+            begun, obj = time.monotonic(), self._obj
             try:
-                again = not await self._reconcile()
+                again = not await self._reconcile(obj)
                 metrics.RECONCILES.labels("waiting" if again else "done").inc()
                 refusals.clear()
             except (ApiError, ApiUnavailable) as error:
@@ -343,13 +346,13 @@ class ClusterController:
                 if refusals.is_new(str(error)):
                     log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
                 metrics.RECONCILES.labels("error").inc()
+            self._generation = int(obj["metadata"]["generation"])
             metrics.RECONCILE_SECONDS.observe(time.monotonic() - begun)
             self._report.wake()
 
-    async def _reconcile(self) -> bool:
+    async def _reconcile(self, obj: Object) -> bool:
         """One pass. False: something without a watch is missing, so look again soon."""
         found = ReconcileResult()
-        obj = self._obj
         if obj["metadata"].get("deletionTimestamp") is not None:
             return True
         try:
@@ -804,7 +807,7 @@ class ClusterController:
             analytics=self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
-        return self._cluster, int(self._obj["metadata"]["generation"]), seen
+        return self._cluster, self._generation, seen
 
     def _version(self) -> VersionStatus | None:
         if self._cluster is None:
@@ -829,9 +832,22 @@ class ClusterController:
         return [
             *self._result.progress,
             *self._rolling.progress.values(),
+            *self._awaited_changes(),
             *self._changes.progress.values(),
             *self._proxy_progress(),
         ]
+
+    def _awaited_changes(self) -> list[str]:
+        """What `RollingChange` has not looked at yet, and the changes that Kubernetes carries out by itself."""
+        pods = self._sets_and_pods()[1]
+        looked_at = {names.group_set(self.name, g) for g in (*self._rolling.progress, *self._rolling.refused)}
+        found = []
+        for stateful_set in self._objects.owned("StatefulSet"):
+            name = stateful_set["metadata"]["name"]
+            mine = [p for p in pods if p["metadata"]["name"].rpartition("-")[0] == name]
+            if name not in looked_at:
+                found.append(awaited_change(stateful_set, mine))
+        return list(filter(None, found))
 
     def _running_pods(self) -> bool:
         return any(self._pods.pod(name) is not None for _, _, name in self._running())

@@ -72,7 +72,9 @@ class KubernetesGroupControllers(GroupControllers):
         return list(dict.fromkeys(p for p in problems if p))
 
     async def _sync_label(self, group: str) -> str:
-        controller = self.controllers[group]
+        controller = self.controllers.get(group)
+        if controller is None:  # It ended after the caller looked.
+            return ""
         leadership = controller.leadership
         if leadership is None or leadership.master is None or not controller.announced:
             return ""
@@ -93,7 +95,9 @@ class KubernetesGroupControllers(GroupControllers):
             log.warning("labels of group %s: %s", group, problem)
             await asyncio.sleep(REFUSED_S)
             return False
-        controller = self.controllers[group]
+        controller = self.controllers.get(group)
+        if controller is None:
+            return True
         master = None if controller.leadership is None else controller.leadership.master
         return controller.announced and master is not None and not self.pods.mislabelled(group, master.member)
 

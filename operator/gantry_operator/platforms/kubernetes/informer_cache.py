@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gantry_operator.platforms.kubernetes.client import ApiError, ApiUnavailable, Kind, KubeApi, Object, retried
@@ -46,19 +46,18 @@ class InformerCache:
     def get(self, namespace: str, name: str) -> Object | None:
         return self._objects.get((namespace, name))
 
-    def of(self, namespace: str, label: str, value: str) -> Iterator[Object]:
-        """Objects of a namespace that have a label."""
-        for (where, _), obj in self._objects.items():
-            if where == namespace and (obj["metadata"].get("labels") or {}).get(label) == value:
-                yield obj
+    def of(self, namespace: str, label: str, value: str) -> list[Object]:
+        """Objects of a namespace that have a label. The cache may change while the caller works on them."""
+        found = self.in_namespace(namespace)
+        return [obj for obj in found if (obj["metadata"].get("labels") or {}).get(label) == value]
 
     def everywhere(self) -> list[Object]:
         """All objects."""
         return list(self._objects.values())
 
-    def in_namespace(self, namespace: str) -> Iterator[Object]:
+    def in_namespace(self, namespace: str) -> list[Object]:
         """All objects of a namespace."""
-        return (obj for (where, _), obj in self._objects.items() if where == namespace)
+        return [obj for (where, _), obj in self._objects.items() if where == namespace]
 
     @property
     def listed(self) -> bool:

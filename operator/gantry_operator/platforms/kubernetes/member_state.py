@@ -42,6 +42,16 @@ def deployments_of(stateful_set: Object, pods: KubernetesPlatform, group: str, n
     return out
 
 
+def awaited_change(stateful_set: Object, pods: Iterable[Object]) -> str:
+    """The change of a StatefulSet's template that its pods do not have yet; empty: there is none."""
+    name, status = stateful_set["metadata"]["name"], stateful_set.get("status") or {}
+    if status.get("observedGeneration") != stateful_set["metadata"].get("generation"):
+        return f"Kubernetes has not seen the newest {name} yet"
+    newest = status.get("updateRevision")
+    old = [p["metadata"]["name"] for p in pods if (p["metadata"].get("labels") or {}).get(REVISION_LABEL) != newest]
+    return f"to be replaced: {', '.join(sorted(old))}" if old else ""
+
+
 STUCK_REASONS = frozenset(
     ("CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull",
      "ImagePullBackOff", "InvalidImageName", "RunContainerError")
