@@ -3,6 +3,9 @@
 `python .ci/supply_chain.py` writes build/sbom/IMAGE.cdx.json (CycloneDX) from requirements/IMAGE.txt. The tools are in
 an environment of their own, from requirements/audit.txt with hashes. The audit asks a service on the network. If that
 cannot be reached, the script says so, and an audit that did not run is no failure. The exit code is 1 for a weakness.
+
+The first run installs the tools, which takes most of the time; later runs use them again. Each command has a time
+limit: beyond it the script ends with an error, and an audit did not run.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +25,21 @@ OUTPUT = ROOT / "build" / "sbom"
 UNREACHABLE = re.compile(
     r"ConnectionError|ConnectTimeout|ReadTimeout|NewConnectionError|Max retries|ServiceError|ProxyError|HTTPError"
 )
+INSTALL_S = 900
+"""Seconds for the installation of the tools."""
+COMMAND_S = 180
+"""Seconds for an SBOM, and for an audit."""
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
+
+
+def run(what: str, limit_s: float, command: Sequence[str | Path]) -> None:
+    """Raises SystemExit when the command fails or takes longer."""
+    try:
+        subprocess.run(command, check=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"error: {what} did not end within {limit_s:g} s: run it again with less other work") from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"error: {what} ended with code {error.returncode}") from None
 
 
 def tools() -> Path:
@@ -31,8 +49,10 @@ def tools() -> Path:
     commands = TOOLS / "bin"
     if not mark.exists() or mark.read_text() != lock.read_text():
         venv.create(TOOLS, clear=True, with_pip=True)
-        install = [commands / "python", "-m", "pip", "install", "--quiet", "--require-hashes", "-r", lock]
-        subprocess.run(install, check=True)
+        pip = [commands / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
+        # The lock file is complete, and bytecode of tools that run once a night is not worth its time.
+        install = [*pip, "install", "--no-deps", "--no-compile", "--only-binary", ":all:", "--require-hashes"]
+        run("the installation of the tools", INSTALL_S, [*install, "-r", lock])
         mark.write_text(lock.read_text())
     return commands
 
@@ -42,7 +62,7 @@ def write_sbom(commands: Path, image: str) -> int:
     lock = ROOT / "requirements" / f"{image}.txt"
     made = OUTPUT / f"{image}.cdx.json"
     command = [commands / "cyclonedx-py", "requirements", lock, "--output-reproducible", "--of", "JSON", "-o", made]
-    subprocess.run(command, check=True)
+    run(f"the SBOM of {image}", COMMAND_S, command)
     found = {c["name"].lower().replace("_", "-") for c in json.loads(made.read_text())["components"]}
     wanted = {name.lower().replace("_", "-") for name in PINNED.findall(lock.read_text())}
     if missing := wanted - found:
@@ -54,7 +74,11 @@ def audit(commands: Path, image: str) -> str:
     """Empty: no known weakness; else what was found, or why nothing was asked (that begins with "not audited")."""
     lock = ROOT / "requirements" / f"{image}.txt"
     command = [commands / "pip-audit", "--requirement", lock, "--require-hashes", "--disable-pip"]
-    done = subprocess.run([*command, "--progress-spinner", "off"], capture_output=True, text=True, check=False)
+    command += ["--progress-spinner", "off"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_S)
+    except subprocess.TimeoutExpired:
+        return f"not audited: the service with known weaknesses has not answered within {COMMAND_S:g} s"
     if done.returncode == 0:
         return ""
     if not done.stdout.strip() and UNREACHABLE.search(done.stderr):

@@ -3,13 +3,16 @@
 It starts one broker, creates topics with one message in each queue, and consumer groups that each lag in one topic.
 Then it reads `/metrics` again and again, while a second connection asks for an offset without pause.
 
-One line of JSON: bytes and series of a page; the broker's CPU time for one page in milliseconds, median; and the
-longest answer of the other connection during a page in milliseconds, median and maximum, beside those without pages.
+One line of JSON: bytes and series of a page; the broker's CPU time for one page in milliseconds, median; how long a
+page holds the event loop at a time, in milliseconds (`rig/held_broker.py`): by the delay of a timer, which also counts
+the time that other programs had the core, and by CPU time; and the longest answer of the other connection during a
+page in milliseconds. Each has median and maximum, beside those without pages.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import statistics
@@ -20,7 +23,7 @@ from pathlib import Path
 
 import httpx
 from gantry_broker.protocol.codes import RequestCode
-from rig import gantry
+from rig import gantry, held_broker
 from rig.processes import usage
 from rig.wire import Wire
 
@@ -82,30 +85,45 @@ class Asker:
         self._wire.socket.close()
 
 
+def summary(page: list[float], none: list[float]) -> dict[str, float]:
+    found = {
+        "pageMedian": statistics.median(page),
+        "pageMax": max(page),
+        "noPageMedian": statistics.median(none),
+        "noPageMax": max(none),
+    }
+    return {name: round(value, 1) for name, value in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, default=1000)
     parser.add_argument("--groups", type=int, default=1000)
-    parser.add_argument("--pages", type=int, default=9)
+    parser.add_argument("--pages", type=int, default=10)
     args = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        gantry.single(Path(folder), {"maxTopics": args.topics + 100}) as target,
-    ):
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        file = Path(folder) / "holds"
+        holds = held_broker.new_file(file)
+        program = (held_broker.__file__, str(file))
+        target = stack.enter_context(gantry.single(Path(folder), {"maxTopics": args.topics + 100}, broker=program))
         pid = target.broker_pids[0]
         http_port = json.loads((Path(folder) / "broker.json").read_text())["http_port"]
         fill(target.broker_address, args.topics, args.groups)
         with httpx.Client(base_url=f"http://127.0.0.1:{http_port}", timeout=60) as client:
             text = client.get("/metrics").text
-            cpu = []
+            cpu, held, idle_held = [], [], []
             for _ in range(args.pages):
                 time.sleep(3)  # a page earlier than its share of the time allows would be the last one
                 before = usage(pid).cpu_s
+                holds.take()
                 time.sleep(1)
+                idle_held.append(holds.take())
                 idle = usage(pid).cpu_s - before
                 before = usage(pid).cpu_s
                 text = client.get("/metrics").text
                 time.sleep(1)
+                held.append(holds.take())
                 cpu.append((usage(pid).cpu_s - before - idle) * 1000)
             asker = Asker(target.broker_address)
             busy, calm = [], []
@@ -126,12 +144,9 @@ def main() -> None:
                 "series": len(re.findall("^[a-z]", text, re.MULTILINE)),
                 "lagSeries": len(re.findall("^rocketmq_consumer_lag_messages{", text, re.MULTILINE)),
                 "cpuMs": round(statistics.median(cpu), 1),
-                "longestAnswerMs": {
-                    "pageMedian": round(statistics.median(busy), 1),
-                    "pageMax": round(max(busy), 1),
-                    "noPageMedian": round(statistics.median(calm), 1),
-                    "noPageMax": round(max(calm), 1),
-                },
+                "holdByDelayMs": summary([h[0] for h in held], [h[0] for h in idle_held]),
+                "holdByCpuMs": summary([h[1] for h in held], [h[1] for h in idle_held]),
+                "longestAnswerMs": summary(busy, calm),
             }
         )
     )

@@ -67,7 +67,7 @@ def helm_install(*more: str) -> None:
         # Images keep their names, so a cluster that e2e/run kept needs another reason to start new pods.
         "--set-string", f"podAnnotations.run={RUN}",
         # Clusters of some tests name an image that does not exist, and quick JVMs for short runs.
-        "--set", "image.allowed={gantry-broker:nowhere}",
+        "--set", "image.allowed={gantry-broker:nowhere,gantry-broker:9.9.0}",
         "--set", "analytics.allowedSparkConf={spark.driver.extraJavaOptions,spark.executor.extraJavaOptions}", *more,
         "--wait", "--timeout", "3m", timeout=240,
     )  # fmt: skip

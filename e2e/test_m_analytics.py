@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from gantry_broker import report_page
 from gantry_spark.session import SHORT_RUN_OPTIONS
 from kube import (
     BROKER_IMAGE,
@@ -246,6 +248,8 @@ def test_the_page_is_downloaded(cluster: Cluster, tmp_path: Path) -> None:
     text = page_of(cluster, tmp_path)
     assert TOPIC in text
     assert "<script src=" not in text
+    secret = get(cluster.namespace, "secret", NAME)
+    assert report_page.unpack(base64.b64decode(secret["data"][report_page.KEY])) == text.encode(), "for the console"
     assert not get(cluster.namespace, "pods", selector="app.kubernetes.io/name=gantry,!app.kubernetes.io/instance")
 
 
@@ -257,6 +261,8 @@ def test_the_driver_has_few_rights(cluster: Cluster) -> None:
 
     assert may("create", "pods")
     assert may("delete", "pods")
+    assert may("patch", f"secret/{NAME}")
+    assert not may("patch", "secrets")
     for words in ("get secrets", "create deployments", "create jobs", "create pods --subresource=exec",
                   "patch brokerclusters", "create services", "update configmaps"):  # fmt: skip
         assert not may(*words.split()), words

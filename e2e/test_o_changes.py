@@ -1,4 +1,4 @@
-"""Changes of pods while clients send: their memory, and an image that does not exist."""
+"""Changes of pods while clients send: their memory, a version that does not fit, an image that does not exist."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def test_resources_are_rolled_out_without_an_error(demo: Cluster, figure: Figure
 def test_a_bad_image_stops_at_one_slave_and_is_reverted(demo: Cluster, figure: Figure) -> None:
     load = Load(demo, "image")
     before, master = demo.uids(), demo.master_name()
+    demo.patch({"spec": {"image": "gantry-broker:9.9.0", "imagePullPolicy": "Never"}})
+
+    def refused() -> bool:
+        said = demo.condition("Progressing")["message"]
+        return "keeps its version: the new version is 9.9.0" in said and "upgrade the operator first" in said
+
+    until("a version that does not fit is refused", refused, 60)
+    assert "UpgradeRefused" in {e["reason"] for e in demo.events()}
+    assert demo.uids() == before
     demo.patch({"spec": {"image": "gantry-broker:nowhere", "imagePullPolicy": "Never"}})
     until("it is told", lambda: "ErrImageNeverPull" in demo.condition("Degraded")["message"], 60)
     stays = demo.uids()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube import Cluster, Load, apply, example, get, kubectl, unharmed, until
+from kube import Cluster, CommandFailed, Load, apply, example, get, kubectl, unharmed, until
 
 
 def manifest(name: str, **spec: Any) -> str:
@@ -77,6 +77,34 @@ def test_only_what_people_wrote_is_in_the_spec(demo: Cluster) -> None:
     assert demo.object()["spec"] == written["spec"]
     kubectl("-n", demo.namespace, "patch", "bc", "demo", "--type", "merge", "--dry-run=server",
             "-p", '{"spec":{"resources":{"limits":{"memory":"128Mi"}}}}')  # fmt: skip
+
+
+def test_both_versions_of_the_api_show_one_object(demo: Cluster) -> None:
+    """Applied in either version, read in the other; nothing else changes."""
+    versions, text, before = ("v1alpha1", "v1beta1"), example("quickstart.yaml"), demo.uids()
+    texts = {version: text.replace("gantry.dev/v1alpha1", f"gantry.dev/{version}") for version in versions}
+
+    def shown(version: str) -> dict[str, Any]:
+        found: dict[str, Any] = get(demo.namespace, f"brokerclusters.{version}.gantry.dev", demo.name)
+        assert found["apiVersion"] == f"gantry.dev/{version}"
+        return found
+
+    first = shown("v1alpha1")["metadata"]
+    for applied, read in (versions[::-1], versions):
+        apply(demo.namespace, texts[applied])
+        one, other = shown(applied), shown(read)
+        assert one["spec"] == other["spec"] == yaml.safe_load(text)["spec"]
+        for found in (one, other):
+            assert [found["metadata"][key] for key in ("uid", "generation")] == [first["uid"], first["generation"]]
+    dry = [kubectl("-n", demo.namespace, "apply", "--dry-run=server", "-o", "json", "-f", "-", stdin=t)
+           for t in texts.values()]  # fmt: skip
+    assert json.loads(dry[0])["spec"] == json.loads(dry[1])["spec"]
+    explained = [kubectl("explain", "bc", "--recursive", f"--api-version=gantry.dev/{v}") for v in versions]
+    assert explained[0].replace("v1alpha1", "v1beta1") == explained[1]
+    with pytest.raises(CommandFailed, match="no matches for kind"):
+        apply(demo.namespace, text.replace("gantry.dev/v1alpha1", "gantry.dev/v1"))
+    assert demo.uids() == before
+    demo.wait_running()
 
 
 def test_server_side_apply_twice_changes_nothing(demo: Cluster) -> None:

@@ -264,6 +264,17 @@ def test_a_changed_proxy_takes_over_without_a_failed_send(
     assert served.uids() == brokers, "no broker restarts"
 
 
+def test_their_number_is_set_by_the_scale_subresource(served: Cluster) -> None:
+    kubectl("-n", served.namespace, "scale", "bc/demo", "--replicas=1")
+    until("one proxy is left", lambda: len(served.pods(PROXY)) == served.status()["proxy"]["readyReplicas"] == 1, 60)
+    found = json.loads(kubectl("-n", served.namespace, "get", "bc", "demo", "--subresource=scale", "-o", "json"))
+    assert (found["spec"]["replicas"], found["status"]["replicas"]) == (1, 1)
+    assert [p["metadata"]["name"] for p in get(served.namespace, "pods", selector=found["status"]["selector"])] == [
+        p["metadata"]["name"] for p in served.pods(PROXY)
+    ]
+    assert served.object()["spec"]["proxy"]["replicas"] == 1
+
+
 def test_what_was_deleted_comes_back_and_all_goes_with_the_field(served: Cluster) -> None:
     kubectl("-n", served.namespace, "delete", "service,pdb,networkpolicy", "demo-proxy")
     for kind in ("service", "pdb", "networkpolicy"):

@@ -22,7 +22,7 @@ def topic(name: str = "orders", **spec: Any) -> str:
 
 
 def group(name: str = "billing", **spec: Any) -> str:
-    meta = {"apiVersion": "gantry.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": name}}
+    meta = {"apiVersion": "gantry.dev/v1beta1", "kind": "ConsumerGroup", "metadata": {"name": name}}
     return json.dumps(meta | {"spec": {"cluster": "demo", **spec}})
 
 
@@ -41,6 +41,21 @@ async def admin(cluster: Cluster) -> AsyncIterator[Admin]:
         servers, tls = await target.name_servers(), await target.client_tls()
         async with Admin(servers, credentials=cluster.credentials(), tls=tls) as found:
             yield found
+
+
+async def send(cluster: Cluster, to: str, count: int) -> None:
+    async with (
+        KubeTarget(namespace=cluster.namespace) as target,
+        Producer(await target.name_servers(), credentials=cluster.credentials()) as producer,
+    ):
+        for number in range(count):
+            await producer.send(to, f"{number}".encode(), timeout=20)
+
+
+async def readable(cluster: Cluster, name: str) -> int:
+    """Messages between the ends of a topic's queues."""
+    async with admin(cluster) as found:
+        return sum(o.max_offset - o.min_offset for o in (await found.topic_stats(name)).values())
 
 
 async def consume(cluster: Cluster, count: int) -> None:
@@ -65,9 +80,11 @@ async def consume(cluster: Cluster, count: int) -> None:
 def orders(demo: Cluster) -> Cluster:
     """A topic and a group by resource, ready."""
     apply(demo.namespace, topic(topicName="Orders", queuesPerGroup=4, messageType="Normal", deletionPolicy="Delete"))
+    apply(demo.namespace, topic("brief", topicName="Brief", queuesPerGroup=1, retention="1m"))
     apply(demo.namespace, group(retryMax=3))
     until("the topic is ready", lambda: condition(demo.namespace, "bt", "orders").get("status") == "True", 60)
     until("the group is ready", lambda: condition(demo.namespace, "cg", "billing").get("status") == "True", 60)
+    until("the other topic is", lambda: condition(demo.namespace, "bt", "brief").get("status") == "True", 60)
     return demo
 
 
@@ -81,6 +98,7 @@ def test_wrong_resources_are_refused_at_apply(demo: Cluster) -> None:
 
 
 async def test_a_topic_and_a_group_are_made_shown_and_put_back(orders: Cluster) -> None:
+    await send(orders, "Brief", 3)
     line = kubectl("-n", orders.namespace, "get", "bt", "orders", "--no-headers").split()
     assert line[:5] == ["orders", "demo", "4", "ReadWrite", "True"], line
     line = kubectl("-n", orders.namespace, "get", "cg", "billing", "--no-headers").split()
@@ -114,12 +132,7 @@ async def test_a_topic_and_a_group_are_made_shown_and_put_back(orders: Cluster) 
 
 
 async def test_offsets_are_previewed_reset_and_the_topic_is_deleted_once_it_is_read(orders: Cluster) -> None:
-    async with (
-        KubeTarget(namespace=orders.namespace) as target,
-        Producer(await target.name_servers(), credentials=orders.credentials()) as producer,
-    ):
-        for number in range(20):
-            await producer.send("Orders", f"{number}".encode(), timeout=20)
+    await send(orders, "Orders", 20)
     await consume(orders, 20)
 
     def reset() -> dict[str, Any]:
@@ -145,3 +158,12 @@ async def test_offsets_are_previewed_reset_and_the_topic_is_deleted_once_it_is_r
     until("it is gone", lambda: "orders" not in kubectl("-n", orders.namespace, "get", "bt", "--no-headers"), 60)
     async with admin(orders) as found:
         assert "Orders" not in await found.topics()
+
+
+async def test_messages_beyond_their_topics_retention_are_not_readable(orders: Cluster) -> None:
+    """They were sent by the first of these tests."""
+    async with asyncio.timeout(90):
+        while await readable(orders, "Brief"):  # noqa: ASYNC110 - the cluster has no event for that
+            await asyncio.sleep(2)
+    await send(orders, "Brief", 2)
+    assert await readable(orders, "Brief") == 2

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,16 @@ def _writable(http_port: int) -> bool:
 
 @contextlib.contextmanager
 def single(
-    folder: Path, settings: dict[str, Any] | None = None, flush: str = "Async", tls: dict[str, Any] | None = None
+    folder: Path,
+    settings: dict[str, Any] | None = None,
+    flush: str = "Async",
+    tls: dict[str, Any] | None = None,
+    broker: Sequence[str] = ("-m", "gantry_broker.broker"),
 ) -> Iterator[Target]:
-    """Starts one NameServer and a broker group of one member; settings are BrokerSettings, `tls` is a TlsConfig."""
+    """Starts one NameServer and a broker group of one member; settings are BrokerSettings, `tls` is a TlsConfig.
+
+    `broker`: Python's arguments for another program that is a broker.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ns_port, ns_http, port, http_port, group_port, registration_port, replication_port = (free_port() for _ in range(7))
     registration, replication = f"127.0.0.1:{registration_port}", f"127.0.0.1:{replication_port}"
@@ -65,7 +72,7 @@ def single(
             Started([sys.executable, "-m", "gantry_broker.namesrv", "--config", str(ns_file)], folder / "namesrv.log")
         )
         br = stack.enter_context(
-            Started([sys.executable, "-m", "gantry_broker.broker", "--config", str(broker_file)], folder / "broker.log")
+            Started([sys.executable, *broker, "--config", str(broker_file)], folder / "broker.log")
         )
         until("the broker's HTTP", lambda: _status(http_port) is not None, 30, [ns, br])
         _promote(http_port)

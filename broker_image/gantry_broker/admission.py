@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from gantry_broker.access.gate import Caller
 from gantry_broker.access.guesses import HOLD_S
 from gantry_broker.access.requests import PLACES
+from gantry_broker.access.signature import ACCESS_KEY
 from gantry_broker.protocol.headers import error_answer
 
 if TYPE_CHECKING:
@@ -24,10 +25,13 @@ def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:
         caller = conn.attrs["caller"] = Caller(conn.peer[0])
     if caller.ends:
         return []
-    policy, allows_again = gate.policy, caller.allows_again
+    again = caller.again(gate.policy)
     admitted = []
     for frame in frames:
-        if allows_again(policy, frame):
+        ext = frame.ext
+        checks = again.get(ext.get(ACCESS_KEY, ""))
+        check = None if checks is None else checks.get(frame.code)
+        if check is not None and check(ext, frame.body):
             admitted.append(frame)
             continue
         refused = gate.check(caller, frame, time.monotonic(), time.time_ns() // 1_000_000)

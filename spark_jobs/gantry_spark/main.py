@@ -16,6 +16,7 @@ import orjson
 from gantry_broker import logs
 
 from gantry_spark.errors import GantrySparkError
+from gantry_spark.page_secret import keep_page
 from gantry_spark.report import Job, preflight, run
 from gantry_spark.session import session
 
@@ -83,6 +84,7 @@ def arguments() -> argparse.ArgumentParser:
         "--conf", action="append", default=[], help="key=value of Spark's configuration (repeat for more)"
     )
     parser.add_argument("--termination-log", help="file for a short summary, for the pod's status")
+    parser.add_argument("--page-secret", help="name of a Secret of this pod's namespace, for the page")
     return parser
 
 
@@ -213,6 +215,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         retry = not isinstance(error, GantrySparkError) or error.retry
         raise SystemExit(EXIT_FAILED if retry else EXIT_PERMANENT) from None
+    if args.page_secret:
+        keep_page(args.page_secret, done.page)
     summary = run_summary(done.report, job.out)
     write_termination_message(args.termination_log, summary)
     print(orjson.dumps(summary).decode())

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any, Final
 
 from gantry_broker.theme import THEME
-from plotly.offline import get_plotlyjs
 
 from gantry_spark import plots
 from gantry_spark.format import format_bytes, format_count, format_hours, format_share, format_time
 from gantry_spark.recommendations import COMPACT, LENGTHEN, SHORTEN
 
+_LIBRARY: Final = Path(__file__).parent / "vendor" / "plotly-basic.min.js"
 _BADGES: Final = {COMPACT: "good", SHORTEN: "warn", LENGTHEN: "bad"}
 _STYLE: Final = """
 * { box-sizing: border-box; }
@@ -49,6 +50,7 @@ th:last-child, td:last-child { padding-right: 0; }
 tbody + tbody > tr:first-child > td { border-top: 1px solid var(--line); }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n { white-space: nowrap; }
+@media (min-width: 821px) { .n + :not(.n) { padding-left: var(--space-4); } }
 td.text { color: var(--soft); padding-top: 0; padding-bottom: var(--space-3); }
 .name { font-weight: 600; }
 .badge { display: inline-block; border-radius: 999px; padding: 1px 9px; font-size: 12.5px; font-weight: 600;
@@ -126,7 +128,7 @@ def render(report: Mapping[str, Any]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{THEME}{_STYLE}</style>"
-        f'<script type="text/javascript">{get_plotlyjs()}</script></head>'
+        f'<script type="text/javascript">{_LIBRARY.read_text()}</script></head>'
         f"<body><main>{''.join(body)}</main></body></html>"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -35,6 +36,19 @@ def test_stale_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "is stale" in capsys.readouterr().err
     assert crd.main(["--root", str(tmp_path)]) == 0
     assert crd.main(["--check", "--root", str(tmp_path)]) == 0
+
+
+def test_both_versions_are_served_equal_and_the_first_is_stored() -> None:
+    """Without a webhook the API server changes the name alone, and would drop fields that only one of them has."""
+    for resource in crd.RESOURCES:
+        made = crd.crd(resource)
+        assert made["spec"]["conversion"] == {"strategy": "None"}
+        alpha, beta = made["spec"]["versions"]
+        assert (alpha["name"], alpha["served"], alpha["storage"]) == ("v1alpha1", True, True)
+        assert (beta["name"], beta["served"], beta["storage"]) == ("v1beta1", True, False)
+        assert alpha | {"name": "", "storage": False} == beta | {"name": ""}
+        kept_by_kubectl_apply = 262_144
+        assert len(json.dumps(made, separators=(",", ":")).encode()) < kept_by_kubectl_apply
 
 
 def test_the_schema_is_structural_and_every_field_is_described() -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster, ManifestError, load_manifest, parse_manifest
+from gantry_operator.api import (
+    BrokerCluster,
+    ManifestError,
+    load_manifest,
+    parse_group,
+    parse_manifest,
+    parse_topic,
+    parse_user,
+)
+from gantry_operator.api.cluster import SERVED
+from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +36,22 @@ def test_quickstart_is_two_name_servers_and_one_group_of_three() -> None:
     cluster = load_manifest(ROOT / "examples/quickstart.yaml")
     assert (cluster.name, cluster.spec.nameServers.replicas) == ("demo", 2)
     assert [(g.name, g.members) for g in cluster.spec.brokerGroups] == [("a", 3)]
+
+
+KINDS = (("BrokerCluster", parse_manifest), ("BrokerTopic", parse_topic), ("ConsumerGroup", parse_group),
+         ("BrokerUser", parse_user))  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "parse"), KINDS)
+def test_both_versions_are_read_and_no_other(kind: str, parse: Callable[[Any], BaseModel]) -> None:
+    document = {"kind": kind, "metadata": {"name": "demo"}, "spec": {"cluster": "demo"}}
+    if kind == "BrokerCluster":
+        document = manifest()
+    alpha, beta = (parse(document | {"apiVersion": f"gantry.dev/{version}"}) for version in SERVED)
+    assert alpha.model_dump(exclude={"apiVersion"}) == beta.model_dump(exclude={"apiVersion"})
+    words = r"^apiVersion is \"gantry.dev/v1beta2\": write 'gantry.dev/v1alpha1' or 'gantry.dev/v1beta1'$"
+    with pytest.raises(ManifestError, match=words):
+        parse(document | {"apiVersion": "gantry.dev/v1beta2"})
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
@@ -125,8 +152,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (manifest(name="Demo"), "(document)", "metadata.name is not usable"),
     (manifest(name="d" * 33), "(document)", "at most 32"),
     (manifest() | {"kind": "Broker"}, "kind", "'BrokerCluster'"),
-    (manifest() | {"apiVersion": "v1"}, "apiVersion", "gantry.dev/v1alpha1"),
-    ({"kind": "BrokerCluster"}, "apiVersion", "is missing"),
+    (manifest() | {"apiVersion": "v1"}, "apiVersion", "write 'gantry.dev/v1alpha1' or 'gantry.dev/v1beta1'"),
+    (manifest() | {"apiVersion": "gantry.dev/v1"}, "apiVersion", "'gantry.dev/v1beta1'"),
+    ({"kind": "BrokerCluster"}, "apiVersion", "is missing: write 'gantry.dev/v1alpha1' or 'gantry.dev/v1beta1'"),
 ]
 
 

@@ -62,3 +62,19 @@ def test_a_failed_audit_differs_from_a_vulnerability(
     said = module.audit(Path("bin"), "broker")
     assert said.startswith(begins)
     assert bool(said) == (code != 0)
+
+
+def test_a_command_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load()
+    with pytest.raises(SystemExit, match=r"error: the SBOM of x did not end within 0\.1 s"):
+        module.run("the SBOM of x", 0.1, ["sleep", "60"])
+    with pytest.raises(SystemExit, match="error: the SBOM of x ended with code 1"):
+        module.run("the SBOM of x", 60, ["false"])
+
+    def never(command: Any, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(module.subprocess, "run", never)
+    assert module.audit(Path("bin"), "broker") == (
+        "not audited: the service with known weaknesses has not answered within 180 s"
+    )

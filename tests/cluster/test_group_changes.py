@@ -1,12 +1,14 @@
-"""The last look before a broker group is removed: who reads its topics in the other groups."""
+"""The last look before a broker group is removed: who reads its topics in the other groups, and what the spec says."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import orjson
+import pytest
 from gantry_broker.http.models import DrainReport
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
@@ -30,41 +32,94 @@ def tables(messages: int, **offsets: int) -> dict[str, Any]:
     }
 
 
-async def test_a_group_stays_for_consumers_that_were_away_since_it_is_there() -> None:
-    answers: dict[str, Any] = {"a": tables(5, present=5, away=5), "b": tables(3, present=3)}
-    begun: list[str] = []
+class Rig:
+    """Groups a and b, of which b leaves and is empty, as far as its own report says."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {"a": tables(5, present=5, away=5), "b": tables(3, present=3, away=3)}
+        self.wanted: WantedGroups | None = WantedGroups(staying=("a",), leaving=("b",))
+        self.begun: list[str] = []
+        self.marks: list[Any] = []
+        self.removing = False
+        """The platform knows of a removal that `wanted` does not show yet."""
+        self.at: dict[str, Callable[[], None]] = {}
+        """By path: what somebody does just before the answer."""
+        self.client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+        platform: Any = self
+        controllers = {group: self._controller(group) for group in "ab"}
+        self.changes = GroupChanges(platform, controllers, self.client, lambda: self.wanted, lambda event: None)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
         path, group = request.url.path, request.url.host
-        body = REPORT.model_dump() if path == "/v1/drain" else {} if path == "/v1/configs" else answers[group]
+        self.at.get(path, lambda: None)()
+        if path == "/v1/marks":
+            self.marks.append(orjson.loads(request.content))
+        body = REPORT.model_dump() if path == "/v1/drain" else {} if path == "/v1/configs" else self.answers[group]
         return httpx.Response(200, content=orjson.dumps(body))
 
-    def controller(group: str) -> Any:
+    def _controller(self, group: str) -> Any:
         status = {"role": "Master", "writable": True, "marks": {"joined": "yes"}}
         watch = SimpleNamespace(reach="ok", url=f"http://{group}", name=f"{group}-0", status=status)
         return SimpleNamespace(leader_watch=watch, leadership=SimpleNamespace(epoch=1))
 
-    async def begin_removal(group: str) -> None:
-        begun.append(group)
+    def mark(self, group: str) -> str:
+        return "7"
 
-    wanted = WantedGroups(staying=("a",), leaving=("b",))
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        platform: Any = SimpleNamespace(begin_removal=begin_removal)
-        controllers = {group: controller(group) for group in "ab"}
-        changes = GroupChanges(platform, controllers, client, lambda: wanted, lambda event: None)
+    async def begin_removal(self, group: str, mark: str) -> bool:
+        assert mark == "7"
+        self.begun.append(group)
+        return True
 
-        async def look() -> str:
-            changes._memory["b"] = Progress(proof=(1, 10, -1e9))
-            changes._next_look.clear()
-            await changes._drain("b", wanted)
-            return changes.drains["b"].message
+    async def stay(self, group: str) -> bool:
+        return not self.removing
 
-        assert "3 messages of topic T that consumer group away has not acknowledged" in await look()
-        answers["a"]["settled"] = False
-        assert "the tables of group a are not known" in await look()
-        answers["a"] = {"settled": True}
-        assert "the tables of group a are not known" in await look()
-        assert not begun
-        answers |= {"a": tables(5, present=5, away=5), "b": tables(3, present=3, away=3)}
-        await look()
-        assert begun == ["b"]
+    async def look(self) -> str:
+        """The message of the drain after the last look at an empty group."""
+        self.changes._memory["b"] = Progress(proof=(1, 10, -1e9))
+        self.changes._next_look.clear()
+        assert self.wanted is not None
+        await self.changes._drain("b", self.wanted)
+        return self.changes.drains["b"].message
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    async with made.client:
+        yield made
+
+
+async def test_a_group_stays_for_consumers_that_were_away_since_it_is_there(rig: Rig) -> None:
+    rig.answers["b"] = tables(3, present=3)
+    assert "3 messages of topic T that consumer group away has not acknowledged" in await rig.look()
+    rig.answers["a"]["settled"] = False
+    assert "the tables of group a are not known" in await rig.look()
+    rig.answers["a"] = {"settled": True}
+    assert "the tables of group a are not known" in await rig.look()
+    assert not rig.begun
+    rig.answers |= {"a": tables(5, present=5, away=5), "b": tables(3, present=3, away=3)}
+    await rig.look()
+    assert rig.begun == ["b"]
+
+
+@pytest.mark.parametrize("path", ["/v1/drain", "/v1/configs", "/v1/tables"])
+@pytest.mark.parametrize("then", [WantedGroups(staying=("a", "b")), None], ids=["written back", "paused"])
+async def test_the_spec_is_looked_at_again_before_a_removal_begins(
+    rig: Rig, path: str, then: WantedGroups | None
+) -> None:
+    """The last look takes some requests, and somebody writes the group back meanwhile."""
+    rig.at[path] = lambda: setattr(rig, "wanted", then)
+    await rig.look()
+    assert not rig.begun
+
+
+async def test_a_group_takes_no_messages_again_once_its_removal_has_begun(rig: Rig) -> None:
+    """Its spec has it again, and the begin of its removal is not in the cache yet: the request had no answer."""
+    status = rig.changes._controllers["b"].leader_watch.status  # type: ignore[union-attr]
+    status["marks"] = {"joined": "yes", "drain": "closed"}  # type: ignore[index]
+    rig.removing = True
+    assert await rig.changes._stay("b")
+    assert not rig.marks
+    rig.removing = False
+    assert await rig.changes._stay("b")
+    assert rig.marks == [{"drain": ""}]

@@ -116,6 +116,9 @@ class FakeSource:
     async def audit(self) -> AuditView:
         return AuditView([], "grep gantry.audit logs")
 
+    async def has_report(self) -> bool:
+        return await self.report() is not None
+
     async def report(self) -> bytes | None:
         return None
 
@@ -151,6 +154,9 @@ class InKubernetes(FakeSource):
 
     async def audit(self) -> AuditView:
         return AuditView(await self._lines.lines(self.members), "kubectl logs")
+
+    async def report(self) -> bytes | None:
+        return b"<!doctype html><html lang=en><title>a report</title><script>document.title = 'drawn'</script></html>"
 
 
 class ReadOnly(LocalAccess):

@@ -66,19 +66,18 @@ class LiveConsole:
     def __init__(self, cluster: Cluster, link: str) -> None:
         self.cluster = cluster
         self.link = link
-        self.base = f"{link.partition('/?')[0]}/c/local/t"
+        self.base = f"{link.partition('/?')[0]}/c/local/{cluster.name}"
 
 
 @contextmanager
-def console_of(cluster: Cluster) -> Iterator[LiveConsole]:
-    """Run `gantry console` for the cluster."""
+def console_of(cluster: Cluster, *choice: str) -> Iterator[LiveConsole]:
+    """Run `gantry console` for the cluster. `choice`: options that choose it; none: its folder."""
     command = [
         sys.executable,
         "-m",
         "gantry_operator.cli",
         "console",
-        "--dir",
-        str(cluster.folder.root),
+        *(choice or ("--dir", str(cluster.folder.root))),
         "--no-browser",
     ]
     process = subprocess.Popen(

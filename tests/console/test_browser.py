@@ -86,6 +86,7 @@ def test_every_page_fits_a_phone(desk: Page) -> None:
     for path in PAGES:
         go(desk, path)
         assert overflow(desk) == 0, path
+        expect(desk.locator(".side nav [aria-current]")).to_be_in_viewport(ratio=1)
 
 
 def test_a_failover_shows_without_a_reload(desk: Page, live: LiveConsole) -> None:
@@ -271,6 +272,10 @@ def test_audit_and_report_of_a_cluster_in_kubernetes(chromium: Browser) -> None:
             expect(page.get_by_text("report", exact=False).last).to_be_visible()
             assert overflow(page) == 0
             assert accessibility_problems(page) == []
+        with page.expect_popup() as opening:
+            page.get_by_role("link", name="Open the last report").click()
+        expect(opening.value).to_have_title("drawn")  # by the report's own script
+        assert opening.value.evaluate("self.origin") == "null", "it cannot reach the console"
 
 
 def test_keys_reach_the_search_and_every_page(chromium: Browser) -> None:

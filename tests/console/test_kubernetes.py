@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,17 +15,21 @@ import httpx
 import pytest
 import yaml
 from fastapi import FastAPI
+from gantry_broker import report_page
+from gantry_operator.api import BrokerCluster
 from gantry_operator.cli.errors import CliError
 from gantry_operator.console.access import Sessions
-from gantry_operator.console.app import make_app
+from gantry_operator.console.app import REPORT_POLICY, make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.kubernetes import REVIEW_S, Clusters, KubernetesAccess, KubernetesSource, PauseAnnotation
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.console.sources import MemberAudit, MemberUrl, SourceError
+from gantry_operator.platforms.kubernetes.analytics.manifests import page_secret
 from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable
+from gantry_spark.page_secret import patch_of
 from httpx import ASGITransport, AsyncClient
 
-from tests.console.fake import FakeSource
+from tests.console.fake import FakeSource, InKubernetes
 from tests.console.test_server import csrf_of
 from tests.kubernetes.fake_api import FakeApi
 
@@ -61,7 +68,7 @@ class Reviews:
 class Console:
     """The application with these reviews. `seconds`: its clock."""
 
-    def __init__(self, user_header: str = "") -> None:
+    def __init__(self, user_header: str = "", source: FakeSource | None = None) -> None:
         self.reviews = Reviews()
         self.seconds = 0.0
         sessions = Sessions()
@@ -73,7 +80,7 @@ class Console:
             "X-Groups",
             lambda: self.seconds,  # type: ignore[arg-type]
         )
-        collector = Collector(FakeSource())  # type: ignore[arg-type]
+        collector = Collector(source or FakeSource())  # type: ignore[arg-type]
         self.app: FastAPI = make_app(lambda: {KEY: collector}, self.access, sessions)
 
     def person(self) -> AsyncClient:
@@ -225,6 +232,52 @@ async def test_without_an_answer_of_a_member_there_is_no_line_yet() -> None:
 
     async with httpx.AsyncClient() as client:
         assert await MemberAudit(client).lines(members) is None
+
+
+async def test_the_page_of_the_report_is_that_of_the_secret_which_the_driver_writes() -> None:
+    """Read again after a while; bytes that are no page are none."""
+    page = b"<!doctype html>" + bytes(2_000_000)
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], analytics={})
+    async with FakeApi() as fake, fake.client() as api:
+        source = KubernetesSource(api, ClusterKey("mq", "demo"))
+        for data, found in (
+            (None, None),
+            ({}, None),
+            (patch_of(report_page.pack(page))["data"], page),
+            ({report_page.KEY: base64.b64encode(b"no page").decode()}, None),
+        ):
+            if data is not None:
+                fake.put(page_secret(cluster) | {"data": data})
+            source._packed_until = 0.0
+            assert await source.report() == found
+        source._packed_until = math.inf
+        fake.put(page_secret(cluster) | {"data": {}})
+        assert await source.has_report(), "not asked for each page"
+        await source.close()
+
+
+def test_a_page_has_limits_in_both_forms() -> None:
+    assert report_page.pack(bytes(report_page.MAX_PAGE + 1)) is None
+    assert report_page.pack(os.urandom(report_page.MAX_PACKED)) is None
+    assert report_page.unpack(gzip.compress(bytes(report_page.MAX_PAGE + 1))) is None
+    whole = report_page.pack(b"page" * 1000)
+    assert whole is not None
+    assert report_page.unpack(whole[:-9]) is None
+
+
+async def test_the_report_is_for_those_who_may_see_the_cluster() -> None:
+    console = Console(source=InKubernetes())
+    for token, status in (("", 401), ("reader-token", 200), ("nobody-token", 404)):
+        async with console.person() as client:
+            await client.post("/login", data={"bearer": token})
+            page = await client.get(f"{HERE}/report")
+            assert page.status_code == status
+            assert ("a report" in page.text) == (status == 200)
+            if status == 200:
+                policy = page.headers["Content-Security-Policy"]
+                assert policy == REPORT_POLICY
+                assert "sandbox allow-scripts;" in policy
+                assert "allow-same-origin" not in policy
 
 
 async def test_a_pause_is_an_annotation() -> None:

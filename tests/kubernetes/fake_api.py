@@ -1,6 +1,7 @@
 """A small Kubernetes API server in memory, over real HTTP: versions, conflicts, watches, merge and apply patches.
 
-It implements the operator's calls only; e2e checks against the real one.
+It implements the operator's calls only; e2e checks against the real one. An object has the version of the API that it
+was written in, and is shown in that of the request.
 """
 
 from __future__ import annotations
@@ -9,14 +10,21 @@ import asyncio
 import copy
 import json
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from gantry_operator.api.cluster import GROUP, SERVED
 from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable, Kind, KubeApi
 from kubernetes.aio.client.configuration import Configuration
 
 BY_PLURAL = {(k.group, k.plural): k for k in KINDS.values()}
+
+
+def shown(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    """The object in the version of the request: all versions of our kinds have the same fields."""
+    return obj | {"apiVersion": kind.api_version} if kind.group == GROUP else obj
 
 
 class FakeApi:
@@ -86,11 +94,14 @@ class FakeApi:
         if self.down:
             return _refuse(503, "ServiceUnavailable", "it is down")
         parts = [p for p in request.path.split("/") if p]
-        group, parts = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+        group, version, parts = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
         namespace = ""
         if parts[0] == "namespaces":
             namespace, parts = parts[1], parts[2:]
         kind = BY_PLURAL[group, parts[0]]
+        if version not in (SERVED if group == GROUP else (kind.version,)):
+            return _refuse(404, "NotFound", "the server could not find the requested resource")
+        kind = replace(kind, version=version)
         name = parts[1] if len(parts) > 1 else ""
         if request.method == "GET" and not name and request.query.get("watch"):
             return await self._watch(request, kind)
@@ -99,7 +110,7 @@ class FakeApi:
             await asyncio.Event().wait()
         if request.method == "GET" and not name:
             self.lists += 1
-            items = [o for (k, _, _), o in self.objects.items() if k == kind.kind]
+            items = [shown(o, kind) for (k, _, _), o in self.objects.items() if k == kind.kind]
             return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
         return await self._one(request, kind, namespace, name)
 
@@ -107,6 +118,11 @@ class FakeApi:
         known = self.objects.get((kind.kind, namespace, name))
         body = json.loads(await request.read() or b"{}")
         method = request.method
+        apply = request.headers.get("Content-Type") == "application/apply-patch+yaml"
+        written = method in ("POST", "PUT") or apply
+        if written and body.get("apiVersion") != kind.api_version:
+            text = f"the API version in the data ({body.get('apiVersion')}) does not match the expected API version"
+            return _refuse(400, "BadRequest", f"{text} ({kind.api_version})")
         if method != "GET":
             self.log.append((method, kind.kind, name or body["metadata"]["name"]))
         if method == "POST":
@@ -114,7 +130,6 @@ class FakeApi:
             if (kind.kind, namespace, name) in self.objects:
                 return _refuse(409, "AlreadyExists", f"{name} exists")
             return web.json_response(self.put(body))
-        apply = request.headers.get("Content-Type") == "application/apply-patch+yaml"
         if known is None and not (method == "PATCH" and apply):
             return _refuse(404, "NotFound", f"{name} not found")
         if method == "DELETE":
@@ -132,8 +147,9 @@ class FakeApi:
             version = body["metadata"].get("resourceVersion") if known is not None and "metadata" in body else None
             if known is not None and version not in (None, known["metadata"]["resourceVersion"]):
                 return _refuse(409, "Conflict", "the object has been modified")
-            return web.json_response(self.put(merged(known or {}, body)))
-        return web.json_response(known)
+            return web.json_response(shown(self.put(merged(known or {}, body)), kind))
+        assert known is not None
+        return web.json_response(shown(known, kind))
 
     async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -148,7 +164,8 @@ class FakeApi:
         try:
             while True:
                 event, obj = await queue.get()
-                await response.write(json.dumps({"type": event, "object": obj}).encode() + b"\n")
+                found = obj if event == "ERROR" else shown(obj, kind)
+                await response.write(json.dumps({"type": event, "object": found}).encode() + b"\n")
         finally:
             self._watchers.remove(watcher)
 

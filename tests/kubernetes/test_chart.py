@@ -129,9 +129,15 @@ def test_the_table_of_rights_is_what_the_chart_grants() -> None:
 
 
 def test_spark_has_only_the_rights_of_the_rule_that_names_them() -> None:
-    """An account can only grant rights that it has, and the driver gets no right to objects of brokers but pods."""
+    """An account can only grant rights that it has. The driver gets no right to objects of brokers but pods, and writes
+    one Secret, that of its page.
+    """
     cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], analytics={})
-    (rule,) = manifests.role(cluster)["rules"]
+    rule, page = manifests.role(cluster)["rules"]
+    assert page == {
+        "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["demo-analytics"], "verbs": ["patch"],
+    }  # fmt: skip
+    assert "patch" in by_resource(chart_rules(reports=True))["", "secrets"]
     assert rule == chart_rules(reports=True)[-1]
     assert rule["resources"] == ["pods"]
     conf = manifests.spark_conf(cluster, cluster.spec.analytics, "spark:1", token=True)  # type: ignore[arg-type]

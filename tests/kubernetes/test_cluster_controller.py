@@ -578,7 +578,8 @@ async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goe
         assert (wanted.staying, wanted.leaving, wanted.removing) == (("a",), ("b",), ())
         assert fake.get("PodDisruptionBudget", "demo-b") is not None
 
-        await controller._changes._platform.begin_removal("b")
+        platform = controller._changes._platform
+        assert await platform.begin_removal("b", platform.mark("b"))
         controller._dirty.set()
         await until(lambda: fake.get("StatefulSet", "demo-b") is None)
         controller._dirty.set()

@@ -102,7 +102,8 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: s
         def another() -> GroupRemoval:
             return GroupRemoval(api, caches, ("mq", "demo"), end, lambda: reclaim)
 
-        await another().begin_removal("b")
+        fake.put({"kind": "BrokerCluster", "metadata": {"name": "demo", "namespace": "mq"}, "spec": {}})
+        assert await another().begin_removal("b", another().mark("b"))
         live = fake.get("StatefulSet", "demo-b")
         assert live is not None
         assert leaving_groups.removing([live]) == ("b",)
@@ -126,3 +127,33 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: s
         for kind, name in (("Lease", "demo-a"), ("StatefulSet", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
             assert fake.get(kind, name) is not None
     assert set(ended) == {"b"}
+
+
+async def test_a_removal_does_not_begin_once_the_group_is_written_back() -> None:
+    """Also by an operator that read its proof before, and comes late: the group has taken messages since."""
+    async with FakeApi() as fake, fake.client() as api:
+        for obj in render(cluster({"name": "a"}, B), plan(cluster({"name": "a"}, B)), OperatorSettings("image")):
+            fake.put(obj)
+
+        def spec_of(*groups: str) -> None:
+            resource = {"kind": "BrokerCluster", "metadata": {"name": "demo", "namespace": "mq"}}
+            fake.put(resource | {"spec": {"brokerGroups": [{"name": g} for g in groups]}})
+
+        async def end(group: str) -> None: ...
+
+        caches: Any = {kind: Cache(fake, kind) for kind in KINDS}
+        one, other = (GroupRemoval(api, caches, ("mq", "demo"), end, lambda: "Delete") for _ in range(2))
+        spec_of("a", "b")
+        assert not await one.begin_removal("b", one.mark("b")), "the spec has it"
+        before = one.mark("b")
+        assert await other.stay("b")
+        spec_of("a")  # It leaves once more, with the messages that it took.
+        assert not await one.begin_removal("b", before), "the proof is older than those messages"
+        assert leaving_groups.removing([fake.objects["StatefulSet", "mq", "demo-b"]]) == ()
+        assert await one.begin_removal("b", one.mark("b"))
+        assert not await other.stay("b"), "its name means a new group now"
+        fake.remove("StatefulSet", "mq", "demo-b")
+        assert await other.stay("b")
+        assert not await one.begin_removal("b", one.mark("b"))
+        fake.remove("BrokerCluster", "mq", "demo")
+        assert not await one.begin_removal("a", one.mark("a")), "Kubernetes deletes it with the cluster"

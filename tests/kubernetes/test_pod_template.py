@@ -153,6 +153,24 @@ def test_what_the_operator_owns_is_refused_with_its_name(template: dict[str, Any
     assert "spec.podTemplate" in str(refused.value)
 
 
+@pytest.mark.parametrize("prefix", ["container.apparmor.security.beta", "seccomp.security.alpha",
+                                    "container.seccomp.security.alpha"])  # fmt: skip
+def test_annotations_that_relax_apparmor_or_seccomp_need_the_permission_of_the_security_context(prefix: str) -> None:
+    key = f"{prefix}.kubernetes.io/broker"
+    annotations = {key: "unconfined", "sidecar.istio.io/inject": "false"}
+    for made in (
+        cluster({"metadata": {"annotations": annotations}}),
+        cluster(None, nameServers={"podTemplate": {"metadata": {"annotations": annotations}}}),
+        proxied({"metadata": {"annotations": annotations}}),
+    ):
+        with pytest.raises(ManifestError) as refused:
+            allowed.check(made, SETTINGS)
+        (problem,) = refused.value.problems
+        assert (problem.path.endswith("podTemplate.metadata.annotations"), problem.value) == (True, key)
+        assert "podTemplate.allowed: [securityContext]" in problem.message
+        allowed.check(made, replace(SETTINGS, allowed_pod_template=("securityContext",)))
+
+
 def proxied(template: dict[str, Any] | None, **spec: Any) -> BrokerCluster:
     return cluster(None, proxy={"podTemplate": template, **spec})
 

@@ -131,6 +131,16 @@ def test_a_patch_of_the_status_names_removed_fields_at_every_depth() -> None:
     assert merge_patch({}, new) == new
 
 
+async def test_the_page_that_the_driver_wrote_stays(rig: Rig) -> None:
+    await rig.keep()
+    made = rig.fake.get("Secret", NAME) or {}
+    assert not made.get("data")
+    rig.fake.put(made | {"data": {"report.html.gz": "cGFnZQ=="}})
+    await until(lambda: rig.caches["Secret"].get("mq", NAME).get("data"))
+    await rig.keep()
+    assert (rig.fake.get("Secret", NAME) or {})["data"] == {"report.html.gz": "cGFnZQ=="}
+
+
 async def test_the_driver_gets_the_group_of_each_broker(rig: Rig) -> None:
     """So that it can tell whether a broker without an answer takes a whole group with it."""
     rig.cluster.spec.brokerGroups.append(rig.cluster.spec.brokerGroups[0].model_copy(update={"name": "b"}))

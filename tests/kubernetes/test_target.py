@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.target import KubernetesTarget
@@ -17,6 +17,8 @@ from gantry_operator.platforms.kubernetes import target as kube_target
 from gantry_operator.platforms.kubernetes.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.platforms.kubernetes.target import KubeTarget, TargetError
+from gantry_operator.platforms.kubernetes.target_topics import TargetTopics
+from gantry_operator.platforms.kubernetes.target_users import TargetUsers
 
 from tests.kubernetes.fake_api import FakeApi
 
@@ -153,6 +155,22 @@ async def test_ports_of_running_members_are_forwarded_though_the_spec_is_refused
 async def test_an_unknown_plan_is_reported(fake: FakeApi, api: KubeApi) -> None:
     with pytest.raises(TargetError, match=r"refused, and the status names no running groups: spec\.mode is 7"):
         await opened(fake, api, {}, mode=7).name_servers()
+
+
+async def test_documents_of_the_other_version_are_previewed_and_made(fake: FakeApi, api: KubeApi) -> None:
+    """The API server refuses a body of another version than the request's, so requests have the client's own."""
+    beta = {"apiVersion": "gantry.dev/v1beta1"}
+    target = opened(fake, api, {})
+    fake.put(fake.objects["BrokerCluster", "mq", "demo"] | beta)
+    wanted = BrokerCluster.model_validate(CLUSTER.model_dump(exclude={"status"}) | beta)
+    assert {c["action"] for c in (await target.preview(wanted, "broker"))["changes"]} == {"create"}
+    user = BrokerUser.model_validate(BrokerUser.make("shop", "demo").model_dump(exclude={"status"}) | beta)
+    await TargetUsers(api, "mq", "demo").create(user)
+    topic = BrokerTopic.model_validate(BrokerTopic.make("orders", "demo").model_dump(exclude={"status"}) | beta)
+    await TargetTopics(api, "mq", "demo").create(topic)
+    assert fake.objects["BrokerTopic", "mq", "orders"]["spec"]["cluster"] == "demo"
+    (shown,) = await TargetUsers(api, "mq", "demo").list()
+    assert shown["apiVersion"] == "gantry.dev/v1alpha1"
 
 
 def status() -> Awaitable[Any]:

@@ -70,7 +70,8 @@ class Brokers:
         broker = self.all[request.url.host]
         if broker.group in self.down:
             raise httpx.ConnectError("it is down")
-        return httpx.Response(200, json=broker.json() | {"settled": True})
+        asked = request.url.params.get_list("undelivered")
+        return httpx.Response(200, json=broker.json(asked) | {"settled": True})
 
     async def request(self, address: str, frame: Frame, timeout: float) -> Frame:
         group = address.split(":")[0]
@@ -310,6 +311,10 @@ async def test_a_topic_is_deleted_with_its_resource_once_it_is_read(rig: Rig) ->
         rig.delete("BrokerTopic", "kept")
         rig.delete("BrokerTopic", "orders")
         await until(lambda: rig.condition("BrokerTopic", "orders").get("reason") == "Unread")
+        broker.waiting["orders"] = 1
+        broker.read("orders", "g")
+        await until(lambda: "delayed messages" in rig.condition("BrokerTopic", "orders").get("message", ""))
+        broker.deliver("orders")
         broker.read("orders", "g")
         await until(lambda: "orders" not in broker.topics)
         await until(lambda: (rig.fake.get("BrokerTopic", "orders") or {})["metadata"]["finalizers"] == [])

@@ -40,7 +40,8 @@ NO_PROXY = {"replicas": 0}
 class Cluster:
     """One local cluster with ports and a state folder of its own."""
 
-    def __init__(self, base: Path, **spec: Any) -> None:
+    def __init__(self, base: Path, name: str = "t", **spec: Any) -> None:
+        self.name = name
         self.folder = ClusterFolder(base / "cluster")
         self.file = base / "cluster.yaml"
         self.annotations: dict[str, str] = {}
@@ -65,7 +66,7 @@ class Cluster:
         manifest = {
             "apiVersion": "gantry.dev/v1alpha1",
             "kind": "BrokerCluster",
-            "metadata": {"name": "t", "annotations": self.annotations},
+            "metadata": {"name": self.name, "annotations": self.annotations},
             "spec": wanted,
         }
         self.file.write_text(json.dumps(manifest))

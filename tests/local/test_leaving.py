@@ -56,6 +56,21 @@ async def test_a_new_supervisor_knows_the_leaving_members(tmp_path: Path) -> Non
     await supervisor.close()
 
 
+async def test_a_leaving_group_is_named_where_the_command_ends(tmp_path: Path) -> None:
+    """Its drain may take days, so `gantry up` does not wait for it."""
+    groups = [{"name": name, "members": 1} for name in "ab"]
+    both = BrokerCluster.make("t", "x", nameServers={"replicas": 1}, brokerGroups=groups)
+    folder = folder_of(tmp_path, both)
+    now = BrokerCluster.make("t", "x", nameServers={"replicas": 1}, brokerGroups=groups[:1])
+    save_manifest(folder, now)
+    supervisor = Supervisor(folder, now, show=lambda line: None)
+    for name in "ab":
+        supervisor.watch_only(name)
+    said = [line for line in supervisor.describe_ready().splitlines() if line.startswith("  group ")]
+    assert ["it leaves: gantry status" in line for line in said] == [False, True]
+    await supervisor.close()
+
+
 async def test_a_leaving_master_is_named_and_shown(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, made(3))
     now = made(2)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gantry_broker.client import Admin
+from gantry_broker.client import Admin, Message, Producer
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 
 from tests.local.cluster import Cluster, kill, take_down
@@ -26,9 +26,11 @@ SPEC: dict[str, Any] = {
 
 
 def write(cluster: Cluster, *resources: BrokerTopic | ConsumerGroup) -> None:
-    """The manifest with these resources, as further documents of its file."""
-    documents = [r.model_dump(mode="json", exclude={"status"}, exclude_none=True) for r in resources]
-    cluster.file.write_text("\n---\n".join([cluster.file.read_text().split("\n---\n")[0], *map(json.dumps, documents)]))
+    """The manifest with these resources, as further documents of its file: in v1beta1, as the cluster itself."""
+    documents = [json.loads(cluster.file.read_text().split("\n---\n")[0])]
+    documents += [r.model_dump(mode="json", exclude={"status"}, exclude_none=True) for r in resources]
+    texts = [json.dumps(document | {"apiVersion": "gantry.dev/v1beta1"}) for document in documents]
+    cluster.file.write_text("\n---\n".join(texts))
 
 
 def orders(**spec: Any) -> BrokerTopic:
@@ -86,6 +88,7 @@ def listed(cluster: Cluster, what: str) -> dict[str, dict[str, Any]]:
 def test_the_manifest_makes_a_topic_and_a_group(cluster: Cluster) -> None:
     cluster.until("it is ready", lambda: condition(cluster, "topic", "orders").get("status") == "True")
     cluster.until("it is ready", lambda: condition(cluster, "group", "billing").get("status") == "True")
+    assert cluster.resource()["apiVersion"] == "gantry.dev/v1beta1"
     assert queues(cluster) == {"a": (3, 3), "b": (3, 3)}
     assert shown(cluster, "topic", "Orders")["attributes"] == {"message.type": "NORMAL", "retention.ms": "7200000"}
     cluster.until("the other one is ready", lambda: condition(cluster, "topic", "short").get("status") == "True")
@@ -167,11 +170,20 @@ def test_what_a_command_makes_is_kept_without_a_supervisor_and_made_later(cluste
     assert "topic of the system" in cluster.gantry("topic", "delete", "TBW102", check=False).stderr
 
 
-def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Cluster) -> None:
+async def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Cluster) -> None:
+    """Also for one with a delivery time, which nobody can have read."""
     cluster.gantry("produce", "Orders", "--count", "4")
+    async with Producer(cluster.name_servers) as producer:
+        await producer.send(Message("Orders", b"later", properties={"TIMER_DELAY_SEC": "20"}))
+    await asyncio.to_thread(_delete_orders, cluster)
+
+
+def _delete_orders(cluster: Cluster) -> None:
     assert "once nothing in it is unread" in cluster.gantry("topic", "delete", "Orders").stdout
     cluster.until("it waits", lambda: condition(cluster, "topic", "orders").get("reason") == "Unread")
     cluster.gantry("consume", "Orders", "-g", "billing", "--count", "4", "--timeout", "20", "-q")
+    cluster.until("it waits", lambda: "delayed messages" in condition(cluster, "topic", "orders").get("message", ""))
+    cluster.gantry("consume", "Orders", "-g", "billing", "--count", "1", "--timeout", "40", "-q")
     cluster.until("it is gone", lambda: "orders" not in statuses(cluster, "topic"), 60)
     assert "Orders" not in listed(cluster, "topic")
     assert "being deleted" in cluster.gantry("group", "delete", "billing").stdout

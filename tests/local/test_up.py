@@ -22,10 +22,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterFolder:
     return ClusterFolder(tmp_path / "cluster")
 
 
-def manifest(tmp_path: Path, members: int = 1) -> Path:
+def manifest(tmp_path: Path, members: int = 1, version: str = "v1alpha1") -> Path:
     file = tmp_path / f"{members}.yaml"
     spec = {"brokerGroups": [{"name": "a", "members": members}]}
-    head = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "t"}}
+    head = {"apiVersion": f"gantry.dev/{version}", "kind": "BrokerCluster", "metadata": {"name": "t"}}
     file.write_text(json.dumps(head | {"spec": spec}))
     return file
 
@@ -47,6 +47,18 @@ def test_a_folder_that_was_only_begun_is_gone_on_with(
     monkeypatch.setattr(command, "_wait_ready", lambda *_: None)
     command.up(manifest(tmp_path), folder.root, True, 1)
     assert started
+
+
+def test_a_file_may_change_to_the_other_version_of_the_api(
+    folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.subprocess, "Popen", lambda *args, **_: None)
+    monkeypatch.setattr(command, "_wait_ready", lambda *_: None)
+    for version in ("v1alpha1", "v1beta1", "v1alpha1"):
+        command.up(manifest(tmp_path, version=version), folder.root, True, 1)
+        assert json.loads(folder.manifest.read_text())["apiVersion"] == f"gantry.dev/{version}"
+    with pytest.raises(CliError, match=r'apiVersion is "gantry.dev/v2": write .gantry.dev/v1alpha1. or'):
+        command.up(manifest(tmp_path, version="v2"), folder.root, True, 1)
 
 
 def test_a_folder_of_something_else_is_left_alone(folder: ClusterFolder, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -522,3 +523,14 @@ async def test_a_wall_clock_set_forward_makes_no_broker_silent(ask: Asker, monke
     monkeypatch.setattr(time, "time_ns", lambda: tomorrow)
     ask.server.service.expire()
     assert (await ask(105, topic="T")).code == ResponseCode.SUCCESS
+
+
+async def test_one_address_cannot_take_all_connections(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantry_broker.namesrv.service.CONNECTIONS_OF_ADDRESS", 1)
+    await ask(1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", ask.server.port)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    assert ask.server.service.shared.refused == 1
+    await ask(1)  # the first one goes on

@@ -15,9 +15,11 @@ from typing import Any
 
 import grpc
 import pytest
+from gantry_broker.proxy.config import ProxyConfig
 from gantry_broker.proxy.http2 import endpoint, hpack
 from gantry_broker.proxy.http2.core import PREFACE
 from gantry_broker.proxy.http2.endpoint import Endpoint, read_timeout
+from gantry_broker.proxy.process import Proxy
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, Method, RpcError
 from gantry_broker.remoting.budget import remoting_budget
 from gantry_broker.remoting.connection import Shared
@@ -245,6 +247,20 @@ async def test_connections_over_the_limit_are_refused() -> None:
         kept = [await raw(served) for _ in range(2)]
         await until(lambda: len(served.connections) == 2)
         reader, writer = await raw(served)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+        for _, other in [*kept, (reader, writer)]:
+            other.close()
+
+
+async def test_one_address_cannot_take_all_connections() -> None:
+    config = ProxyConfig(name_servers=["127.0.0.1:1"], listen_host="127.0.0.1", port=0, max_connections_per_address=2)
+    async with Proxy(config) as proxy:
+        assert proxy.endpoint is not None
+        kept = [await raw(proxy.endpoint) for _ in range(2)]
+        for reader, _ in kept:
+            await reader.readexactly(1)
+        reader, writer = await raw(proxy.endpoint)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
         for _, other in [*kept, (reader, writer)]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from types import SimpleNamespace
 
 import pytest
 from gantry_broker.pop.batches import batch_of, named, without_effect
@@ -28,8 +30,10 @@ from gantry_broker.proxy.messages import (
 from gantry_broker.proxy.names import resource_name, topic_name
 from gantry_broker.proxy.receiving import polling_ms, read_pop, tags_of
 from gantry_broker.proxy.renewal import AHEAD_MS, FIRST_MS, LONGEST_MS, STEPS_MS, Renewals
+from gantry_broker.proxy.sending import HalfMessage, Sending
 from gantry_broker.proxy.service import queue_permissions
 from gantry_broker.proxy.wire import ack_answer, send_answer
+from gantry_broker.remoting.errors import ConnectionLost
 
 from tests.proxy.cluster import consumer, message, producer
 
@@ -348,3 +352,30 @@ def test_a_batch_of_acknowledgements_has_one_entry_for_each_pop_of_a_queue() -> 
     far = Handle(4, 9, 1, 0, 0, "a", 0, 4 + MAX_BITS * 8)
     before = Handle(4, 9, 1, 0, 0, "a", 0, 3)
     assert batch_of("g", "T", [far, far]) is batch_of("g", "T", [before]) is batch_of("g", "T", []) is None
+
+
+async def test_a_decision_that_did_not_reach_a_broker_may_be_sent_again() -> None:
+    sent: list[Frame] = []
+
+    async def oneway(_: str, frame: Frame) -> None:
+        if not sent:
+            sent.append(frame)
+            raise ConnectionLost("the master has gone")
+        sent.append(frame)
+
+    async def address(_broker: str, _topic: str) -> str:
+        return "h:1"
+
+    session = SimpleNamespace(remoting=SimpleNamespace(oneway=oneway))
+    sending = Sending(SimpleNamespace(address=address, session=session), None, None)  # type: ignore[arg-type]
+    sending._note_half("T", "t1", HalfMessage("a", "g", "m", 3, 400, time.monotonic() + 30))
+    wanted = v2.EndTransactionRequest(transaction_id="t1", resolution="COMMIT")
+    unclear = v2.EndTransactionRequest(transaction_id="t1", resolution=7)
+    with pytest.raises(Refusal):
+        await sending.end_transaction("T", unclear)
+    with pytest.raises(ConnectionLost):
+        await sending.end_transaction("T", wanted)
+    assert (await sending.end_transaction("T", wanted)).status.code == Code.OK
+    assert [frame.ext["commitLogOffset"] for frame in sent] == ["400", "400"]
+    with pytest.raises(Refusal):
+        await sending.end_transaction("T", wanted)

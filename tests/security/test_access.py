@@ -32,12 +32,13 @@ from gantry_broker.client import (
 )
 from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.frame import Frame, FrameDecoder
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication.types import Assignment
 
+from tests.security.test_plausible_values import forward_frame, tell_member
 from tests.support.broker_group import Group, MakeGroup, until
 
 ADMIN = Credentials("admin", "admin-secret")
@@ -524,8 +525,30 @@ async def test_wrong_signatures_end_their_connection_and_lock_nobody_out(group: 
     assert await metric(group, "gantry_access_held_total") >= 1
 
 
-async def test_nobody_else_ends_a_transaction_during_a_handover(make_group: MakeGroup) -> None:
-    """Strangers try it at both members, one-way as clients do it and with an answer, until the new master leads."""
+def half_frame() -> Frame:
+    """A half message for `Orders`, of producer group `traders`."""
+    properties = "TRAN_MSG\x01true\x02PGROUP\x01traders\x02UNIQ_KEY\x017F00000121A75FFD2B27\x02"
+    header = SendHeader("traders", "Orders", "TBW102", 4, 0, 4, 1_700_000_000_000, 0, properties, 0, False)  # type: ignore[arg-type]
+    return Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=b"half")
+
+
+def end_frame(offset: int, kind: int, queue_offset: int = 0, flag: int = 0) -> Frame:
+    """`kind`: 8 commits the half message at that place of the log, 12 rolls it back."""
+    ext = {
+        "producerGroup": "traders", "tranStateTableOffset": str(queue_offset),
+        "commitLogOffset": str(offset), "commitOrRollback": str(kind),
+    }  # fmt: skip
+    return Frame(RequestCode.END_TRANSACTION, ext=ext, flag=flag)
+
+
+def offset_of(sent: Frame) -> int:
+    """The place in the log of a message that was stored."""
+    assert sent.code == ResponseCode.SUCCESS, sent.remark
+    return int(sent.ext["msgId"][16:], 16)
+
+
+async def pair_with_a_denied_user(make_group: MakeGroup) -> Group:
+    """Two members, and user `nothing` who may publish to all topics but `Orders`."""
     group = await make_group(2, authentication="Enabled")
     await group.lead(0)
     await group.registered()
@@ -534,20 +557,41 @@ async def test_nobody_else_ends_a_transaction_during_a_handover(make_group: Make
     await told(group, 1)
     async with Admin(group.name_server, credentials=ADMIN) as admin:
         await admin.create_topic("Orders", queues=1)
-    properties = "TRAN_MSG\x01true\x02PGROUP\x01traders\x02UNIQ_KEY\x017F00000121A75FFD2B27\x02"
-    header = SendHeader("traders", "Orders", "TBW102", 4, 0, 4, 1_700_000_000_000, 0, properties, 0, False)  # type: ignore[arg-type]
-    half = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=b"half")
+    return group
+
+
+async def committed(group: Group, address: str) -> str | None:
+    """The messages of topic `Orders`."""
+    reach = Frame(RequestCode.GET_MAX_OFFSET, ext={"topic": "Orders", "queueId": "0"})
+    async with raw(BILLING) as reader:
+        return (await reader.request(address, reach, 10)).ext.get("offset")
+
+
+async def test_a_forwarded_end_of_a_transaction_is_checked_by_the_record_here(make_group: MakeGroup) -> None:
+    """The member that forwards it had another record at that place, for which the user has the right."""
+    group = await pair_with_a_denied_user(make_group)
+    master = group.members[0]
+    async with raw(ORDERS) as owner:
+        place = offset_of(await owner.request(master.address, half_frame(), 10))
+    for user, code in ((NOTHING, ResponseCode.NO_PERMISSION), (ORDERS, ResponseCode.SUCCESS)):
+        frame = end_frame(place, 8)
+        user.sign(frame)
+        answer = await tell_member(master, forward_frame(frame), 1)
+        assert answer.code == ResponseCode.SUCCESS, "the bundle is taken"
+        (inner,) = FrameDecoder().feed(answer.body)
+        assert (user.access_key, inner.code) == (user.access_key, code)
+        assert await committed(group, master.address) == ("1" if user is ORDERS else "0")
+
+
+async def test_nobody_else_ends_a_transaction_during_a_handover(make_group: MakeGroup) -> None:
+    """Strangers try it at both members, one-way as clients do it and with an answer, until the new master leads."""
+    group = await pair_with_a_denied_user(make_group)
     async with raw(ORDERS) as owner, raw(NOTHING) as denied, raw(BILLING) as other:
-        sent = await owner.request(group.group_address, half, 10)
-        assert sent.code == ResponseCode.SUCCESS, sent.remark
-        offset = int(sent.ext["msgId"][16:], 16)
+        sent = await owner.request(group.group_address, half_frame(), 10)
+        offset, queue_offset = offset_of(sent), int(sent.ext["queueOffset"])
 
         def end(kind: int, flag: int = 0, more: int = 0) -> Frame:
-            ext = {
-                "producerGroup": "traders", "tranStateTableOffset": sent.ext["queueOffset"],
-                "commitLogOffset": str(offset + more), "commitOrRollback": str(kind),
-            }  # fmt: skip
-            return Frame(RequestCode.END_TRANSACTION, ext=ext, flag=flag)
+            return end_frame(offset + more, kind, queue_offset, flag)
 
         codes: set[int] = set()
         over = asyncio.Event()
@@ -575,9 +619,8 @@ async def test_nobody_else_ends_a_transaction_during_a_handover(make_group: Make
         assert ResponseCode.SUCCESS not in codes
         ended = await owner.request(group.members[1].address, end(8), 10)
         assert ended.code == ResponseCode.SUCCESS, ended.remark
-        reach = Frame(RequestCode.GET_MAX_OFFSET, ext={"topic": "Orders", "queueId": "0"})
-        found = await other.request(group.members[1].address, reach, 10)
-        assert found.ext.get("offset") == "1", "committed once, by its owner, and not rolled back before"
+    reached = await committed(group, group.members[1].address)
+    assert reached == "1", "committed once, by its owner, and not rolled back before"
 
 
 async def test_nothing_secret_is_open(group: Group) -> None:

@@ -17,6 +17,7 @@ from gantry_spark.plots import savings
 from gantry_spark.recommendations import recommend
 from gantry_spark.report_model import Context, build
 from gantry_spark.summary import GroupOffset, Summary
+from plotly.offline import get_plotlyjs_version
 
 HOUR = 3_600_000
 NOW = 500_000 * HOUR
@@ -137,6 +138,10 @@ def test_topics_with_equal_prefixes_have_separate_bars() -> None:
     page = savings(topics)
     assert '"y":[0,1,2]' in page
     assert all(name in page for name in names)
+
+
+def test_the_library_in_the_page_is_the_one_of_the_package_that_describes_the_plots() -> None:
+    assert f"plotly.js (basic - minified) v{get_plotlyjs_version()}\n" in render(report())
 
 
 def test_an_empty_report_has_a_page() -> None:

@@ -47,6 +47,7 @@ def test_everything_belongs_to_the_cluster_and_runs_once_at_a_time() -> None:
     objects = rendered(schedule="0 3 * * *", timeZone="Europe/Berlin", topics=["Orders", "P*"], window="7d")
     assert set(objects) == {
         "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "ConfigMap", "CronJob", "NetworkPolicy",
+        "Secret",
     }  # fmt: skip
     for o in objects.values():
         assert o["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
@@ -69,6 +70,9 @@ def test_everything_belongs_to_the_cluster_and_runs_once_at_a_time() -> None:
     verbs = {v for r in objects["Role"]["rules"] for v in r["verbs"]}
     assert "*" not in verbs
     assert "update" not in verbs
+    (secrets,) = (r for r in objects["Role"]["rules"] if "secrets" in r["resources"])
+    assert (secrets["resourceNames"], secrets["verbs"]) == ([objects["Secret"]["metadata"]["name"]], ["patch"])
+    assert "data" not in objects["Secret"], "the driver's, which the operator leaves alone"
 
 
 def test_the_driver_understands_its_arguments() -> None:
@@ -80,6 +84,7 @@ def test_the_driver_understands_its_arguments() -> None:
     assert (job.topics, job.window_hours, job.history, job.out) == (("Orders", "P*"), 168.0, 4, "/reports")
     assert job.token_file == "/etc/gantry-admin/token"
     assert job.rate == manifests.RATE
+    assert parsed.page_secret == "demo-analytics"
 
 
 def test_without_executors_and_with_a_path() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,8 @@ class Broker:
     members: dict[str, set[str]] = field(default_factory=dict)
     """By consumer group: the topics that its one client subscribes to."""
     broadcasting: set[str] = field(default_factory=set)
+    waiting: dict[str, int] = field(default_factory=dict)
+    """By topic: messages that wait for their delivery time."""
 
     def queue(self, topic: str, number: int) -> list[int]:
         return self.queues.setdefault((topic, number), [0, 0])
@@ -40,6 +43,24 @@ class Broker:
             return False
         self.queue(topic, number)[1] += 1
         return True
+
+    def delay(self, topic: str) -> None:
+        """A message with a delivery time, if the topic takes messages."""
+        config = self.topics.get(topic)
+        if config is not None and config.perm & Perm.WRITE:
+            self.waiting[topic] = self.waiting.get(topic, 0) + 1
+
+    def deliver(self, topic: str) -> None:
+        """The time of one message has come: also when the topic takes no others."""
+        if self.waiting.get(topic) and topic in self.topics:
+            self.waiting[topic] -= 1
+            self.queue(topic, 0)[1] += 1
+
+    def undelivered(self, topic: str) -> str:
+        config = self.topics.get(topic)
+        if config is not None and config.perm & Perm.WRITE:
+            return "unknown"
+        return "delayed" if self.waiting.get(topic) else "none"
 
     def read(self, topic: str, group: str) -> None:
         """A group reads everything in the queues that are read."""
@@ -57,7 +78,7 @@ class Broker:
             total += end - min(at)
         return total
 
-    def json(self) -> dict[str, Any]:
+    def json(self, ask: Iterable[str] = ()) -> dict[str, Any]:
         lags = []
         for (topic, group), offsets in self.offsets.items():
             config = self.topics.get(topic)
@@ -67,6 +88,7 @@ class Broker:
             if rows:
                 lags.append({"topic": topic, "group": group, "queues": rows})
         return {
+            "undelivered": {name: self.undelivered(name) for name in ask},
             "topics": {
                 name: {"config": c.to_json(), "queues": [list(self.queue(name, n)) for n in range(c.read_queues)]}
                 for name, c in self.topics.items()
@@ -83,8 +105,8 @@ class Broker:
             },
         }
 
-    def tables(self) -> BrokerTables:
-        return BrokerTables(self.group, self.json())
+    def tables(self, ask: Iterable[str] = ()) -> BrokerTables:
+        return BrokerTables(self.group, self.json(ask))
 
     def do(self, step: Step, *, force: bool = False) -> None:
         """Carry out a step. Raises LostMessages when it must not be carried out."""
@@ -92,6 +114,8 @@ class Broker:
             self._put_topic(step, force)
         elif isinstance(step, DropTopic):
             config = self.topics.pop(step.topic, None)
+            if self.waiting.pop(step.topic, 0) and not force:
+                raise LostMessages(f"{self.group}: messages of {step.topic} waited for their delivery")
             if config is not None:
                 self._check(step.topic, range(config.read_queues), force)
             for key in [k for k in self.queues if k[0] == step.topic]:
@@ -127,7 +151,12 @@ class Broker:
             raise LostMessages(f"{self.group}: {left} messages of {topic} were unread")
 
 
-def observed(brokers: dict[str, Broker], silent: set[str] = frozenset(), **more: Any) -> Observed:  # type: ignore[assignment]
-    """What an operator sees."""
-    tables = {g: None if g in silent else b.tables() for g, b in brokers.items()}
+def observed(
+    brokers: dict[str, Broker],
+    silent: set[str] = frozenset(),
+    ask: Iterable[str] = (),
+    **more: Any,  # type: ignore[assignment]
+) -> Observed:
+    """What an operator sees that asks about messages to these topics that are not delivered."""
+    tables = {g: None if g in silent else b.tables(ask) for g, b in brokers.items()}
     return Observed("demo", list(brokers), tables, **more)

@@ -35,6 +35,7 @@ class History:
     kept: dict[str, Known] = field(default_factory=dict)
     """As in the status: it outlives an operator."""
     settling: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    ask: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     routes: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     """By broker group and topic: write queues as producers know them, and since when."""
@@ -62,6 +63,13 @@ class History:
         w, broker = self.pick(), self.random.choice(list(self.brokers.values()))
         if w.topic in broker.topics:
             broker.read(w.topic, self.random.choice(READERS))
+
+    def delay(self) -> None:
+        self.random.choice(list(self.brokers.values())).delay(self.pick().topic)
+
+    def deliver(self) -> None:
+        for broker in self.brokers.values():
+            broker.deliver(self.pick().topic)
 
     def change_spec(self) -> None:
         w = self.pick()
@@ -102,14 +110,15 @@ class History:
             self.wanted[w.resource] = replace(w, deleting=True)
 
     def restart(self) -> None:
-        self.settling = {}
+        self.settling, self.ask = {}, set()
 
     def operate(self, reliable: bool = False) -> int:
         """One pass. Returns the number of steps."""
         self.now += self.random.choice((0.3, 3.0, 30.0))
         asked = [replace(w, known=self.kept.get(w.resource, Known())) for w in self.wanted.values()]
-        found = decide_topics(asked, observed(self.brokers, self.silent), self.settling, self.now, SETTLE_S)
-        self.settling = found.settling
+        seen = observed(self.brokers, self.silent, self.ask)
+        found = decide_topics(asked, seen, self.settling, self.now, SETTLE_S)
+        self.settling, self.ask = found.settling, found.ask
         keep_results = reliable or self.random.random() < 0.9
         for name, result in found.results.items():
             before = self.kept.get(name, Known())
@@ -144,7 +153,7 @@ def run(seed: int) -> History:
         h.brokers["a"].topics["t0"] = TopicConfig("t0", 16, 16)
     actions = [
         (h.send, 30), (h.read, 12), (h.change_spec, 4), (h.drift, 3), (h.silence, 4), (h.add_group, 1), (h.delete, 2),
-        (h.restart, 2), (h.operate, 40),
+        (h.restart, 2), (h.operate, 40), (h.delay, 4), (h.deliver, 6),
     ]  # fmt: skip
     for _ in range(STEPS):
         (action,) = rng.choices([a for a, _ in actions], [n for _, n in actions])
@@ -161,6 +170,7 @@ def come_to_rest(h: History) -> None:
         for w in h.wanted.values():
             for broker in h.brokers.values():
                 if w.topic in broker.topics:
+                    broker.deliver(w.topic)
                     for reader in READERS:
                         broker.read(w.topic, reader)
         h.operate(reliable=True)

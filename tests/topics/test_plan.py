@@ -33,13 +33,15 @@ class Rig:
         self.brokers = {g: Broker(g) for g in groups}
         self.now = 1_000.0
         self.settling: Any = {}
+        self.ask: set[str] = set()
         self.known: dict[str, Known] = {}
         self.notes: list[str] = []
 
     def look(self, *wanted: WantedTopic, silent: set[str] = frozenset(), **more: Any) -> Decision:  # type: ignore[assignment]
         asked = [replace(w, known=self.known.get(w.resource, w.known)) for w in wanted]
-        found = decide_topics(asked, observed(self.brokers, silent, **more), self.settling, self.now, 75.0)
-        self.settling = found.settling
+        seen = observed(self.brokers, silent, self.ask, **more)
+        found = decide_topics(asked, seen, self.settling, self.now, 75.0)
+        self.settling, self.ask = found.settling, found.ask
         self.known |= {name: r.known for name, r in found.results.items()}
         self.notes += [n.reason for n in found.notes]
         return found
@@ -47,8 +49,9 @@ class Rig:
     def settle(self, *wanted: WantedTopic, force: bool = False, rounds: int = 10) -> Decision:
         """Until there are no more steps."""
         for _ in range(rounds):
+            before = self.ask
             found = self.look(*wanted)
-            if not found.steps:
+            if not found.steps and self.ask <= before:
                 return found
             for step in found.steps:
                 self.brokers[step.group].do(step, force=force)
@@ -297,11 +300,44 @@ def test_a_topic_is_deleted_once_it_is_read_everywhere() -> None:
     assert found.results["t"].ready.reason == "Unread"
     assert found.results["t"].finalizer
     assert not rig.brokers["b"].send("T", 0), "it takes no more messages"
+    assert not rig.ask, "first they are read"
     rig.brokers["b"].read("T", "g")
     found = rig.settle(gone)
     assert rig.queues() == {}
     assert not found.results["t"].finalizer
     assert found.results["t"].ready.reason == "Deleted"
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+def test_a_topic_stays_while_messages_are_not_delivered_to_it(deleting: bool) -> None:
+    """They wait in topics of the system, so nobody lags."""
+    rig = Rig("a", "b")
+    wanted = topic(queues=2, per_group=None, delete=True)
+    rig.settle(wanted)
+    rig.brokers["b"].delay("T")
+    wanted = replace(wanted, deleting=True) if deleting else replace(wanted, queues=1, generation=2)
+    found = rig.settle(wanted)
+    assert "b: delayed messages for it are not delivered yet" in found.results["t"].synced.message
+    assert "b" in rig.queues()
+    assert (found.results["t"].ready.reason == "Unread") == deleting
+    rig.brokers["b"].deliver("T")
+    assert "no consumer group has read them" in rig.settle(wanted).results["t"].synced.message
+    rig.brokers["b"].read("T", "g")
+    rig.settle(wanted)
+    assert set(rig.queues()) == (set() if deleting else {"a"})
+
+
+@pytest.mark.parametrize(
+    ("said", "words"), [("half", "have no decision yet"), ("unknown", "it looks"), (7, "it looks")]
+)
+def test_what_is_not_delivered_or_not_known_holds_a_deletion(said: Any, words: str) -> None:
+    rig = Rig("a")
+    rig.settle(topic(delete=True))
+    gone = topic(delete=True, deleting=True)
+    rig.brokers["a"].undelivered = lambda name: said  # type: ignore[method-assign]
+    assert words in rig.settle(gone).results["t"].ready.message
+    assert rig.ask == {"T"}
+    assert rig.look(replace(gone, force=True)).steps == [DropTopic("a", "T", "t")]
 
 
 def test_force_deletes_at_once_and_retain_never() -> None:

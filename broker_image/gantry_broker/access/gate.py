@@ -7,6 +7,7 @@ what was decided for them. A new policy is another object, so everything remembe
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from gantry_broker.access.audit import AuditLog
@@ -14,7 +15,7 @@ from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, Use
 from gantry_broker.access.guesses import Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMES, PLACES, ROWS, USER_CODES, Need, Records
-from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Repeated, is_valid
+from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Check, is_valid, repeated
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -58,32 +59,45 @@ class Refused(NamedTuple):
 class _Known:
     """A user that signed a request on a connection."""
 
-    __slots__ = ("decisions", "granted", "repeated", "user")
+    __slots__ = ("_grants", "decisions", "granted", "repeated", "user")
 
     def __init__(self, user: User) -> None:
         self.user = user
-        self.repeated: dict[int, Repeated] = {}
+        self.repeated: dict[int, Check] = {}
         """By code: the check of requests with the header of the last one. Codes of `NAMES` alone; no quota counts."""
         self.decisions: dict[Need, bool] = {}
-        self.granted: set[tuple[int, Hashable]] = set()
-        """Codes with the names that `NAMES` reads: such requests have been allowed before."""
+        self.granted: dict[int, set[Hashable]] = {}
+        """By code: the names that `NAMES` reads of requests that were allowed."""
+        self._grants = 0
+
+    def grant(self, code: int, names: Hashable) -> None:
+        """Remembers names that were allowed for this code."""
+        if self._grants >= MAX_DECISIONS:
+            self._grants = 0
+            for of_code in self.granted.values():
+                of_code.clear()
+        self._grants += 1
+        self.granted.setdefault(code, set()).add(names)
 
     def repeat(self, frame: Frame) -> None:
         """Remembers how a request was signed that was allowed."""
-        repeated = Repeated.of(frame.ext, self.user.keys)
-        if repeated is None:
-            return
+        code, user = frame.code, self.user
         try:
-            NAMES[frame.code](frame.ext)
+            NAMES[code](frame.ext)
         except KeyError:
             return
-        self.repeated[frame.code] = repeated
+        if user.super:
+            check = repeated(frame.ext, user.keys, itemgetter(ACCESS_KEY), (user.name,))
+        else:
+            check = repeated(frame.ext, user.keys, NAMES[code], self.granted.setdefault(code, set()))
+        if check is not None:
+            self.repeated[code] = check
 
 
 class Caller:
     """One connection. `address`: the peer's IP address."""
 
-    __slots__ = ("_known", "_policy", "address", "ends")
+    __slots__ = ("_again", "_known", "_policy", "address", "ends")
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -91,31 +105,24 @@ class Caller:
         """No request of it counts any more, and it closes in a moment."""
         self._policy: Policy | None = None
         self._known: dict[str, _Known] = {}
+        self._again: dict[str, dict[int, Check]] = {}
 
     def known(self, policy: Policy) -> dict[str, _Known]:
         """Return the users that signed here under this policy."""
         if self._policy is not policy:
             self._policy = policy
             self._known = {}
+            self._again = {}
         return self._known
 
-    def allows_again(self, policy: Policy | None, frame: Frame) -> bool:
-        """Whether the request is signed, and one with the same user, code, header and resources was allowed before.
+    def again(self, policy: Policy | None) -> dict[str, dict[int, Check]]:
+        """Return, by access key and code, the checks of requests like those that were allowed here under this policy.
 
-        False: `Gate.check` decides.
+        Where none of them passes, `Gate.check` decides.
         """
-        if self._policy is not policy:
-            return False
-        ext, code = frame.ext, frame.code
-        known = self._known.get(ext.get(ACCESS_KEY, ""))
-        if known is None:
-            return False
-        repeated = known.repeated.get(code)
-        return (
-            repeated is not None
-            and repeated.is_valid(ext, frame.body)
-            and (known.user.super or (code, NAMES[code](ext)) in known.granted)
-        )
+        if policy is not None:
+            self.known(policy)
+        return self._again
 
 
 class Gate:
@@ -204,8 +211,10 @@ class Gate:
             if len(all_known) >= MAX_USERS:
                 self.closed(caller)
                 all_known.clear()
+                caller.again(policy).clear()
                 self._enter(caller, user)
             known = all_known[name] = _Known(user)
+            caller.again(policy)[name] = known.repeated
         if not user.super:
             refused = self._without_right(caller, known, frame)
             if refused is not None:
@@ -226,14 +235,14 @@ class Gate:
 
     def _without_right(self, caller: Caller, known: _Known, frame: Frame) -> Refused | None:
         names = NAMES.get(frame.code)
-        grant = None
+        named = None
         if names is not None:
             try:
-                grant = frame.code, names(frame.ext)
+                named = names(frame.ext)
             except KeyError:
                 pass  # an absent name counts as an empty one
             else:
-                if grant in known.granted:
+                if named in known.granted.get(frame.code, ()):
                     return None
         row = ROWS.get(frame.code)
         if row is None:
@@ -256,10 +265,8 @@ class Gate:
                 allowed = decisions[need] = known.user.may(need.kind, name, need.actions, caller.address)
             if not allowed:
                 return self._no_right(known.user, need, frame)
-        if grant is not None:
-            if len(known.granted) >= MAX_DECISIONS:
-                known.granted.clear()
-            known.granted.add(grant)
+        if named is not None:
+            known.grant(frame.code, named)
         return None
 
     def _no_right(self, user: User, need: Need, frame: Frame) -> Refused:

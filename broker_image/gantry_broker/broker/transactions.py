@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.delay import real_target
@@ -129,6 +129,11 @@ class Transactions:
     @property
     def undecided(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Collection[int]:
+        """The queue offsets of the undecided half messages."""
+        return self._waiting.keys()
 
     @property
     def all_read(self) -> bool:

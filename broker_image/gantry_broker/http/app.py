@@ -53,6 +53,7 @@ from gantry_broker.http.otlp import OtlpPush
 from gantry_broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
 from gantry_broker.http.tables import broker_tables
 from gantry_broker.http.token import TokenFile
+from gantry_broker.http.undelivered import UndeliveredMessages
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.limits import MAX_ACCESS
 
@@ -266,6 +267,7 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     page = MetricsPage(families, broker.slices, METRICS_SHARE)
     table_times = StoreTimes()
     drain_reports = DrainReports(broker)
+    undelivered_messages = UndeliveredMessages(broker)
 
     @app.exception_handler(RequestValidationError)
     async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -348,9 +350,13 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
         return Response(orjson.dumps({"lines": lines}), media_type="application/json")
 
     @app.get("/v1/tables")
-    async def tables(ages: bool = True) -> Response:
-        """Topics, groups, offsets and clients. Every member answers; only the master knows all clients and ages."""
-        found = await broker_tables(broker, table_times, ages=ages)
+    async def tables(ages: bool = True, undelivered: Annotated[list[str] | None, Query()] = None) -> Response:
+        """Topics, groups, offsets and clients. Every member answers; only the master knows all clients and ages.
+
+        `undelivered`: topics of which it also looks for messages that are not delivered yet.
+        """
+        waiting = await undelivered_messages.of(undelivered or ())  # Before the ends of the queues.
+        found = await broker_tables(broker, table_times, ages=ages) | {"undelivered": waiting}
         return Response(await asyncio.to_thread(orjson.dumps, found), media_type="application/json")
 
     @app.get("/v1/drain")

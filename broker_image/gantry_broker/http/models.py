@@ -11,6 +11,12 @@ from gantry_broker.replication.types import Assignment, InSyncSetProposal, Leade
 
 MAX_CONFIGS = 1_000
 """Topics, and consumer groups, of one request."""
+MAX_UNDELIVERED = 16
+"""Topics of which one request looks for messages that are not delivered yet."""
+Undelivered = Literal["none", "delayed", "half", "unknown"]
+"""What waits for its delivery to a topic: delayed messages and those with a delivery time, or half messages. `unknown`:
+it cannot be said now, because the topic still takes messages, or a part of the log is not readable.
+"""
 
 Epoch = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
 Version = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]

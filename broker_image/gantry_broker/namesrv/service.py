@@ -52,7 +52,7 @@ from gantry_broker.protocol.headers import (
     WritePermHeader,
 )
 from gantry_broker.refusals import Refusals
-from gantry_broker.remoting.budget import memory_limit, remoting_budget
+from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS, memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.tls_ports import PortsTls
@@ -102,7 +102,9 @@ class NameService:
         """Guards the registration port; None: there is no such port."""
         self._clock = clock
         self._next_source = 0
-        self.shared = Shared(remoting_budget(memory_limit(None), descriptors.budget().remoting))
+        self.shared = Shared(
+            remoting_budget(memory_limit(None), descriptors.budget().remoting), lambda: CONNECTIONS_OF_ADDRESS
+        )
         """The shared state of all listeners' connections."""
         self.tls: PortsTls | None = None
         self.loop_watch = LoopWatch()

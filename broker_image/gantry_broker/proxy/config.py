@@ -9,6 +9,7 @@ from typing import Final
 from pydantic import Field, field_validator
 
 from gantry_broker.config import Authentication, FileConfig, TlsConfig
+from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS
 
 _ADDRESS: Final = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})$")
 
@@ -78,6 +79,9 @@ class ProxyConfig(FileConfig):
         default_factory=list, description="Names that a request over HTTP may give as its Host, besides localhost."
     )
     max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Connections of clients.")
+    max_connections_per_address: int = Field(
+        CONNECTIONS_OF_ADDRESS, ge=1, le=1_000_000, description="Of them, from one address."
+    )
     memory_limit_bytes: int | None = Field(None, description="What this process may use; None: the machine's memory.")
     drain_s: float = Field(30.0, ge=0, le=600, description="Seconds that SIGTERM leaves for requests in work.")
 

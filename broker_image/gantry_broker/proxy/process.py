@@ -84,7 +84,9 @@ class Proxy:
         config = self.config
         budget = descriptors.budget()
         most = min(config.max_connections, budget.remoting)
-        shared = Shared(remoting_budget(memory_limit(config.memory_limit_bytes), most))
+        shared = Shared(
+            remoting_budget(memory_limit(config.memory_limit_bytes), most), lambda: config.max_connections_per_address
+        )
         shared.now = asyncio.get_running_loop().time()
         gate = None
         if config.tls is not None:

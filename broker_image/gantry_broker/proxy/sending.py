@@ -272,7 +272,7 @@ class Sending:
         transaction_id: str = request.transaction_id
         if not transaction_id.strip():
             raise Refusal(Code.INVALID_TRANSACTION_ID, "transaction id cannot be empty")
-        half = self._half.pop((topic, transaction_id), None)
+        half = self._half.get((topic, transaction_id))
         if half is None or time.monotonic() > half.until:
             raise Refusal(Code.INTERNAL_SERVER_ERROR, "cannot found transaction data")
         if request.resolution not in _DECISIONS:
@@ -289,6 +289,7 @@ class Sending:
         ext = header.ext() | {"bname": half.broker, "topic": topic}
         address = await self._brokers.address(half.broker, topic)
         await self._brokers.session.remoting.oneway(address, Frame(RequestCode.END_TRANSACTION, ext=ext))
+        self._half.pop((topic, transaction_id), None)  # not before: the client may try again while there is no master
         answer = v2.EndTransactionResponse()
         set_status(answer)
         return answer

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_operator.api.base import Model
-from gantry_operator.api.cluster import API_VERSION, MAX_NAME, Metadata
+from gantry_operator.api.cluster import API_VERSION, MAX_NAME, ApiVersion, Metadata
 
 DeletionPolicy = Literal["Retain", "Delete"]
 DriftPolicy = Literal["Enforce", "Report"]
@@ -35,7 +35,7 @@ def drift_field() -> Any:
 class BesideCluster(Model):
     """The whole resource. A kind adds `spec` and `status`."""
 
-    apiVersion: Literal["gantry.dev/v1alpha1"]
+    apiVersion: ApiVersion
     kind: str
     metadata: Metadata
 

@@ -1,4 +1,4 @@
-"""The resource itself: `BrokerCluster` of `gantry.dev/v1alpha1`."""
+"""The resource itself: `BrokerCluster` of `gantry.dev`, and the versions of the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from gantry_operator.api.status import BrokerClusterStatus
 
 GROUP = "gantry.dev"
 VERSION = "v1alpha1"
+"""The version that is stored. The operator reads and writes it, whichever one an object was applied with."""
+SERVED = (VERSION, "v1beta1")
+"""All versions have the same fields, so the API server converts between them by their name alone."""
 API_VERSION = f"{GROUP}/{VERSION}"
+ApiVersion = Literal["gantry.dev/v1alpha1", "gantry.dev/v1beta1"]
+"""Of a document: each of SERVED."""
 KIND = "BrokerCluster"
 PLURAL = "brokerclusters"
 SINGULAR = "brokercluster"
@@ -61,7 +66,7 @@ _CLASS, _FORMER_CLASS = (either(f"{root}.spec.storage.className", "") for root i
 class BrokerCluster(Model):
     """A RocketMQ-protocol broker cluster: NameServers and replicated broker groups."""
 
-    apiVersion: Literal["gantry.dev/v1alpha1"]
+    apiVersion: ApiVersion
     kind: Literal["BrokerCluster"]
     metadata: Metadata
     spec: BrokerClusterSpec = Field(description="Desired state of the cluster.")

@@ -1,4 +1,4 @@
-"""A consumer group of a cluster: `ConsumerGroup` of `gantry.dev/v1alpha1`."""
+"""A consumer group of a cluster: `ConsumerGroup` of `gantry.dev`."""
 
 from __future__ import annotations
 

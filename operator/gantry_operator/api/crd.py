@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from gantry_operator.api import cluster, consumer_group, topic, user
 from gantry_operator.api.base import Model, Strict, form_rule
-from gantry_operator.api.cluster import GROUP, VERSION, BrokerCluster
+from gantry_operator.api.cluster import GROUP, SERVED, VERSION, BrokerCluster
 
 HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in operator/gantry_operator/api: change those.
 """
@@ -169,14 +169,16 @@ def crd(resource: Resource = CLUSTER) -> dict[str, Any]:
             },
             "versions": [
                 {
-                    "name": VERSION,
+                    "name": version,
                     "served": True,
-                    "storage": True,
+                    "storage": version == VERSION,
                     "subresources": {"status": {}} | ({} if resource.scale is None else {"scale": resource.scale}),
                     "additionalPrinterColumns": copy.deepcopy(resource.columns),
                     "schema": {"openAPIV3Schema": schema(resource)},
                 }
+                for version in SERVED
             ],
+            "conversion": {"strategy": "None"},
         },
     }
 
@@ -258,7 +260,7 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
     if isinstance(node.get("description"), str):
         text = " ".join(node["description"].split())
         default = node.get("default")
-        if isinstance(default, str | int | bool) and text:
+        if isinstance(default, str | int | bool) and text and default != "":
             shown = str(default).lower() if isinstance(default, bool) else default
             if not text.endswith(f"Default: {shown}"):  # A part with defaults is visited once more inside its owner.
                 text += f" Default: {shown}" if text.endswith(".") else f". Default: {shown}"

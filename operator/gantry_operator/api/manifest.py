@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -166,7 +166,7 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> Problem:
     if kind == "extra_forbidden":
         return Problem(path, value, _unknown_field(model, loc))
     if kind == "missing":
-        return Problem(path, None, "is missing: " + _wanted(model, loc, "write it"))
+        return Problem(path, None, "is missing: " + _wanted(model, loc, f"write {_values(model, loc) or 'it'}"))
     return Problem(path, value, _wanted(model, loc, _plain(kind, context, error["msg"])))
 
 
@@ -220,6 +220,14 @@ def _wanted(root: type[BaseModel], loc: tuple[int | str, ...], text: str) -> str
     parent = _model_at(root, loc[:-1])
     field = parent.model_fields.get(str(loc[-1])) if parent is not None else None
     return f"{text} ({field.description})" if field is not None and field.description else text
+
+
+def _values(root: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """The values of a field that has but a few; empty: it may have others."""
+    parent = _model_at(root, loc[:-1])
+    field = None if parent is None else parent.model_fields.get(str(loc[-1]))
+    found = get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+    return " or ".join(map(repr, found))
 
 
 def _model_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:

@@ -16,10 +16,13 @@ INTRO = """<!-- Made by `python -m gantry_operator.api.reference` from the model
 
 # The resources
 
+Each has the `apiVersion` `gantry.dev/v1alpha1` or `gantry.dev/v1beta1`, with the same fields
+([gitops.md](gitops.md#versions-of-the-api)).
+
 ## BrokerCluster
 
-`apiVersion: gantry.dev/v1alpha1`, `kind: BrokerCluster`, short name `bc`, namespaced. The same file is applied to
-Kubernetes and started on one machine with `gantry up`. `kubectl explain bc.spec --recursive` shows the same fields.
+`kind: BrokerCluster`, short name `bc`, namespaced. The same file is applied to Kubernetes and started on one machine
+with `gantry up`. `kubectl explain bc.spec --recursive` shows the same fields.
 
 The smallest one:
 
@@ -45,8 +48,8 @@ Annotations that users set on the object:
 
 USER_INTRO = """## BrokerUser
 
-`apiVersion: gantry.dev/v1alpha1`, `kind: BrokerUser`, short name `bu`, namespaced, beside its cluster. A user that may
-send to every topic that begins with `orders-`, and read the topic `prices` as group `orders`:
+`kind: BrokerUser`, short name `bu`, namespaced, beside its cluster. A user that may send to every topic that begins
+with `orders-`, and read the topic `prices` as group `orders`:
 
 ```yaml
 apiVersion: gantry.dev/v1alpha1
@@ -68,8 +71,8 @@ spec:
 
 TOPIC_INTRO = """## BrokerTopic
 
-`apiVersion: gantry.dev/v1alpha1`, `kind: BrokerTopic`, short name `bt`, namespaced, beside its cluster.
-[topics.md](topics.md) says what the operator does with it. The smallest one:
+`kind: BrokerTopic`, short name `bt`, namespaced, beside its cluster. [topics.md](topics.md) says what the operator does
+with it. The smallest one:
 
 ```yaml
 apiVersion: gantry.dev/v1alpha1
@@ -84,8 +87,7 @@ spec:
 
 GROUP_INTRO = """## ConsumerGroup
 
-`apiVersion: gantry.dev/v1alpha1`, `kind: ConsumerGroup`, short name `cg`, namespaced, beside its cluster. The smallest
-one:
+`kind: ConsumerGroup`, short name `cg`, namespaced, beside its cluster. The smallest one:
 
 ```yaml
 apiVersion: gantry.dev/v1alpha1
@@ -130,7 +132,7 @@ def _limits(node: dict[str, Any]) -> str:
 
 def _default(node: dict[str, Any]) -> str:
     value = node.get("default")
-    if value is None or isinstance(value, dict | list):
+    if value is None or value == "" or isinstance(value, dict | list):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

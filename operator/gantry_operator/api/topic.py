@@ -1,4 +1,4 @@
-"""A topic of a cluster: `BrokerTopic` of `gantry.dev/v1alpha1`."""
+"""A topic of a cluster: `BrokerTopic` of `gantry.dev`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user of a cluster: `BrokerUser` of `gantry.dev/v1alpha1`."""
+"""A user of a cluster: `BrokerUser` of `gantry.dev`."""
 
 from __future__ import annotations
 
@@ -92,9 +92,15 @@ class AccessRule(Model):
 class UserQuotas(Strict):
     """The most that a user may send and open."""
 
-    bytesPerSecond: int | None = Field(None, ge=1, le=MAX_RATE, description="Bytes of messages a second, at a master.")
-    messagesPerSecond: int | None = Field(None, ge=1, le=MAX_RATE, description="Messages a second, at a master.")
-    connections: int | None = Field(None, ge=1, le=1_000_000, description="Connections to one member.")
+    bytesPerSecond: int | None = Field(
+        None, ge=1, le=MAX_RATE, description="Bytes of messages a second, at each master or proxy."
+    )
+    messagesPerSecond: int | None = Field(
+        None, ge=1, le=MAX_RATE, description="Messages a second, at each master or proxy."
+    )
+    connections: int | None = Field(
+        None, ge=1, le=1_000_000, description="Connections to each member; proxies count none."
+    )
 
 
 class SecretReference(Strict):

@@ -74,8 +74,22 @@ class WantedGroups:
 class RemovalPlatform(Protocol):
     """What the removal of an empty group needs of the platform."""
 
-    async def begin_removal(self, group: str) -> None:
-        """Note durably that the group goes. From then on its name in the spec means a new group. May raise."""
+    def mark(self, group: str) -> str:
+        """A text that `stay` changes: read before the proof that the group is empty."""
+        ...
+
+    async def begin_removal(self, group: str, mark: str) -> bool:
+        """Note durably that the group goes. From then on its name in the spec means a new group. May raise.
+
+        False: it was not noted, because the spec has the group, or `stay` came after `mark` was read.
+        """
+        ...
+
+    async def stay(self, group: str) -> bool:
+        """A group that was written back is about to take messages: no removal may begin by an earlier proof.
+
+        False: its removal has begun already. May raise.
+        """
         ...
 
     async def continue_removal(self, group: str) -> bool:
@@ -216,6 +230,9 @@ class GroupChanges:
         if marks is None or not marks.get("drain"):
             return False
 
+        if not await self._platform.stay(group):
+            return True
+
         async def reopen() -> None:
             await self._mark(group, drain="")
             self._event("Normal", "DrainCancelled", "the group is in the spec again and takes messages", group)
@@ -228,6 +245,7 @@ class GroupChanges:
     async def _drain(self, group: str, wanted: WantedGroups) -> None:
         if time.monotonic() < self._next_look.get(group, 0.0):
             return
+        mark = self._platform.mark(group)
         report = await self._report(group)
         controller = self._controllers.get(group)
         leadership = None if controller is None else controller.leadership
@@ -258,8 +276,11 @@ class GroupChanges:
         elif step.action in ("closing", "closed"):
             await self._guarded(group, self._mark(group, drain=step.action))
         elif step.action == "remove":
-            self._event("Normal", "DrainDone", "the group is empty, so it is removed", group)
-            await self._platform.begin_removal(group)
+            now = self._wanted()
+            if now is None or group not in now.leaving:
+                return  # It was written back, or changes were paused, since this pass began.
+            if await self._platform.begin_removal(group, mark):
+                self._event("Normal", "DrainDone", "the group is empty, so it is removed", group)
             self._memory.pop(group, None)
 
     async def _read_by_all(self, group: str, wanted: WantedGroups, step: DrainStep) -> DrainStep:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
+from gantry_broker.http.models import MAX_UNDELIVERED
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 
@@ -136,6 +137,7 @@ class TopicControl:
         self._now = now
         self._settle_s = settle_s
         self._settling: dict[tuple[str, str], Settling] = {}
+        self._ask: list[str] = []
         self._silent_since: dict[str, float] = {}
         self._problems: dict[str, str] = {}
         """By broker group: why its tables are not known."""
@@ -196,7 +198,8 @@ class TopicControl:
         topics = decide_topics(resources.topics, seen, self._settling, now, self._settle_s)
         await asyncio.sleep(0)  # Failover goes on between the parts of a long pass.
         groups = decide_groups(resources.groups, seen)
-        self._settling = topics.settling
+        curious = not topics.ask <= {*self._ask}
+        self._settling, self._ask = topics.settling, sorted(topics.ask)
         steps = [*topics.steps, *groups.steps]
         undecided = {w.resource for w in resources.topics if not w.known.origin}
         undecided |= {w.resource for w in resources.groups if not w.known.origin}
@@ -213,7 +216,7 @@ class TopicControl:
         for results, made in ((topics.results, topics.steps), (groups.results, groups.steps)):
             for resource in {step.resource for step in made} & refused.keys():
                 results[resource] = failed(results[resource], refused[resource])
-        if not steps or refused or later:
+        if not (steps or curious) or refused or later:
             complete = await self._report(resources, topics.results, groups.results)
         else:
             complete = True  # The next pass follows at once, and sees the result.
@@ -224,7 +227,7 @@ class TopicControl:
             wait = AGAIN_S[min(self._failures, len(AGAIN_S)) - 1]
             return min(wait, BUSY_S) if resetting else wait
         self._failures = 0
-        if steps:
+        if steps or curious:
             self._wake.set()
             return 0.0
         waiting = any(r.busy for r in (*topics.results.values(), *groups.results.values()))
@@ -260,6 +263,11 @@ class TopicControl:
             del self._silent_since[gone]
         return dict(zip(cluster.groups, found, strict=True))
 
+    def _asked(self) -> list[str]:
+        """Topics of which this pass wants to know what is not delivered yet: a part of them, in turn."""
+        begin = self.passes * MAX_UNDELIVERED % max(len(self._ask), 1)
+        return [*self._ask[begin:], *self._ask[:begin]][:MAX_UNDELIVERED]
+
     async def _tables_of(self, group: str) -> BrokerTables | None:
         controller = self._controllers.get(group)
         leader = None if controller is None else controller.leader_watch
@@ -267,7 +275,8 @@ class TopicControl:
             self._problems[group] = "no master answers"
             return None
         try:
-            answer = await self._http.get(f"{leader.url}/v1/tables", params={"ages": "false"}, timeout=TABLES_S)
+            params = {"ages": "false", "undelivered": self._asked()}
+            answer = await self._http.get(f"{leader.url}/v1/tables", params=params, timeout=TABLES_S)
             answer.raise_for_status()
             if len(answer.content) > MAX_TABLES:
                 raise BadTables(f"more than {MAX_TABLES} bytes")

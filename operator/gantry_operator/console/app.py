@@ -447,7 +447,7 @@ def make_app(
         return page(
             request, place, "activity.html", "activity", live=True, audit=await place.source.audit(),
             events=list(reversed(place.snapshot.status.get("events") or [])),
-            report=await place.source.report() is not None, analytics=place.snapshot.status.get("analytics"),
+            report=await place.source.has_report(), analytics=place.snapshot.status.get("analytics"),
             analyze=do.gantry(place.source, "analyze"), read_report=do.gantry(place.source, "report"),
             audited=_audited(place.snapshot),
         )  # fmt: skip

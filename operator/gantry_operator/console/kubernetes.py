@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import Request
-from gantry_broker import logs
+from gantry_broker import logs, report_page
 from gantry_broker.http.hosts import AllowedHosts
 
 from gantry_operator.api import ManifestError
@@ -42,6 +42,7 @@ from gantry_operator.console.sources import AuditView, MemberAudit, MemberUrl, P
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, plan
 from gantry_operator.platforms.kubernetes import access as tokens
 from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.analytics.manifests import name_of
 from gantry_operator.platforms.kubernetes.certificates import decoded
 from gantry_operator.platforms.kubernetes.client import (
     BROKER_CLUSTER,
@@ -270,6 +271,8 @@ class KubernetesSource:
         self._token: str | None = None
         self._trusted = b""
         self._secrets_until = 0.0
+        self._packed: bytes | None = None
+        self._packed_until = 0.0
         self._resource: Object | None = None
         self.pausing: Pausing | None = PauseAnnotation(api, key)
         self._audit = MemberAudit(self.http)
@@ -308,8 +311,24 @@ class KubernetesSource:
         where = f"kubectl logs -n {self.key.space} -l {chosen} --prefix --tail=-1 | grep gantry.audit"
         return AuditView(await self._audit.lines(self.members), where)
 
+    async def has_report(self) -> bool:
+        return await self._packed_report() is not None
+
     async def report(self) -> bytes | None:
-        return None
+        packed = await self._packed_report()
+        return None if packed is None else await asyncio.to_thread(report_page.unpack, packed)
+
+    async def _packed_report(self) -> bytes | None:
+        """The page as the driver of the last good run wrote it, at most LIST_EVERY_S old."""
+        if time.monotonic() > self._packed_until:
+            try:
+                secret = await self._api.get(SECRET, self.key.space, name_of(self.key.name))
+            except (ApiError, ApiUnavailable) as error:
+                log.warning("the report of %s cannot be read: %s", self.key.path, error)
+            else:
+                self._packed = decoded(secret).get(report_page.KEY)
+            self._packed_until = time.monotonic() + LIST_EVERY_S
+        return self._packed
 
     async def close(self) -> None:
         await self._audit.close()

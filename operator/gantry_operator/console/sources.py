@@ -95,6 +95,10 @@ class Source(Protocol):
 
     async def audit(self) -> AuditView: ...
 
+    async def has_report(self) -> bool:
+        """Whether `report` has a page. Cheap: each pass of a page asks."""
+        ...
+
     async def report(self) -> bytes | None:
         """The page of the last compaction report; None: there is none here."""
         ...
@@ -147,10 +151,16 @@ class LocalSource:
             found += [line | {"member": path.stem} for line in audit_lines(_end_of(path))]
         return sorted(found, key=lambda line: -line["time_ms"])[:AUDIT_LINES]
 
+    @property
+    def _report(self) -> Path:
+        return self.folder.root / "analytics" / "report.html"
+
+    async def has_report(self) -> bool:
+        return await asyncio.to_thread(self._report.is_file)
+
     async def report(self) -> bytes | None:
-        path = self.folder.root / "analytics" / "report.html"
         try:
-            return await asyncio.to_thread(path.read_bytes)
+            return await asyncio.to_thread(self._report.read_bytes)
         except OSError:
             return None
 

@@ -182,6 +182,8 @@ class Decision:
     notes: list[Note]
     settling: dict[tuple[str, str], Settling] = field(default_factory=dict)
     """By broker group and topic, for the next decision."""
+    ask: set[str] = field(default_factory=set)
+    """Topics that lose queues: the tables for the next decision say whether something is not delivered to them yet."""
 
 
 def refusal_of_name(name: str, kind: str, field: str, resource: str, first: str, *, of_system: bool) -> State | None:

@@ -70,6 +70,7 @@ def decide_topics(
         decision.steps.extend(one.steps)
         decision.notes.extend(one.notes)
         decision.settling.update(one.settling)
+        decision.ask.update({w.topic} if one.asks and not (w.deleting and one.unread) else ())
     return decision
 
 
@@ -125,6 +126,10 @@ class _Topic:
     """What others have changed."""
     drifted: set[str] = field(default_factory=set)
     """Broker groups where they did."""
+    asks: bool = False
+    """Whether the decision depends on messages that are not delivered yet."""
+    unread: bool = False
+    """Whether a broker group has messages that were not read: a deletion waits for all of them first."""
 
     def decide(self) -> Result:
         w, seen = self.w, self.seen
@@ -249,11 +254,23 @@ class _Topic:
             self.waits.append(f"{group}: it takes no more messages, and is deleted there once they are read")
             return replace(config, perm=config.perm & ~Perm.WRITE)
         readers = self._readers()
-        unread = tables.unread(self.w.topic, 0, readers) or tables.unread_retries(self.w.topic, readers)
-        if unread is None or self.w.force:
+        if self.w.force:
             return None
-        self.waits.append(_unread(group, unread.messages, unread.why, "this broker group"))
-        return config
+        unread = tables.unread(self.w.topic, 0, readers) or tables.unread_retries(self.w.topic, readers)
+        if unread is not None:
+            self.unread = True
+            self.waits.append(_unread(group, unread.messages, unread.why, "this broker group"))
+            return config
+        return config if self._undelivered(tables) else None
+
+    def _undelivered(self, tables: BrokerTables) -> bool:
+        """Whether messages may still come that were sent before: they wait for their time, or for a decision."""
+        self.asks = True
+        found = tables.undelivered(self.w.topic)
+        if found == "none":
+            return False
+        self.waits.append(f"{tables.group}: {_UNDELIVERED.get(found or '', _LOOKS)}")
+        return True
 
     def _readers(self) -> list[str]:
         """Consumer groups that read the topic in any broker group."""
@@ -359,12 +376,23 @@ class _Topic:
         if self.seen.paused:
             state = paused()
         elif self.waits and not self.steps:
-            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(self.waits)}")
+            said = [wait for wait in self.waits if not wait.endswith(_LOOKS)] or self.waits
+            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(said)}")
         elif silent and not self.steps:
             state = blind(silent, State("False", "Deleting", f"{w.topic} is being deleted"))
         else:
             state = State("False", "Deleting", f"{w.topic} is being deleted")
         return Result(state, state, w.known, rows, finalizer=True, busy=True)
+
+
+_UNDELIVERED = {
+    "delayed": "delayed messages for it are not delivered yet; it waits for their time, or for spec.force: true, which "
+    "deletes them",
+    "half": "messages of transactions for it have no decision yet; it waits until their producers decide, or for "
+    "spec.force: true, which deletes them",
+}
+"""By what is not delivered to a topic yet."""
+_LOOKS = "it looks for messages that are not delivered yet"
 
 
 def _unread(group: str, messages: int, why: str, what: str) -> str:

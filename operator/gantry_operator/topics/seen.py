@@ -60,6 +60,7 @@ class BrokerTables:
     def __init__(self, group: str, data: Any) -> None:
         """Raises BadTables when the answer has another form."""
         self.group = group
+        self._undelivered: Mapping[str, Any] = data.get("undelivered") or {} if isinstance(data, Mapping) else {}
         topics, groups, rows, consumers = (
             _part(data, name, kind)
             for name, kind in (("topics", dict), ("groups", dict), ("lags", list), ("consumers", dict))
@@ -171,6 +172,11 @@ class BrokerTables:
                 if found is not None:
                     return found
         return None
+
+    def undelivered(self, name: str) -> str | None:
+        """What is not delivered to the topic yet: none, delayed, half, or unknown. None: nobody has asked."""
+        found = self._undelivered.get(name)
+        return found if found is None else str(found)
 
     def _unread(self, name: str, below: int, groups: Iterable[str]) -> Unread | None:
         topic = self.topic(name)

@@ -115,6 +115,9 @@
   document.addEventListener("htmx:afterSettle", showCommands);
   document.addEventListener("DOMContentLoaded", () => {
     labelTheme(); showCommands(); countChosen();
+    // On a phone the pages are one row, of which a part is shown.
+    const here = document.querySelector(".side nav [aria-current]");
+    if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
     // New figures leave a search alone that somebody types.
     if (window.Idiomorph) Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node.matches && node.matches("form[role=search]"));
     setInterval(showAge, 1000);

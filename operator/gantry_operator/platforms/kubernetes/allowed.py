@@ -16,7 +16,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.manifest import ManifestError, Problem
 from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.pod_template import images, needs_permission
+from gantry_operator.platforms.kubernetes.pod_template import images, needs_permission, security_annotations
 
 TUNING: Final = (
     "spark.broadcast.*", "spark.checkpoint.compress", "spark.cleaner.periodicGC.interval", "spark.default.parallelism",
@@ -137,6 +137,13 @@ def pod_template_problems(where: str, template: PodTemplate | None, settings: Op
                 f"{part} brings code, data or rights into the pods and is not allowed: leave it out; an administrator "
                 f"allows it by podTemplate.allowed: [{part}] in the values of the operator's chart",
             )
+    for key in security_annotations(template) if "securityContext" not in settings.allowed_pod_template else ():
+        yield Problem(
+            f"{where}.metadata.annotations",
+            key,
+            "it sets AppArmor or seccomp of a container, as securityContext does, and is not allowed: leave it out; an "
+            "administrator allows both by podTemplate.allowed: [securityContext] in the values of the operator's chart",
+        )
     for image in images(template):
         yield from _image(f"{where}.spec", image, settings.broker_image, settings)
     priority = None if template is None else template.spec.get("priorityClassName")

@@ -20,6 +20,7 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from gantry_operator.api.cluster import GROUP, VERSION
 from gantry_operator.cluster.failures import in_words
 from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
 
@@ -55,11 +56,11 @@ class Kind:
         return "/".join(parts)
 
 
-BROKER_CLUSTER = Kind("gantry.dev", "v1alpha1", "BrokerCluster", "brokerclusters")
-BROKER_TOPIC = Kind("gantry.dev", "v1alpha1", "BrokerTopic", "brokertopics")
-BROKER_USER = Kind("gantry.dev", "v1alpha1", "BrokerUser", "brokerusers")
+BROKER_CLUSTER = Kind(GROUP, VERSION, "BrokerCluster", "brokerclusters")
+BROKER_TOPIC = Kind(GROUP, VERSION, "BrokerTopic", "brokertopics")
+BROKER_USER = Kind(GROUP, VERSION, "BrokerUser", "brokerusers")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
-CONSUMER_GROUP = Kind("gantry.dev", "v1alpha1", "ConsumerGroup", "consumergroups")
+CONSUMER_GROUP = Kind(GROUP, VERSION, "ConsumerGroup", "consumergroups")
 CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 EVENT = Kind("", "v1", "Event", "events")
@@ -106,6 +107,11 @@ class ApiError(Exception):
 
 class ApiUnavailable(Exception):
     """No answer: the outcome of a write is not known."""
+
+
+def _as(kind: Kind, obj: Object) -> Object:
+    """The object in the version that this client speaks: a document may name another one that is served."""
+    return {**obj, "apiVersion": kind.api_version}
 
 
 async def load_config(context: str | None = None) -> Configuration:
@@ -226,18 +232,18 @@ class KubeApi:
         kind = KINDS[obj["kind"]]
         path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
         query = {"fieldManager": manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
-        return await self._call(kind, "PATCH", path, query, obj, "application/apply-patch+yaml")
+        return await self._call(kind, "PATCH", path, query, _as(kind, obj), "application/apply-patch+yaml")
 
     async def create(self, obj: Object) -> Object:
         kind = KINDS[obj["kind"]]
         query = {"fieldManager": FIELD_MANAGER}
-        return await self._call(kind, "POST", kind.path(obj["metadata"].get("namespace")), query, obj)
+        return await self._call(kind, "POST", kind.path(obj["metadata"].get("namespace")), query, _as(kind, obj))
 
     async def replace(self, obj: Object) -> Object:
         """Replace an object. Raises ApiError with Conflict unless `metadata.resourceVersion` is current."""
         kind = KINDS[obj["kind"]]
         path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
-        return await self._call(kind, "PUT", path, {"fieldManager": FIELD_MANAGER}, obj)
+        return await self._call(kind, "PUT", path, {"fieldManager": FIELD_MANAGER}, _as(kind, obj))
 
     async def merge(
         self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], sub: str | None = None

@@ -3,6 +3,10 @@
 A StatefulSet has the group's part of the spec in an annotation, so a leaving group goes on as it was. Another
 annotation marks a group whose removal has begun: its name in the spec then means a new group, which starts once the
 former one is gone. The StatefulSet goes last, so the removal goes on after any step.
+
+A group that is written back takes messages again. Its StatefulSet decides which of the two came first: both write to
+it, and the removal only to the version that was there before the proof that the group is empty. So it cannot begin late
+either, by a request without an answer or by an operator that leads no more.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from gantry_operator.api.spec import BrokerGroup
 from gantry_operator.plan import member_name
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import (
+    BROKER_CLUSTER,
     LEASE,
     SECRET,
     STATEFUL_SET,
     VOLUME_CLAIM,
+    ApiError,
     KubeApi,
     Object,
 )
@@ -31,6 +37,8 @@ BROKER_GROUP = f"{GROUP}/broker-group"
 """Annotation of a StatefulSet: the group's part of the spec, as JSON."""
 REMOVING = f"{GROUP}/removing"
 """Annotation of a StatefulSet: the time at which the removal of the group began."""
+STAYED = f"{GROUP}/stayed"
+"""Annotation of a StatefulSet: the time at which a leaving group was written back."""
 DRAINED = f"{GROUP}/drained"
 """Annotation of a volume claim: the time at which its group was removed (`reclaim: Retain`)."""
 
@@ -121,9 +129,33 @@ class GroupRemoval:
         self._end = end
         self._reclaim = reclaim
 
-    async def begin_removal(self, group: str) -> None:
+    def mark(self, group: str) -> str:
         """See `RemovalPlatform`."""
-        await self._annotate_set(group, {"metadata": {"annotations": {REMOVING: _now()}}})
+        live = self._caches["StatefulSet"].get(self._namespace, names.group_set(self._name, group))
+        return "" if live is None else str(live["metadata"]["resourceVersion"])
+
+    async def begin_removal(self, group: str, mark: str) -> bool:
+        """See `RemovalPlatform`."""
+        cluster = await self._api.get(BROKER_CLUSTER, self._namespace, self._name)
+        if not mark or cluster is None or group in _groups_of(cluster):
+            return False
+        try:
+            await self._annotate_set(group, REMOVING, mark)
+        except ApiError as error:
+            if error.reason in ("Conflict", "NotFound"):
+                return False
+            raise
+        return True
+
+    async def stay(self, group: str) -> bool:
+        """See `RemovalPlatform`."""
+        try:
+            written = await self._annotate_set(group, STAYED)
+        except ApiError as error:
+            if error.reason == "NotFound":
+                return True
+            raise
+        return _annotation(written, REMOVING) is None
 
     async def continue_removal(self, group: str) -> bool:
         """See `RemovalPlatform`."""
@@ -132,7 +164,7 @@ class GroupRemoval:
         if live is None:
             return True
         if int(live["spec"].get("replicas", 0)) > 0:
-            await self._annotate_set(group, {"spec": {"replicas": 0}})
+            await self._patch_set(group, {"spec": {"replicas": 0}})
             return False
         members = [member_name(self._name, group, number) for number in range(9)]
         if any(self._caches["Pod"].get(self._namespace, member) is not None for member in members):
@@ -165,9 +197,21 @@ class GroupRemoval:
         if labels.get(names.CLUSTER_LABEL) == self._name and labels.get(names.COMPONENT_LABEL) == names.CERTIFICATES:
             await self._api.delete(SECRET, self._namespace, meta["name"], uid=meta["uid"])
 
-    async def _annotate_set(self, group: str, patch: Mapping[str, Any]) -> None:
-        name = names.group_set(self._name, group)
-        self._caches["StatefulSet"].note(await self._api.merge(STATEFUL_SET, self._namespace, name, patch))
+    async def _annotate_set(self, group: str, annotation: str, version: str = "") -> Object:
+        """`version`: the only one that is changed; empty: any."""
+        known = {"resourceVersion": version} if version else {}
+        return await self._patch_set(group, {"metadata": {"annotations": {annotation: _now()}, **known}})
+
+    async def _patch_set(self, group: str, patch: Mapping[str, Any]) -> Object:
+        written = await self._api.merge(STATEFUL_SET, self._namespace, names.group_set(self._name, group), patch)
+        self._caches["StatefulSet"].note(written)
+        return written
+
+
+def _groups_of(cluster: Mapping[str, Any]) -> list[str]:
+    """The names of the groups in a spec, which may be refused."""
+    groups = (cluster.get("spec") or {}).get("brokerGroups")
+    return [str(g.get("name")) for g in groups if isinstance(g, Mapping)] if isinstance(groups, list) else []
 
 
 def _now() -> str:

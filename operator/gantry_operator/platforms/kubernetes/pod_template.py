@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,10 @@ KEYS: Final[Mapping[str, str]] = {
 """Lists whose entries are the same if this field is. Entries of other lists are added to the end."""
 NEED_PERMISSION: Final = ("containers", "initContainers", "volumes", "env", "securityContext")
 """Parts that bring code, identity or data into a pod: an administrator allows them in the operator's chart."""
+_SECURITY: Final = re.compile(
+    r"container\.apparmor\.security\.beta\.kubernetes\.io/.*|(container\.)?seccomp\.security\.alpha\.kubernetes\.io/.*"
+)
+"""Annotations that Kubernetes reads as fields of the securityContext."""
 
 
 def merge(template: Mapping[str, Any], wanted: PodTemplate | None, selector: Mapping[str, str]) -> dict[str, Any]:
@@ -68,6 +73,11 @@ def needs_permission(wanted: PodTemplate | None) -> list[str]:
             found += [part for part in ("securityContext",) if container.get(part)]
             found += ["env"] if container.get("env") or container.get("envFrom") else []
     return [part for part in NEED_PERMISSION if part in found]
+
+
+def security_annotations(wanted: PodTemplate | None) -> list[str]:
+    """The annotations that set AppArmor or seccomp of a container, as securityContext does."""
+    return [] if wanted is None else [key for key in wanted.metadata.annotations if _SECURITY.fullmatch(key)]
 
 
 def images(wanted: PodTemplate | None) -> Sequence[str]:

@@ -346,6 +346,7 @@ class Supervisor:
         if self.cluster.spec.hibernate:
             return f"\n{self.cluster.name} hibernates: nothing runs, and the messages are kept\n"
         servers = ";".join(self.ports.address(s.name) for s in self.plan.name_servers)
+        leaving = self._wanted_groups().leaving
         lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
         for group in self.plan.groups:
             leadership = self.controllers[group.name].leadership
@@ -355,7 +356,10 @@ class Supervisor:
             )
             in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
-            lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+            state = f"master {master}, {in_sync} of {len(names)} in sync"
+            if group.name in leaving:
+                state += "; it leaves: gantry status shows how far its drain is"
+            lines.append(f"  group {group.name:<8} {address}  {state}")
         for proxy in self.plan.proxies:
             form = "TLS or clear text" if proxy_has_tls(self.cluster) else "clear text"
             if proxy_has_tls(self.cluster) and self.cluster.spec.proxy is not None:
@@ -461,9 +465,16 @@ class Supervisor:
             managed=self.topics.managed_topics(),
         )
 
-    async def begin_removal(self, group: str) -> None:
+    def mark(self, group: str) -> str:
+        return ""  # One process takes the spec and begins removals, and nothing comes between the two.
+
+    async def begin_removal(self, group: str, mark: str) -> bool:
         begin_removal(self.folder, group)
         self._take(self.wanted)
+        return True
+
+    async def stay(self, group: str) -> bool:
+        return True
 
     async def continue_removal(self, group: str) -> bool:
         await self._groups.end(group)

@@ -1,4 +1,5 @@
-"""The Kubernetes objects of a cluster's report: CronJob, ServiceAccount, Role, volume, template of executor pods.
+"""The Kubernetes objects of a cluster's report: CronJob, ServiceAccount, Role, volume, template of executor pods, and
+the Secret with the page.
 
 The CronJob belongs to the cluster. Its pod is the Spark driver (client mode). The driver creates executor pods, which
 it owns and which end with it. All functions are pure; the operator applies their results.
@@ -68,6 +69,7 @@ def render(
         raise ValueError("spec.analytics.image: no image with Spark is known; name one here or in the operator's chart")
     out = [
         service_account(cluster),
+        page_secret(cluster),
         role(cluster),
         role_binding(cluster),
         access.reports_policy(cluster, name_of(cluster.name), COMPONENT),
@@ -85,8 +87,20 @@ def service_account(cluster: BrokerCluster) -> dict[str, Any]:
     }
 
 
+def page_secret(cluster: BrokerCluster) -> dict[str, Any]:
+    """The Secret into which the driver writes the page of the report, for the console. The page has keys of messages,
+    so it is no ConfigMap, which more people may read.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": names.metadata(cluster, name_of(cluster.name), COMPONENT),
+        "type": "Opaque",
+    }
+
+
 def role(cluster: BrokerCluster) -> dict[str, Any]:
-    """The driver's rights: create, watch, label and delete its executor pods.
+    """The driver's rights: create, watch, label and delete its executor pods; change the Secret with the page.
 
     `spark_conf` turns off Spark's Services, config maps and volume claims for executors, so that the driver needs no
     right that would let it change those of brokers.
@@ -100,6 +114,12 @@ def role(cluster: BrokerCluster) -> dict[str, Any]:
                 "apiGroups": [""],
                 "resources": ["pods"],
                 "verbs": ["create", "get", "list", "watch", "delete", "deletecollection", "patch"],
+            },
+            {
+                "apiGroups": [""],
+                "resources": ["secrets"],
+                "resourceNames": [name_of(cluster.name)],
+                "verbs": ["patch"],
             },
         ],
     }
@@ -195,6 +215,7 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
         "--rate", str(RATE),
         "--history", str(spec.reportsHistory),
         "--termination-log", TERMINATION_LOG,
+        "--page-secret", name_of(cluster.name),
     ]  # fmt: skip
     for topic in spec.topics:
         out += ["--topics", topic]
