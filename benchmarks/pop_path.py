@@ -23,9 +23,10 @@ from pathlib import Path
 
 import uvloop
 from gantry_broker.broker.process import BrokerProcess
+from gantry_broker.pop.batches import batch_of
 from gantry_broker.pop.handle import Handle
 from gantry_broker.pop.records import apply_record, whole_state
-from gantry_broker.pop.requests import Ack, Pop
+from gantry_broker.pop.requests import Pop
 from gantry_broker.pop.state import PopState
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.remoting.connection import Connection
@@ -40,7 +41,8 @@ def handles(data: str, pop_ms: int, invisible_ms: int, broker: str) -> list[Hand
     out = []
     for part in data.split(";"):
         kind, queue, offsets = part.split(" ")
-        out += [Handle(0, pop_ms, invisible_ms, 0, int(kind), broker, int(queue), int(at)) for at in offsets.split(",")]
+        places = [int(at) for at in offsets.split(",")]
+        out += [Handle(places[0], pop_ms, invisible_ms, 0, int(kind), broker, int(queue), at) for at in places]
     return out
 
 
@@ -68,9 +70,14 @@ async def popped(process: BrokerProcess, group: str, most: int, together: int) -
         if not found:
             return pop_s, ack_s, count
         count += sum(map(len, found))
-        acks = [[Ack(group=group, topic=TOPIC, handle=handle) for handle in some] for some in found]
+        batches = [batch_of(group, TOPIC, some) for some in found]
         begun = time.process_time()
-        await asyncio.gather(*(pop.ack(some) for some in acks))
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        for batch in batches:
+            assert batch is not None
+            pop.ack_batches([(entry, entry.bits) for entry in batch.acks])
+        pop.when_stored(done.set_result)
+        await done
         ack_s += time.process_time() - begun
 
 

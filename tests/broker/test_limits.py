@@ -78,6 +78,23 @@ def test_members_and_subscriptions_are_counted_and_given_back() -> None:
     assert (table.consumers, table.producers) == ({}, {})
 
 
+def test_a_reply_goes_to_the_connection_that_is_open() -> None:
+    """A client connects again before the broker has noticed the end of its former connection."""
+    table = ClientTable(10)
+    former, present, older = Link(), Link(), Link()
+    for link, at_ms in ((former, 1), (present, 5), (older, 3)):
+        table.heartbeat_producer("P", Client(link, "c", "GO", 1, "h:1", at_ms))
+    found = table.find_client("c")
+    assert found is not None
+    assert found.conn is present
+    present.closed = True
+    found = table.find_client("c")
+    assert found is not None
+    assert found.conn is older
+    older.closed = former.closed = True
+    assert table.find_client("c") is None
+
+
 def test_groups_of_one_connection_are_bounded_over_all_its_heartbeats() -> None:
     table, link = ClientTable(), Link()
     client = Client(link, "c", "JAVA", 1, "h:1", 0)

@@ -113,10 +113,13 @@ async def test_acknowledgements_that_are_made_together_go_together(
         results = await asyncio.gather(*(consumer.ack(message) for message in got[:4]), return_exceptions=True)
         assert [isinstance(result, BrokerError) for result in results] == [True, False, False, False]
         assert (codes.count(RequestCode.BATCH_ACK_MESSAGE), codes.count(RequestCode.ACK_MESSAGE)) == (1, 1)
+        assert await consumer.ack_all([got[0], got[7]]) == [got[0]]
+        assert (codes.count(RequestCode.BATCH_ACK_MESSAGE), codes.count(RequestCode.ACK_MESSAGE)) == (2, 2)
+        assert await consumer.ack_all([]) == []
         monkeypatch.setattr(batches, "RESULTS", "nobodyKnowsThis")
         await asyncio.gather(*(consumer.ack(message) for message in got[4:6]))
         await consumer.ack(got[6])
-        assert (codes.count(RequestCode.BATCH_ACK_MESSAGE), codes.count(RequestCode.ACK_MESSAGE)) == (2, 4)
+        assert (codes.count(RequestCode.BATCH_ACK_MESSAGE), codes.count(RequestCode.ACK_MESSAGE)) == (3, 5)
 
 
 async def test_the_invisible_time_is_changed(cluster: Cluster) -> None:

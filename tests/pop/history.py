@@ -22,7 +22,7 @@ from gantry_broker.pop.requests import Ack, AckResult, ChangeInvisible, Pop, Pop
 from gantry_broker.protocol.message import decode_records
 
 from tests.pop.popbench import Message, messages_of
-from tests.pop.world import BROKER, World
+from tests.pop.world import BROKER, World, acknowledged, acknowledged_together
 
 GROUPS = ("g", "two", "f", "o")
 """Plain, with two retries, with a filter, orderly."""
@@ -161,21 +161,42 @@ class History:
         held = self.held()
         if not held:
             return
+        chosen: dict[str, dict[bytes, Handle]] = defaultdict(dict)
         for group, body, told in self.random.sample(held, min(len(held), self.random.randint(1, 4))):
             assert told.handle is not None
-            self.start(self.ack(group, body, told.handle))
+            chosen[group][body] = told.handle
+        for group, handles in chosen.items():
+            if self.number % 2:
+                self.start(self.ack(group, handles))
+            else:
+                for body, handle in handles.items():
+                    self.start(self.ack(group, {body: handle}))
 
-    async def ack(self, group: str, body: bytes, handle: Handle) -> None:
-        told, began = self.model.told[group, body], self.world.pop_ms
-        resets = self.resets
-        before = told.perhaps
-        if not told.free and handle == told.handle:
-            told.perhaps = True
+    async def ack(self, group: str, handles: dict[bytes, Handle]) -> None:
+        """Acknowledges messages together, or one by itself."""
+        began, resets = self.world.pop_ms, self.resets
+        earlier = {}
+        for body, handle in handles.items():
+            told = self.model.told[group, body]
+            earlier[body] = told.perhaps
+            if not told.free and handle == told.handle:
+                told.perhaps = True
         try:
-            (result,) = await self.world.pop.ack([Ack(group=group, topic="T", handle=handle)])
-        except (NotWritable, RequestRejected):
+            if self.number % 2:
+                results = await acknowledged_together(self.world.pop, group, "T", list(handles.values()))
+            else:
+                acks = [Ack(group=group, topic="T", handle=handle) for handle in handles.values()]
+                results = await acknowledged(self.world.pop, *acks)
+        except (NotStored, NotWritable, RequestRejected):
             return
-        if result in (AckResult.INVALID, AckResult.NO_MESSAGE):
+        for (body, handle), result in zip(handles.items(), results, strict=True):
+            self.acked(group, body, handle, result, earlier[body], began, resets)
+
+    def acked(
+        self, group: str, body: bytes, handle: Handle, result: AckResult, before: bool, began: int, resets: int
+    ) -> None:
+        told = self.model.told[group, body]
+        if result is not AckResult.OK:
             told.perhaps = before
         if resets != self.resets or told.free:
             return
@@ -204,7 +225,10 @@ class History:
             h.offset,
         )
         before = len(self.world.pop._log.state)
-        self.start(self.quietly(self.world.pop.ack([Ack(group=group, topic="T", handle=old)])))
+        if self.number % 2:
+            self.start(self.quietly(acknowledged_together(self.world.pop, group, "T", [old])))
+        else:
+            self.start(self.quietly(acknowledged(self.world.pop, Ack(group=group, topic="T", handle=old))))
         await self.world.passes(2)
         if len(self.world.pop._log.state) < before:
             raise Violation(f"group {group}: the handle {old} of an earlier delivery has finished a message")
@@ -435,7 +459,7 @@ class History:
                     await self.quiet()
             for group, body, told in self.held():
                 assert told.handle is not None
-                self.start(self.ack(group, body, told.handle))
+                self.start(self.ack(group, {body: told.handle}))
             await self.quiet()
             progress = sum(told.acked for told in self.model.told.values()) > before
             idle = 0 if progress else idle + 1

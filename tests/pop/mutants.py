@@ -20,7 +20,12 @@ MUTANTS = tuple(
                 "puts.append(self._record(self.changes.take()))", "puts.insert(0, self._record(self.changes.take()))",
             ),
             ("half_batch_is_forgotten", log, "self._finish_copied()\n", "pass\n"),
-            ("acknowledgements_are_not_replayed", records, "state.finish(queue, offset)\n    elif", "pass\n    elif"),
+            (
+                "acknowledgements_are_not_replayed", records,
+                "state.finish_bits(queue, base, bits)\n    elif", "pass\n    elif",
+            ),
+            ("only_one_of_a_batch_is_written", records, "change += (at, word)", "change += (at, word & -word)"),
+            ("batches_of_any_delivery", service, "done = queue.delivered_bits(start, bits, pop_ms)", "done = bits"),
             ("renewals_are_not_replayed", records, "state.renew(queue, *change[2:])", "pass"),
             ("parts_without_renewals", state, "moved.append((offset, *queue.moved[offset]))", "pass"),
             (

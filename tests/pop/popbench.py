@@ -14,6 +14,7 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC, Prop, SendStatus
 from gantry_broker.protocol.message import decode_records
 
 from tests.broker.conftest import Bench
+from tests.pop.world import acknowledged
 
 START_MS = 1_800_000_000_000
 
@@ -120,7 +121,9 @@ class PopBench(Bench):
 
     async def ack(self, *messages: Message | Handle, group: str = "G", topic: str = "T") -> list[AckResult]:
         handles = [m if isinstance(m, Handle) else m.handle for m in messages]
-        return await self.pop_service.ack([Ack(group=group, topic=topic, handle=handle) for handle in handles])
+        return await acknowledged(
+            self.pop_service, *(Ack(group=group, topic=topic, handle=handle) for handle in handles)
+        )
 
     async def change(
         self, message: Message | Handle, invisible_ms: int, suspend: bool = False, group: str = "G", topic: str = "T"

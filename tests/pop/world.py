@@ -7,14 +7,14 @@ same store lead again: as another member would that has this much of the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.confirmed import ConfirmedRecords
-from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.errors import NotStored, NotWritable
 from gantry_broker.broker.events import Events
 from gantry_broker.broker.metadata.changes import MetadataChanges
 from gantry_broker.broker.metadata.creation import OnDemandCreation
@@ -22,7 +22,11 @@ from gantry_broker.broker.metadata.replay import Replay
 from gantry_broker.broker.metadata.tables import Change, Metadata, Tables
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.broker.stats import MessageCounts, Stats
+from gantry_broker.pop.batches import batch_of
+from gantry_broker.pop.handle import Handle, real_topic
+from gantry_broker.pop.requests import Ack, AckResult
 from gantry_broker.pop.service import PopService
+from gantry_broker.pop.state import offsets_of
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.message import pack_host, tags_hash
@@ -34,6 +38,48 @@ from gantry_broker.timeslice import TimeSlices
 HOST = pack_host("127.0.0.1", 10911)
 BROKER = "demo-a"
 START_MS = 1_800_000_000_000
+
+
+async def acknowledged(pop: PopService, *acks: Ack) -> list[AckResult]:
+    """Acknowledges one by one, as a client does that waits. Raises NotStored, NotWritable, RequestRejected."""
+    await pop.until_ready()
+    results = [pop.ack(ack) for ack in acks]
+    if AckResult.OK in results:
+        await stored(pop)
+    return results
+
+
+async def acknowledged_together(pop: PopService, group: str, topic: str, handles: Sequence[Handle]) -> list[AckResult]:
+    """The same by one request."""
+    await pop.until_ready()
+    batch = batch_of(group, topic, handles)
+    assert batch is not None
+    queues = pop._log.state.queues
+    ends = [queues.get((group, real_topic(topic, group, handle.kind), handle.queue_id)) for handle in handles]
+    known = [queue is None or handle.offset < queue.next for queue, handle in zip(ends, handles, strict=True)]
+    done = pop.ack_batches([(entry, entry.bits) for entry in batch.acks])
+    if any(done):
+        await stored(pop)
+    finished = {
+        (entry.kind, entry.queue_id, entry.start_offset, entry.pop_ms, entry.invisible_ms, offset)
+        for entry, bits in zip(batch.acks, done, strict=True)
+        for offset in offsets_of(entry.start_offset, bits)
+    }
+    return [
+        AckResult.OK
+        if (h.kind, h.queue_id, h.start_offset, h.pop_ms, h.invisible_ms, h.offset) in finished
+        else AckResult.INVALID
+        if there
+        else AckResult.NO_MESSAGE
+        for h, there in zip(handles, known, strict=True)
+    ]
+
+
+async def stored(pop: PopService) -> None:
+    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    pop.when_stored(lambda in_time: None if done.done() else done.set_result(in_time))
+    if not await done:
+        raise NotStored("not replicated in time")
 
 
 class Role:

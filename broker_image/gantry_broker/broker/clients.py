@@ -290,8 +290,11 @@ class ClientTable:
         return members[self._round % len(members)]
 
     def find_client(self, client_id: str) -> Client | None:
-        """Returns the producer's connection with that client id, for the push of a reply message."""
-        return next(iter(self._clients.get(client_id, {}).values()), None)
+        """Returns the producer's connection with that client id, for the push of a reply message: of several, the open
+        one with the last heartbeat.
+        """
+        known = [client for client in self._clients.get(client_id, {}).values() if not client.conn.closed]
+        return max(known, key=lambda client: client.last_ms, default=None)
 
     def groups_of_topic(self, topic: str) -> list[str]:
         return sorted(g.name for g in self.consumers.values() if topic in g.subscriptions)

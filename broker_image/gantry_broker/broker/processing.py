@@ -195,6 +195,9 @@ class RequestProcessor:
         if isinstance(result, Frame):
             self._answer(conn, frame, result, begun)
             return
+        if callable(result):
+            result(lambda answer: self._answer(conn, frame, answer, begun))
+            return
         polls = frame.code in POLLS
         tasks = self._polls if polls else self._tasks
         if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS):

@@ -25,9 +25,9 @@ from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
 from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
-from gantry_broker.pop.handle import parse_handle
+from gantry_broker.pop.handle import Handle, parse_handle, topic_type
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
-from gantry_broker.protocol.codes import RETRY_PREFIX, Perm, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,
@@ -58,6 +58,7 @@ _EMPTY: Final = frozenset(
 )
 _AGAIN: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR})
 """Codes of answers after which the same request may succeed: the group changes its master."""
+_POP_CK: Final = Prop.POP_CK.encode()
 _FAILURES: Final = (RemotingError, BrokerError, ClientError, BodyError, BadField, RecordError)
 
 Place = tuple[str, str]
@@ -67,13 +68,27 @@ Place = tuple[str, str]
 class PoppedMessage(ReceivedMessage):
     """A message that waits for its acknowledgement."""
 
-    __slots__ = ("handle", "visible_at")
+    __slots__ = ("_handle", "visible_at")
 
-    def __init__(self, record: Record, broker: str, topic: str, handle: str, visible_at: float) -> None:
+    def __init__(self, record: Record, broker: str, topic: str, handle: str | Handle, visible_at: float) -> None:
         """`visible_at`: about when others may get the message, by the event loop's clock."""
         super().__init__(record, broker, topic)
-        self.handle = handle
+        self._handle = handle
         self.visible_at = visible_at
+
+    @property
+    def handle(self) -> str:
+        """RocketMQ's text for this delivery."""
+        return str(self._handle)
+
+    @handle.setter
+    def handle(self, text: str) -> None:
+        self._handle = text
+
+    def parsed_handle(self) -> Handle:
+        """Raises BadHandle."""
+        handle = self._handle
+        return handle if isinstance(handle, Handle) else parse_handle(handle, self.queue_offset)
 
     @property
     def delivery_attempt(self) -> int:
@@ -307,7 +322,8 @@ class SimpleConsumer:
         starts = _starts(found.startOffsetInfo)
         messages, visible_at = [], loop.time() + invisible_s
         for record in decode_records(answer.body):
-            handle = record.props.get(Prop.POP_CK) or _handle(record, broker, found, starts)
+            text = record.props.get(Prop.POP_CK) if _POP_CK in record.properties else None
+            handle = text or _handle(record, broker, found, starts)
             record.reconsume_times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
             message = PoppedMessage(record, broker, topic, handle, visible_at)
             if data.expression_type != "TAG" or wanted(message, data):
@@ -336,46 +352,72 @@ class SimpleConsumer:
         """Acknowledges what one pass of the event loop has gathered: by one request, if there is more than one."""
         waiting = self._acks.pop(place)
         try:
-            left = waiting if len(waiting) == 1 else await self._ack_together(place[0], waiting)
+            left = waiting
+            if len(waiting) > 1:
+                alone = set(map(id, await self._ack_together(place[0], [message for message, _ in waiting])))
+                left = [one for one in waiting if id(one[0]) in alone]
             if len(left) == 1:
-                await self._ack_one(*left[0])
+                await self._ack_waiting(*left[0])
             elif left:
-                await asyncio.gather(*(self._ack_one(message, done) for message, done in left))
+                await asyncio.gather(*(self._ack_waiting(message, done) for message, done in left))
+            for _, done in waiting:
+                if not done.done():
+                    done.set_result(None)
+        except (RemotingError, NoRoute, BrokerError) as error:
+            for _, done in waiting:
+                if not done.done():
+                    done.set_exception(error)
         finally:
             for _, done in waiting:
                 done.cancel()  # without an effect on those that have their result
 
-    async def _ack_together(self, topic: str, waiting: list[Waiting]) -> list[Waiting]:
-        """Returns those that need a request of their own: it says what is wrong with each."""
+    async def ack_all(self, messages: Sequence[PoppedMessage]) -> list[PoppedMessage]:
+        """Finishes messages by as few requests as possible, and returns those that were too late: their invisible time
+        was over and they are delivered again.
+
+        Raises as `ack`; then some may be finished, and a second call is no harm.
+        """
+        places: dict[Place, list[PoppedMessage]] = {}
+        for message in messages:
+            places.setdefault((message.topic, message.broker), []).append(message)
+        late = []
+        for (topic, _), some in places.items():
+            for message in some if len(some) == 1 else await self._ack_together(topic, some):
+                try:
+                    await self._ack_one(message)
+                except BrokerError as error:
+                    if error.code != ResponseCode.NO_MESSAGE:
+                        raise
+                    late.append(message)
+        return late
+
+    async def _ack_together(self, topic: str, messages: list[PoppedMessage]) -> list[PoppedMessage]:
+        """Returns those that need a request of their own: it says what is wrong with each. Raises as `ack`."""
         try:
-            handles = [parse_handle(message.handle, message.queue_offset) for message, _ in waiting]
+            handles = [message.parsed_handle() for message in messages]
             batch = batch_of(self.group, topic, handles)
             if batch is None:
-                return waiting
-            answer = await self._insist(waiting[0][0], batch_frame(batch), "ack")
+                return messages
+            answer = await self._insist(messages[0], batch_frame(batch), "ack")
             void = without_effect(batch, answer)
-        except (RemotingError, NoRoute, BrokerError) as error:
-            if isinstance(error, BrokerError) and error.code not in _AGAIN:
-                return waiting
-            for _, done in waiting:
-                if not done.done():
-                    done.set_exception(error)
-            return []
+        except BrokerError as error:
+            if error.code in _AGAIN:
+                raise
+            return messages
         except ValueError as error:
             log.info("%s: acknowledgements in %s: %s", self.group, topic, error)
-            return waiting
-        left = []
-        for one, handle in zip(waiting, handles, strict=True):
-            if void is None or handle in void:
-                left.append(one)
-            elif not one[1].done():
-                one[1].set_result(None)
-        return left
+            return messages
+        if void is None:
+            return messages
+        return [one for one, handle in zip(messages, handles, strict=True) if handle in void] if void else []
 
-    async def _ack_one(self, message: PoppedMessage, done: asyncio.Future[None]) -> None:
+    async def _ack_one(self, message: PoppedMessage) -> None:
         header = AckHeader(self.group, message.topic, _queue_of(message), message.handle, Long(_offset_of(message)))
+        await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
+
+    async def _ack_waiting(self, message: PoppedMessage, done: asyncio.Future[None]) -> None:
         try:
-            await self._insist(message, Frame(RequestCode.ACK_MESSAGE, ext=header.ext()), "ack")
+            await self._ack_one(message)
         except Exception as error:
             if not done.done():
                 done.set_exception(error)
@@ -450,27 +492,19 @@ def _offset_of(message: PoppedMessage) -> int:
     return int(words[7]) if len(words) > 7 else message.queue_offset
 
 
-def _kind(topic: str) -> str:
-    """The type of a record's topic in handles: 0, or 1 and 2 for the two forms of retry topics."""
-    if not topic.startswith(RETRY_PREFIX):
-        return "0"
-    return "2" if "+" in topic else "1"
+def _handle(record: Record, broker: str, found: PopAnswerHeader, starts: dict[tuple[int, int], int]) -> Handle:
+    kind, queue, offset = topic_type(record.topic), record.queue_id, record.queue_offset
+    start = starts.get((kind, queue), offset)
+    return Handle(start, found.popTime, found.invisibleTime, found.reviveQid, kind, broker, queue, offset)
 
 
-def _handle(record: Record, broker: str, found: PopAnswerHeader, starts: dict[tuple[str, str], str]) -> str:
-    kind, queue = _kind(record.topic), str(record.queue_id)
-    start = starts.get((kind, queue), str(record.queue_offset))
-    return (
-        f"{start} {found.popTime} {found.invisibleTime} {found.reviveQid} {kind} {broker} {queue} {record.queue_offset}"
-    )
-
-
-def _starts(text: str | None) -> dict[tuple[str, str], str]:
+def _starts(text: str | None) -> dict[tuple[int, int], int]:
+    """The first offset of each queue's messages, by the type of the topic and the queue."""
     found = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
-        if len(words) == 3:
-            found[words[0], words[1]] = words[2]
+        if len(words) == 3 and all([word.isascii() and word.isdigit() and len(word) < 20 for word in words]):
+            found[int(words[0]), int(words[1])] = int(words[2])
     return found
 
 

@@ -28,8 +28,8 @@ def batch_of(group: str, topic: str, handles: Sequence[Handle]) -> BatchAcks | N
         place = kind, queue_id, start, revive, pop_ms, invisible_ms
         entry = entries.get(place)
         if entry is None:
-            entry = entries[place] = BatchAck(group, topic, kind, start, queue_id, revive, pop_ms, invisible_ms, [])
-        entry.offsets.append(offset)
+            entry = entries[place] = BatchAck(group, topic, kind, start, queue_id, revive, pop_ms, invisible_ms, 0)
+        entry.bits |= 1 << offset - start
     return BatchAcks(handles[0].broker, list(entries.values()))
 
 

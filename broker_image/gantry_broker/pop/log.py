@@ -145,17 +145,18 @@ class PopLog:
     async def stored(self) -> None:
         """Writes the changes and waits until they are replicated. Raises NotWritable and NotStored."""
         done: asyncio.Future[SendStatus | None] = self._loop.create_future()
+        self.submit(lambda status: None if done.done() else done.set_result(status))
+        failure = self.failure(await done)
+        if failure is not None:
+            raise failure
 
-        def waiter(status: SendStatus | None) -> None:
-            if not done.done():
-                done.set_result(status)
-
-        self.submit(waiter)
-        status = await done
+    def failure(self, status: SendStatus | None) -> NotWritable | NotStored | None:
+        """Returns what the result of a replication means for a client; None: all is well."""
+        if status is SendStatus.SEND_OK:
+            return None
         if status is None:
-            raise NotWritable(self.refused or self._role.refusal())
-        if status is not SendStatus.SEND_OK:
-            raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
+            return NotWritable(self.refused or self._role.refusal())
+        return NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
 
     def _record(self, body: bytes) -> Put:
         return Put(POP_TOPIC, 0, 0, 0, self._clock.unix_ms(), self._store_host, body, b"")

@@ -9,7 +9,7 @@ state (the base). A new leader applies the records from there on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, Final
 
 import orjson
@@ -24,8 +24,8 @@ POPPED: Final = 0
 """first offset, number of messages or their distances, pop time, invisible time, next offset"""
 ADVANCED: Final = 1
 """next offset"""
-FINISHED: Final = 2
-"""offsets"""
+FINISHED: Final = 10
+"""pairs: an offset, and a bit n for the offset n behind it"""
 RENEWED: Final = 3
 """offset, pop time, invisible time, suspended"""
 ORDER: Final = 4
@@ -40,6 +40,7 @@ PART: Final = 8
 EXPIRED: Final = 9
 """time: messages that were visible by then have gone to their retry topics (of any queue)"""
 
+_WORD: Final = (1 << 32) - 1
 Change = list[Any]
 
 
@@ -51,6 +52,7 @@ class Changes:
         self._places: dict[Key, int] = {}
         self._changes: list[Change] = []
         self._finished: dict[Key, Change] = {}
+        """The change that takes a queue's next acknowledgement: nothing else of the queue has changed since."""
         self.touched: dict[Key, Queue] = {}
         """Queues with changes."""
 
@@ -84,11 +86,17 @@ class Changes:
         self._changes.append([ADVANCED, self._place(queue), next_offset])
         return queue
 
+    def _begin(self, queue: Queue) -> int:
+        """Returns a queue's place for a change after which acknowledgements are changes of their own."""
+        if self._finished:
+            self._finished.pop(queue.key, None)
+        return self._place(queue)
+
     def pop(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int, next_offset: int) -> None:
         self._state.pop(queue, offsets, pop_ms, invisible_ms, next_offset)
         start, count = offsets[0], len(offsets)
         shape: Any = count if offsets[-1] - start == count - 1 else [offset - start for offset in offsets]
-        self._changes.append([POPPED, self._place(queue), start, shape, pop_ms, invisible_ms, next_offset])
+        self._changes.append([POPPED, self._begin(queue), start, shape, pop_ms, invisible_ms, next_offset])
 
     def advance(self, queue: Queue, next_offset: int) -> None:
         if next_offset > queue.next:
@@ -98,12 +106,31 @@ class Changes:
     def finish(self, queue: Queue, offset: int) -> bool:
         if not self._state.finish(queue, offset):
             return False
+        change = self._finished_of(queue)
+        if len(change) > 2 and 0 <= (distance := offset - change[-2]) < 32:
+            change[-1] |= 1 << distance
+        else:
+            change += (offset, 1)
+        return True
+
+    def finish_bits(self, queue: Queue, base: int, bits: int) -> int:
+        """`finish` for the offset `base` + n of each bit n; returns the bits of those that were in flight."""
+        done = self._state.finish_bits(queue, base, bits)
+        if done:
+            change, rest, at = self._finished_of(queue), done, base
+            while rest:
+                if word := rest & _WORD:
+                    change += (at, word)
+                rest >>= 32
+                at += 32
+        return done
+
+    def _finished_of(self, queue: Queue) -> Change:
         change = self._finished.get(queue.key)
         if change is None:
             change = self._finished[queue.key] = [FINISHED, self._place(queue)]
             self._changes.append(change)
-        change.append(offset)
-        return True
+        return change
 
     def expire(self, queue: Queue, offset: int, now_ms: int) -> None:
         """Finishes a message whose time was over at `now_ms`."""
@@ -129,7 +156,7 @@ class Changes:
     ) -> None:
         self._state.order_pop(queue, offsets, counts, given, since_ms, pop_ms, invisible_ms, attempt, next_offset)
         self._changes.append(
-            [ORDER, self._place(queue), offsets, counts, given, since_ms, pop_ms, invisible_ms, attempt, next_offset]
+            [ORDER, self._begin(queue), offsets, counts, given, since_ms, pop_ms, invisible_ms, attempt, next_offset]
         )
 
     def order_renew(self, queue: Queue, offset: int, visible_ms: int, suspended: bool) -> None:
@@ -138,10 +165,10 @@ class Changes:
 
     def reset(self, queue: Queue, next_offset: int) -> None:
         self._state.reset(queue, next_offset)
-        self._changes.append([RESET, self._place(queue), next_offset])
+        self._changes.append([RESET, self._begin(queue), next_offset])
 
     def drop(self, queue: Queue) -> None:
-        self._changes.append([DROPPED, self._place(queue)])
+        self._changes.append([DROPPED, self._begin(queue)])
         del self.touched[queue.key]
         self._state.drop(queue.key)
 
@@ -172,8 +199,8 @@ def apply_change(state: PopState, key: Key, change: Change) -> None:
     elif code == FINISHED:
         queue = state.queues.get(key)
         if queue is not None:
-            for offset in islice(change, 2, None):
-                state.finish(queue, offset)
+            for base, bits in zip(change[2::2], change[3::2], strict=True):
+                state.finish_bits(queue, base, bits)
     elif code == ADVANCED:
         state.advance(state.add(key, change[2]), change[2])
     elif code == RENEWED:

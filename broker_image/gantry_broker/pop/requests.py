@@ -82,7 +82,6 @@ class AckResult(Enum):
     OK = "acknowledged now or before"
     INVALID = "the delivery has expired, or never was"
     NO_MESSAGE = "the queue has no such message"
-    NOT_STORED = "not replicated in time; ask again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

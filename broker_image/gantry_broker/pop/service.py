@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +31,7 @@ from gantry_broker.pop.requests import (
     Popped,
     PopStatus,
 )
-from gantry_broker.pop.state import Queue
+from gantry_broker.pop.state import Queue, offsets_of
 from gantry_broker.pop.waiting import Pair, Waiter, WaitingPops
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
 from gantry_broker.timeslice import SLICE_S
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.pull.filters import Filters
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import MessageCounts, Stats
+    from gantry_broker.protocol.bodies import BatchAck
     from gantry_broker.store.store import MessageStore
     from gantry_broker.timeslice import TimeSlices
 
@@ -137,7 +138,7 @@ class PopService:
         """
         wanted = self._wanted(request)
         deadline = self._loop.time() + min(request.poll_ms, MAX_POLL_MS) / 1000
-        await self._until_ready()
+        await self.until_ready()
         while True:
             self._may()
             found = self._take(wanted)
@@ -165,6 +166,21 @@ class PopService:
             return self._none(self._clock.unix_ms(), request, PopStatus.POLLING_TIMEOUT)
         return self._answer(taken, request)
 
+    def pop_at_once(self, request: Pop, give: Callable[[Popped | Exception], None]) -> bool:
+        """Pops messages that are there; `give` gets them when that is replicated, or NotWritable or NotStored.
+
+        Returns False when there are none, for `pop`. Raises as `pop`.
+        """
+        if not self._log.ready.is_set():
+            return False
+        wanted = self._wanted(request)
+        self._may()
+        found = self._take(wanted)
+        if not found.count:
+            return False
+        self._log.submit(lambda status: give(self._log.failure(status) or self._answer(found, request)))
+        return True
+
     def peek(self, request: Pop) -> Popped:
         """Returns the messages that a pop would find, and changes nothing. Raises RequestRejected and OSError."""
         wanted = self._wanted(request)
@@ -176,23 +192,41 @@ class PopService:
             return self._none(found.now_ms, request, PopStatus.NO_MESSAGE)
         return answer(found, request)
 
-    async def ack(self, acks: Sequence[Ack]) -> list[AckResult]:
-        """Finishes messages. Raises RequestRejected (SYSTEM_BUSY) and NotWritable."""
-        await self._until_ready()
+    async def until_ready(self) -> None:
+        """Waits until a new leader has read the state. Raises RequestRejected (SYSTEM_BUSY) and NotWritable."""
+        if self._log.ready.is_set():
+            return
+        if not self._role.leading:
+            raise NotWritable(self._role.refusal())
+        try:
+            await asyncio.wait_for(self._log.ready.wait(), READY_S)
+        except TimeoutError:
+            raise self._busy() from None
+
+    def ack(self, ack: Ack) -> AckResult:
+        """Finishes a message; `when_stored` says when that is certain. Raises RequestRejected (SYSTEM_BUSY) and
+        NotWritable.
+        """
+        self._may()
+        return self._ack(ack, self._clock.unix_ms())
+
+    def ack_batches(self, batches: Iterable[tuple[BatchAck, int]]) -> list[int]:
+        """Finishes messages of pops: those of an entry that the number beside it has bits for. Returns the bits of
+        those that are finished now, or were before.
+
+        `when_stored` says when that is certain. Raises RequestRejected (SYSTEM_BUSY) and NotWritable.
+        """
         self._may()
         now = self._clock.unix_ms()
-        results = [self._ack(ack, now) for ack in acks]
-        if AckResult.OK not in results:
-            return results
-        done: asyncio.Future[SendStatus | None] = self._loop.create_future()
-        self._log.submit(lambda status: None if done.done() else done.set_result(status))
-        if await done is not SendStatus.SEND_OK:
-            return [AckResult.NOT_STORED if result is AckResult.OK else result for result in results]
-        return results
+        return [self._ack_batch(entry, bits, now) if bits else 0 for entry, bits in batches]
+
+    def when_stored(self, done: Callable[[bool], None]) -> None:
+        """Calls `done` when the acknowledgements so far are replicated (True), or are not in time."""
+        self._log.submit(lambda status: done(status is SendStatus.SEND_OK))
 
     async def change_invisible(self, change: ChangeInvisible) -> Handle:
         """Gives a message in flight a new invisible time. Raises BadHandle, RequestRejected, NotWritable, NotStored."""
-        await self._until_ready()
+        await self.until_ready()
         self._may()
         handle = change.handle
         queue = self._queue(change.group, change.topic, handle)
@@ -291,17 +325,6 @@ class PopService:
             if request.expression_type not in ("", "TAG"):
                 self._slices.charge(perf_counter() - begun)
 
-    async def _until_ready(self) -> None:
-        """Waits until a new leader has read the state. Raises RequestRejected and NotWritable."""
-        if self._log.ready.is_set():
-            return
-        if not self._role.leading:
-            raise NotWritable(self._role.refusal())
-        try:
-            await asyncio.wait_for(self._log.ready.wait(), READY_S)
-        except TimeoutError:
-            raise self._busy() from None
-
     @staticmethod
     def _busy() -> RequestRejected:
         return RequestRejected(
@@ -371,6 +394,29 @@ class PopService:
             if order is None or not order.given or order.visible_ms() <= now_ms:
                 self.wake([queue.key[1:]])
         return AckResult.OK
+
+    def _ack_batch(self, entry: BatchAck, bits: int, now_ms: int) -> int:
+        start, pop_ms, until = entry.start_offset, entry.pop_ms, entry.pop_ms + entry.invisible_ms
+        topic = real_topic(entry.topic, entry.group, entry.kind)
+        queue = self._log.state.queues.get((entry.group, topic, entry.queue_id))
+        if queue is None:
+            return 0
+        if entry.revive_queue == ORDERLY_QUEUE:
+            done = 0
+            for offset in offsets_of(start, bits):
+                handle = Handle(
+                    start, pop_ms, entry.invisible_ms, ORDERLY_QUEUE, entry.kind, self._broker, entry.queue_id, offset
+                )
+                if self._ack(Ack(group=entry.group, topic=entry.topic, handle=handle), now_ms) is AckResult.OK:
+                    done |= 1 << offset - start
+            return done
+        done = queue.delivered_bits(start, bits, pop_ms)
+        if done:
+            self._log.changes.finish_bits(queue, start, done)
+        rest = bits & ~done
+        if rest and until > max(now_ms, self._log.state.expired_ms) and queue.next > start:
+            done |= rest & (1 << min(queue.next - start, rest.bit_length())) - 1
+        return done
 
     # ---- waiting pops
 

@@ -40,6 +40,14 @@ ENTRY_BYTES: Final = 9
 _BATCH, _MOVED, _ORDER = 0, 1, 2
 
 
+def offsets_of(base: int, bits: int) -> Iterator[int]:
+    """Yields the offset `base` + n of each bit n."""
+    while bits:
+        low = bits & -bits
+        yield base + low.bit_length() - 1
+        bits ^= low
+
+
 class Expired(NamedTuple):
     """A message whose invisible time is over."""
 
@@ -206,6 +214,18 @@ class Queue:
             return moved[0] + moved[1]
         chunk = self.chunks[place[0]]
         return chunk.pops[place[1]] + chunk.waits[place[1]]
+
+    def delivered_bits(self, base: int, bits: int, pop_ms: int) -> int:
+        """`is_delivered` for the offset `base` + n of each bit n, which are mostly those of one batch."""
+        at = bisect_right(self.firsts, base) - 1
+        if at >= 0:
+            chunk = self.chunks[at]
+            place = bisect_right(chunk.starts, base) - 1
+            start = chunk.starts[place]
+            in_flight = not bits & ~chunk.bits[place] and start not in self.diffs
+            if base == start and in_flight and pop_ms >= chunk.pops[place]:
+                return bits
+        return sum([1 << at - base for at in offsets_of(base, bits) if self.is_delivered(at, pop_ms)])
 
     def renewal_ms(self, offset: int, now_ms: int) -> int:
         """Returns the pop time of a renewal's handle: not before the delivery began, whatever the clock says."""
@@ -375,6 +395,38 @@ class PopState:
         if not bits:
             self._finished(queue, at, place)
         return True
+
+    def finish_bits(self, queue: Queue, base: int, bits: int) -> int:
+        """`finish` for the offset `base` + n of each bit n; returns the bits of those that were in flight."""
+        at = bisect_right(queue.firsts, base) - 1
+        if at >= 0 and queue.order is None and not queue.moved:
+            chunk = queue.chunks[at]
+            place = bisect_right(chunk.starts, base) - 1
+            start = chunk.starts[place]
+            if start not in queue.diffs:  # So all of its messages are one after the other.
+                shift = base - start
+                left = chunk.bits[place]
+                found = left & bits << shift if shift < 32 else 0
+                if found >> shift == bits or base + bits.bit_length() <= self._behind(queue, at, place):
+                    if found:
+                        chunk.bits[place] = left = left ^ found
+                        queue.count -= found.bit_count()
+                        if not left:
+                            self._finished(queue, at, place)
+                    return found >> shift
+        done = 0
+        for offset in offsets_of(base, bits):
+            if self.finish(queue, offset):
+                done |= 1 << offset - base
+        return done
+
+    @staticmethod
+    def _behind(queue: Queue, at: int, place: int) -> int:
+        """Returns where the batch after this one begins."""
+        starts = queue.chunks[at].starts
+        if place + 1 < len(starts):
+            return starts[place + 1]
+        return queue.firsts[at + 1] if at + 1 < len(queue.firsts) else MAX_OFFSET + 1
 
     def _finished(self, queue: Queue, at: int, place: int) -> None:
         chunk = queue.chunks[at]

@@ -492,8 +492,13 @@ class BatchAck:
     revive_queue: int
     pop_ms: int
     invisible_ms: int
-    offsets: list[int]
-    """Queue offsets of the acknowledged messages."""
+    bits: int
+    """Bit n is for the message n behind the start offset."""
+
+    @property
+    def offsets(self) -> list[int]:
+        """Queue offsets of the acknowledged messages."""
+        return [self.start_offset + bit for bit in range(self.bits.bit_length()) if self.bits >> bit & 1]
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -503,14 +508,9 @@ class BatchAck:
         if len(text) > MAX_BITS * 4 // 3 + 4:
             raise BodyError(f"the field acks.b has {len(text)} characters; bits of at most {MAX_BITS} bytes are valid")
         try:
-            number = int.from_bytes(base64.b64decode(text, validate=True), "little")
+            bits = int.from_bytes(base64.b64decode(text, validate=True), "little")
         except ValueError:
             raise BodyError(f"the field acks.b is {short(text)}; base64 is expected") from None
-        set_bits: list[int] = []
-        while number and len(set_bits) <= MAX_ACKS:
-            lowest = (number & -number).bit_length() - 1
-            set_bits.append(lowest)
-            number &= number - 1
         return cls(
             fields.text("c"),
             fields.text("t"),
@@ -520,15 +520,13 @@ class BatchAck:
             fields.number("rq"),
             fields.number("pt"),
             fields.number("it"),
-            [start + bit for bit in set_bits],
+            bits,
         )
 
     def to_json(self) -> dict[str, Any]:
-        number = 0
-        for offset in self.offsets:
-            number |= 1 << offset - self.start_offset
+        bits = self.bits.to_bytes(self.bits.bit_length() + 7 >> 3, "little")
         return {
-            "b": base64.b64encode(number.to_bytes(number.bit_length() + 7 >> 3, "little")).decode(),
+            "b": base64.b64encode(bits).decode(),
             "c": self.group,
             "it": self.invisible_ms,
             "pt": self.pop_ms,
@@ -554,7 +552,7 @@ class BatchAcks:
         if len(items) > MAX_ACKS:
             raise BodyError(f"the field batchAck.acks has {len(items)} entries, the limit is {MAX_ACKS}")
         acks = [BatchAck.from_json(item) for item in items]
-        if (count := sum(len(ack.offsets) for ack in acks)) > MAX_ACKS:
+        if (count := sum([ack.bits.bit_count() for ack in acks])) > MAX_ACKS:
             raise BodyError(f"the field batchAck.acks has over {MAX_ACKS} messages ({count}), which is the limit")
         return cls(fields.text("brokerName", ""), acks)
 

@@ -6,11 +6,12 @@ The checks come in the order of 5.5.0, with its codes. What is in flight is the 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.broker.errors import RequestRejected
+from gantry_broker.broker.errors import RequestRejected, failure_answer
 from gantry_broker.broker.forward import FORWARDED_HERE
-from gantry_broker.broker.handlers.requests import json_body, ok
+from gantry_broker.broker.handlers.requests import Later, Result, json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.pop.batches import NO_EFFECT, RESULTS, named
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic
@@ -26,6 +27,7 @@ from gantry_broker.pop.requests import (
     PopStatus,
 )
 from gantry_broker.pop.retry import retry_target
+from gantry_broker.pop.state import offsets_of
 from gantry_broker.protocol.bodies import BatchAck, BatchAcks
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, Perm, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -40,6 +42,7 @@ from gantry_broker.protocol.headers import (
     PollingInfoHeader,
     PopAnswerHeader,
     PopHeader,
+    error_answer,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ LOOK_S: Final = 0.1
 """Seconds between two looks for messages of a NOTIFICATION that waits."""
 MAX_NOTIFICATIONS: Final = 1_000
 """Waiting NOTIFICATION requests."""
+NOT_STORED: Final = "the acknowledgement was not replicated in time; ask again"
 _STATUS: Final = {
     PopStatus.FOUND: (ResponseCode.SUCCESS, "FOUND"),
     PopStatus.POLLING_FULL: (ResponseCode.POLLING_FULL, "NO_MESSAGE_IN_QUEUE"),
@@ -60,7 +64,7 @@ _STATUS: Final = {
 }
 
 
-async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     header = PopHeader.parse(frame)
     now = broker.clock.unix_ms()
     born = int(header.bornTime) or now
@@ -99,9 +103,22 @@ async def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
         closed=lambda: conn.closed,
     )
     if header.maxMsgNums == 0:
-        popped = Popped(status=PopStatus.NO_MESSAGE, pop_ms=now, invisible_ms=int(header.invisibleTime))
-    else:
-        popped = await broker.pop.pop(request)
+        nothing_asked = Popped(status=PopStatus.NO_MESSAGE, pop_ms=now, invisible_ms=int(header.invisibleTime))
+        return _popped(frame, nothing_asked)
+    give: list[Callable[[Frame], None]] = []
+
+    def found(popped: Popped | Exception) -> None:
+        answer = failure_answer(frame, popped) if isinstance(popped, Exception) else _popped(frame, popped)
+        give[0](answer)
+
+    return give.append if broker.pop.pop_at_once(request, found) else _wait_for_messages(broker, frame, request)
+
+
+async def _wait_for_messages(broker: BrokerContext, frame: Frame, request: Pop) -> Frame:
+    return _popped(frame, await broker.pop.pop(request))
+
+
+def _popped(frame: Frame, popped: Popped) -> Frame:
     code, remark = _STATUS[popped.status]
     answer = PopAnswerHeader(
         Long(popped.pop_ms),
@@ -174,7 +191,9 @@ def polling_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     return ok(frame, {"pollingNum": str(broker.pop.waiting(header.consumerGroup, header.topic))})
 
 
-async def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
+    if not broker.pop.ready:
+        return _when_ready(broker, lambda: ack(broker, conn, frame))
     header = AckHeader.parse(frame)
     handle, low, high = _delivery(broker, conn, header)
     if not low <= header.offset <= high:
@@ -183,61 +202,80 @@ async def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
             f"offset is illegal, key:{header.topic}@{header.queueId}, commit:{header.offset}, store:{low}~{high}",
         )
     _check_agreement(header, handle)
-    [result] = await broker.pop.ack([Ack(group=header.consumerGroup, topic=header.topic, handle=handle)])
-    if result is AckResult.OK:
-        return ok(frame)
-    if result is AckResult.NOT_STORED:
-        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the acknowledgement was {result.value}")
-    raise RequestRejected(ResponseCode.NO_MESSAGE, f"the acknowledgement has no effect: {result.value}")
+    result = broker.pop.ack(Ack(group=header.consumerGroup, topic=header.topic, handle=handle))
+    if result is not AckResult.OK:
+        raise RequestRejected(ResponseCode.NO_MESSAGE, f"the acknowledgement has no effect: {result.value}")
+    return _when_stored(broker, frame, ok(frame))
 
 
-async def batch_ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+def batch_ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
     """As 5.5.0, SUCCESS also when some of the deliveries have expired: their messages come again. The answer names them
     if the request asks for that.
     """
+    if not broker.pop.ready:
+        return _when_ready(broker, lambda: batch_ack(broker, conn, frame))
     if not frame.body:
         raise RequestRejected(ResponseCode.NO_MESSAGE, "the request has no body")
     body = BatchAcks.from_json(json_body(frame, "batchAck"))
     if not body.acks:
         raise RequestRejected(ResponseCode.NO_MESSAGE, "the field batchAck.acks is empty")
-    wanted: list[Ack] = []
-    places: list[tuple[int, int]] = []
-    missing: list[tuple[int, int]] = []
-    for number, entry in enumerate(body.acks):
-        acks = _acks_of(broker, entry)
-        wanted += acks
-        there = [(number, ack.handle.offset) for ack in acks]
-        places += there
-        if len(acks) < len(entry.offsets):
-            missing += {(number, offset) for offset in entry.offsets}.difference(there)
-    results = await broker.pop.ack(wanted) if wanted else []
-    if AckResult.NOT_STORED in results:
-        raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"an acknowledgement was {AckResult.NOT_STORED.value}")
-    missing += [place for place, result in zip(places, results, strict=True) if result is not AckResult.OK]
-    return ok(frame, {NO_EFFECT: named(missing)} if frame.ext.get(RESULTS) == "true" else None)
+    finished = broker.pop.ack_batches([(entry, _present(broker, entry)) for entry in body.acks])
+    ext = None
+    if frame.ext.get(RESULTS) == "true":
+        ext = {
+            NO_EFFECT: named(
+                (number, offset)
+                for number, (entry, done) in enumerate(zip(body.acks, finished, strict=True))
+                for offset in offsets_of(entry.start_offset, entry.bits & ~done)
+            )
+        }
+    answer = ok(frame, ext)
+    return _when_stored(broker, frame, answer) if any(finished) else answer
 
 
-def _acks_of(broker: BrokerContext, entry: BatchAck) -> list[Ack]:
-    """Returns those acknowledgements of an entry whose messages are there."""
+def _when_ready(broker: BrokerContext, handler: Callable[[], Result]) -> Coroutine[Any, Any, Frame]:
+    """Carries out a request when a new leader has read the state."""
+
+    async def wait() -> Frame:
+        await broker.pop.until_ready()
+        result = handler()
+        if callable(result):
+            done: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+            result(lambda answer: None if done.done() else done.set_result(answer))
+            return await done
+        return result if isinstance(result, Frame) else await result  # type: ignore[misc]
+
+    return wait()
+
+
+def _when_stored(broker: BrokerContext, frame: Frame, answer: Frame) -> Later:
+    """Answers when the acknowledgements are replicated."""
+
+    def later(give: Callable[[Frame], None]) -> None:
+        def stored(all_is_well: bool) -> None:
+            give(answer if all_is_well else error_answer(frame, ResponseCode.SYSTEM_ERROR, NOT_STORED))
+
+        broker.pop.when_stored(stored)
+
+    return later
+
+
+def _present(broker: BrokerContext, entry: BatchAck) -> int:
+    """Returns the bits of those messages of an entry that are in the log."""
     topic = real_topic(entry.topic, entry.group, entry.kind)
     config = broker.meta.working.topics.get(topic)
     if config is None or not 0 <= entry.queue_id < config.read_queues:
-        return []
-    if min(entry.start_offset, entry.pop_ms, entry.invisible_ms, entry.revive_queue) < 0:
-        raise BadField("acks", str(entry.start_offset), "so, pt, it and rq of 0 or more")
+        return 0
+    start, bits = entry.start_offset, entry.bits
+    if min(start, entry.pop_ms, entry.invisible_ms, entry.revive_queue) < 0:
+        raise BadField("acks", str(start), "so, pt, it and rq of 0 or more")
     low, high = broker.store.min_offset(topic, entry.queue_id), broker.store.max_offset(topic, entry.queue_id)
-    return [
-        Ack(
-            group=entry.group,
-            topic=entry.topic,
-            handle=Handle(
-                entry.start_offset, entry.pop_ms, entry.invisible_ms, entry.revive_queue, entry.kind,
-                broker.config.group, entry.queue_id, offset,
-            ),
-        )
-        for offset in entry.offsets
-        if low <= offset < high
-    ]  # fmt: skip
+    size = bits.bit_length()
+    if high < start + size:
+        bits &= (1 << max(high - start, 0)) - 1
+    if low > start:
+        bits = bits >> min(low - start, size) << min(low - start, size)
+    return bits
 
 
 async def change_invisible(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:

@@ -90,7 +90,7 @@ async def _push(
     if client_id is None:
         return int(ResponseCode.SYSTEM_ERROR), f"reply message properties[{Prop.MESSAGE_REPLY_TO_CLIENT}] is null"
     client = broker.clients.find_client(client_id)
-    if client is None or client.conn.closed:
+    if client is None:
         return int(ResponseCode.SYSTEM_ERROR), f"push reply message fail, channel of <{client_id[:200]}> not found."
     now = broker.clock.unix_ms()
     props[Prop.PUSH_REPLY_TIME] = str(now)

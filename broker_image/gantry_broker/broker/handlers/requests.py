@@ -1,7 +1,8 @@
 """Parts that all handlers share: their type, JSON bodies, the plain answer.
 
-A handler gets the context, the connection and the request. It returns the answer, a coroutine that returns it, or None
-when it sends the answer itself or the request needs none. Its exceptions become error answers (`errors.py`).
+A handler gets the context, the connection and the request. It returns the answer, a coroutine that returns it, a
+function that gives it to the one that it gets (`Later`), or None when it sends the answer itself or the request needs
+none. Its exceptions become error answers (`errors.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Result = Frame | None | Coroutine[Any, Any, Frame | None]
+Later = Callable[[Callable[[Frame], None]], None]
+"""Work that goes on without a task of its own. It gives its answer once, and raises nothing."""
+Result = Frame | None | Coroutine[Any, Any, Frame | None] | Later
 HandlerFunction = Callable[["BrokerContext", "Connection", Frame], Result]
 
 
