@@ -47,6 +47,8 @@ func request(o options) error {
 		}
 		say("reply", map[string]any{"n": n, "body": string(reply.Body)})
 	}
+	// The broker waits for the acknowledgement of the last reply: 2.1.2 sends it after Request has returned.
+	time.Sleep(time.Second)
 	say("summary", map[string]any{})
 	return nil
 }
