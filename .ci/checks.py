@@ -177,7 +177,7 @@ def main() -> int:
 
         real = [f"tests/{name}" for name in REAL_PROCESSES]
         step("tests", [[*pytest, *workers(jobs), to("tests"), *(f"--ignore={folder}" for folder in real)]])
-        step("real processes", [[*pytest, *workers(jobs), to("real-processes"), *real]])
+        step("real processes", [[*pytest, *workers(jobs + 1), to("real-processes"), *real]])
         if any(result == "FAILED" for _, result, _ in done[-2:]):
             # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
             print("\nWhat failed runs once more, alone. What passes now depends on time, and needs a repair:")
