@@ -1,10 +1,11 @@
-"""Official Java clients while a broker group leaves the cluster: no failed send, and everything is consumed first."""
+"""Official Java clients while broker groups join and leave a cluster: no failed send, and everything is consumed."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +22,17 @@ def spec(*names: str) -> dict[str, object]:
     return {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": name, "members": 1} for name in names]}
 
 
+def rows(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in cluster.resource()["status"]["groups"]}
+
+
 def leaving(cluster: Cluster) -> dict[str, object] | None:
     """The drain of group a; None: it is removed."""
-    rows = {row["name"]: row for row in cluster.resource()["status"]["groups"]}
-    return rows["a"].get("drain") or {} if "a" in rows else None
+    found = rows(cluster)
+    return found["a"].get("drain") or {} if "a" in found else None
 
 
-def test_a_group_is_drained_by_official_clients(java_side: Path, tmp_path: Path) -> None:
+def test_groups_are_filled_and_drained_by_official_clients(java_side: Path, tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, **spec("a", "b"))
     with ExitStack() as stack:
         stack.callback(take_down, cluster)
@@ -37,20 +42,24 @@ def test_a_group_is_drained_by_official_clients(java_side: Path, tmp_path: Path)
         old = stack.enter_context(driver(target, "49", "JSON", tmp_path))
         new = stack.enter_context(driver(target, "55", "JSON", tmp_path))
         consuming = [
-            d.start("consume", topic="Orders", group=f"g{d.version}", run="x", count=10**9, timeout_s=150, settle_ms=10)
+            d.start("consume", topic="Orders", group=f"g{d.version}", run="x", count=10**9, timeout_s=220, settle_ms=10)
             for d in (old, new)
         ]
         sending = [
-            d.start("failover", topic="Orders", run="x", first=first, seconds=70, group=f"p{d.version}")
+            d.start("failover", topic="Orders", run="x", first=first, seconds=120, group=f"p{d.version}")
             for d, first in ((old, 0), (new, 10**6))
         ]
         for running in sending:
             assert running.wait_for("ok")
         time.sleep(LATER_S)
-        cluster.write(**spec("b"))
+        cluster.write(**spec("a", "b", "c", "d"))
+        cluster.up()
+        # The clients read routes every 30 s.
+        cluster.until("c and d take messages", lambda: all(rows(cluster)[name]["messagesIn"] > 0 for name in "cd"), 60)
+        cluster.write(**spec("b", "c", "d"))
         cluster.up()
         assert leaving(cluster) is not None
-        sent = [running.finish(120) for running in sending]
+        sent = [running.finish(150) for running in sending]
         assert [result.of("failed") for result in sent] == [[], []]
         assert [result.of("status") for result in sent] == [[], []]
         cluster.until("a is removed", lambda: leaving(cluster) is None, 90)
@@ -59,6 +68,6 @@ def test_a_group_is_drained_by_official_clients(java_side: Path, tmp_path: Path)
         for d in (old, new):
             # A second member of the group takes over what is left; nothing is.
             assert d.popen.poll() is None
-        got = [running.finish(180).summary for running in consuming]
+        got = [running.finish(240).summary for running in consuming]
         assert [summary["unique"] for summary in got] == [total, total]
-        assert all(any(queue.startswith("a:") for queue in summary["queues"]) for summary in got)
+        assert all({queue[:2] for queue in summary["queues"]} == {"a:", "b:", "c:", "d:"} for summary in got)
