@@ -42,7 +42,7 @@ REASONS: Final = (
 """Why requests are refused; the label of `gantry_access_refused_total`."""
 
 WRONG: Final = "the access key is unknown or disabled, or the signature is wrong"
-"""One text for all of it: it tells nothing about which users exist."""
+"""One text for all of it: it does not reveal which users exist."""
 
 
 class Refused(NamedTuple):

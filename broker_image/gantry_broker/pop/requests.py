@@ -74,7 +74,7 @@ class Ack:
 
     group: str
     topic: str
-    """As the request names it; the handle tells whether a retry topic is meant."""
+    """As the request names it; the handle says whether a retry topic is meant."""
     handle: Handle
 
 

@@ -117,7 +117,7 @@ class Renewals:
         return [held for held in list(self._by_client.get(client, ())) if self.remove(*held.key) is not None]
 
     def due(self, now_ms: int, most: int = 1_000) -> list[Due]:
-        """Return renewals to make now; the caller tells their end by `renewed` or `failed`."""
+        """Return renewals to make now; the caller reports their end by `renewed` or `failed`."""
         found: list[Due] = []
         times = self._times
         while times and times[0][0] <= now_ms and len(found) < most:

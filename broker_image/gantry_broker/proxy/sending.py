@@ -349,7 +349,7 @@ class Sending:
                 log.info("producers of %s cannot be registered: %s", topic, error)
 
     async def _register(self, topic: str) -> None:
-        """Tell the brokers of a topic that this process has its producers."""
+        """Send heartbeats to the brokers of a topic: this process has its producers."""
         session = self._brokers.session
         route = await self._brokers.route(topic)
         session.producer_groups.add(topic)

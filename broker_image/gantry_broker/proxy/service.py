@@ -381,7 +381,7 @@ class Service:
 
     async def _client_of_group(self, caller: Caller, request: Any, group: str) -> Client:
         """Return a consumer that has sent no settings, with those of its group. A restarted proxy has forgotten them,
-        and clients tell them again only after minutes. Raises Refusal and `FAILURES`.
+        and clients send them again only after minutes. Raises Refusal and `FAILURES`.
         """
         config = await self.brokers.group(group)
         client = self.known_client(caller)
@@ -441,7 +441,7 @@ class Service:
             await asyncio.sleep(0)
             line = client.line
             if line is not None and client.settings is not None:
-                Telemetry.tell(client, line, config, only_changes=True)
+                Telemetry.notify(client, line, config, only_changes=True)
 
 
 async def _hold(error: Exception) -> None:

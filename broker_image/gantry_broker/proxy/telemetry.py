@@ -174,7 +174,7 @@ class Telemetry:
         self._line.push(command.SerializeToString())
 
     @staticmethod
-    def tell(client: Client, line: Line, config: GroupConfig, *, only_changes: bool) -> None:
+    def notify(client: Client, line: Line, config: GroupConfig, *, only_changes: bool) -> None:
         """Send a consumer its settings by the present configuration of its group."""
         settings = answered_settings(client.settings, config)
         if only_changes and settings == client.settings:

@@ -107,8 +107,8 @@ def decide(state: AccessState, seen: Observed, now: float, new_key: Callable[[],
             continue
         users.append(user)
         results[wanted.name] = _accepted(wanted, plan, len(valid), end)
-    made, merged, told = changes.merge(state.made, state.merged, seen.changes, set(owners))
-    notes += [("Warning", "ChangeNotMerged", text, "") for text in told]
+    made, merged, unmerged = changes.merge(state.made, state.merged, seen.changes, set(owners))
+    notes += [("Warning", "ChangeNotMerged", text, "") for text in unmerged]
     users.sort(key=lambda u: str(u["name"]))  # So that the order in which users came changes no table.
     left_out = _add_fitting(users, made)
     if left_out:

@@ -84,7 +84,7 @@ MODE_IS_FIXED = (
 
 
 class NameServers(Model):
-    """The NameServers, which tell clients the brokers of a topic. They share no state, and each may fail."""
+    """The NameServers, which give clients the routes of topics. They share no state, and each may fail."""
 
     replicas: int = Field(2, ge=1, le=9, description="Number of NameServers. With two, one may fail.")
     resources: Resources = Field(

@@ -65,7 +65,7 @@ def _canonical(host: str) -> str:
 
 
 def make_authority(cluster: str, namespace: str, now: datetime, lifetime: timedelta) -> KeyPair:
-    """A new authority. Each has its own subject, so that verifiers tell a former one from the present one."""
+    """A new authority. Each has its own subject, so that verifiers can distinguish a former one."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

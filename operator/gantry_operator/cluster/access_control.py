@@ -223,7 +223,7 @@ class AccessControl:
                 self._unwritten[name] = str(error)
         if self._unwritten:
             self._write_after = time.monotonic() + AGAIN_S
-        self._dirty = True  # The Secret's watch may have told us before our own write.
+        self._dirty = True  # The Secret's watch may have come before our own write.
 
     async def _decide(self, highest: int, waiting: Sequence[MemberWatch]) -> None:
         self._dirty = False

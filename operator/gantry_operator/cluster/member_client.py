@@ -209,7 +209,7 @@ class MemberClient:
             elif (said.epoch, said.version) <= leadership.order:
                 self._refused(member, url, leadership, said.reason or "it gave no reason")
         except (httpx.HTTPError, ValueError) as error:
-            log.info("telling %s: %r", url, error)
+            log.info("request to %s: %r", url, error)
         finally:
             if self._underway.get(member, (leadership, None, 0.0))[0] == leadership:
                 self._underway.pop(member, None)

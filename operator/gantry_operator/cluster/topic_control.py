@@ -204,7 +204,7 @@ class TopicControl:
         undecided = {w.resource for w in resources.topics if not w.known.origin}
         undecided |= {w.resource for w in resources.groups if not w.known.origin}
         if any(step.resource in undecided for step in steps):
-            # After a restart nobody could tell a topic that was made here from an older one.
+            # After a restart a topic that was made here looks like an older one.
             await self._report(resources, topics.results, groups.results)
         for kind, decision in (("BrokerTopic", topics), ("ConsumerGroup", groups)):
             for note in decision.notes:

@@ -94,7 +94,7 @@ async def move_group(
 ) -> None:  # fmt: skip
     """Move a consumer group to these offsets, which are those of `timestamp`. Members continue from there at once.
 
-    The broker tells connected members about a request by time, for a group with an offset in every queue. Without
+    The broker notifies connected members of a request by time, for a group with an offset in every queue. Without
     members the offsets alone are enough. Raises Refused, TryLater, RemotingError.
     """
     for queue in without_offset:

@@ -140,10 +140,10 @@ class Owner(Protocol):
     """Gets the streams of a connection."""
 
     def on_request(self, stream: Stream, fields: list[Field]) -> None:
-        """A new stream; `stream.ended` tells whether it has no body."""
+        """A new stream; `stream.ended` says whether it has no body."""
 
     def on_data(self, stream: Stream, data: bytes) -> None:
-        """A part of the body. The last part may be empty; `stream.ended` tells."""
+        """A part of the body. The last part may be empty; `stream.ended` says so."""
 
     def on_reset(self, stream: Stream) -> None:
         """The stream is over before its answer was complete."""
@@ -555,7 +555,7 @@ class ServerConnection:
             self._drop(stream)
 
     def go_away(self) -> None:
-        """Take no more streams, and tell the peer which ones still get their answer."""
+        """Take no more streams, and notify the peer which ones still get their answer."""
         if not self.going_away and not self.closed:
             self.going_away = True
             self._goaway(Fault.NO_ERROR, "the server stops")

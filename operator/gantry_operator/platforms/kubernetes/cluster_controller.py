@@ -203,7 +203,7 @@ class ClusterController:
             api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look, self._saw
         )
         self._reasons = Reasons(api, self.namespace)
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         """By member: why it does not run, as the last event about it says."""
         self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
         self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
@@ -772,11 +772,11 @@ class ClusterController:
         for m in members:
             # Without digits: ages, restarts and amounts change all the time.
             said = re.sub(r"\d+", "", m.problem) if m.status is None else ""
-            if said != self._told.get(m.name, "") and notable(self._pods.pod(m.name), m.problem, now):
+            if said != self._reported.get(m.name, "") and notable(self._pods.pod(m.name), m.problem, now):
                 self._events.record("Warning", "MemberNotRunning", f"{m.name}: {m.problem}")
-                self._told[m.name] = said
+                self._reported[m.name] = said
             elif m.status is not None:
-                self._told.pop(m.name, None)
+                self._reported.pop(m.name, None)
 
     def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
         if self._obj["metadata"].get("deletionTimestamp") is not None:

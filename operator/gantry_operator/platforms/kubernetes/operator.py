@@ -115,7 +115,7 @@ class Operator:
         return heard
 
     async def _name_strays(self) -> None:
-        """Tell resources of clusters that do not exist. After a start kopf needs a moment to tell the clusters."""
+        """Show resources that their cluster does not exist. After a start kopf needs a moment to list the clusters."""
         while True:
             await asyncio.sleep(STRAYS_EVERY_S)
             for kind in OF_USERS:

@@ -11,7 +11,7 @@ from gantry_operator.api import GROUP
 from gantry_operator.plan import Plan
 
 SWITCHOVER = f"{GROUP}/switchover"
-"""Annotation `GROUP` or `GROUP=MEMBER`. An optional ` #id` tells equal requests apart."""
+"""Annotation `GROUP` or `GROUP=MEMBER`. An optional ` #id` distinguishes equal requests."""
 SWITCHOVER_RESULT = f"{GROUP}/switchover-result"
 """Annotation with the request, then "done: ..." or "failed: ..."."""
 

@@ -90,7 +90,7 @@ def changed_resources(folder: ClusterFolder) -> Iterator[LocalResources]:
 
 
 def load_status(folder: ClusterFolder) -> dict[str, dict[str, dict[str, Any]]]:
-    """By kind and name. A file that cannot be read counts as empty: the brokers tell everything but the origin."""
+    """By kind and name. A file that cannot be read counts as empty: the brokers have everything but the origin."""
     known = read_json(folder.resources_status)
     out: dict[str, dict[str, dict[str, Any]]] = {}
     for kind in (api_topic.KIND, api_group.KIND):

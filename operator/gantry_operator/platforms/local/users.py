@@ -198,7 +198,7 @@ def _mark(path: Path) -> tuple[str, int, int]:
 
 
 def described(users: Users, answer: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The users as resources, with the status that the supervisor tells; None: none runs."""
+    """The users as resources, with the status that the supervisor reports; None: none runs."""
     out = []
     for user in sorted(users.users.values(), key=lambda u: u.name):
         obj = user.model_dump(mode="json", exclude={"status"}, exclude_none=True)
