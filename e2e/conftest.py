@@ -35,14 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Counted(config))
 
 
-LONGEST = ("test_m_analytics", "test_q_tls", "test_r_proxy", "test_r_knobs")
-"""Modules that begin first, so that none of them is left alone at the end."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
