@@ -7,7 +7,7 @@ import time
 
 from gantry_broker.client import Producer
 from gantry_operator.platforms.kubernetes.target import KubeTarget
-from kube import SYSTEM, Cluster, Figure, Load, apply, example, kubectl, run, unharmed, until
+from kube import SYSTEM, Cluster, Figure, Load, TooLate, apply, example, kubectl, run, unharmed, until
 
 
 def test_from_apply_to_available(namespace: str, figure: Figure) -> None:
@@ -39,7 +39,8 @@ def test_a_client_in_a_pod_sends_and_reads(demo: Cluster, figure: Figure) -> Non
     figure("quickstart: calm load in a pod", result)
     unharmed(result)
     assert result["twice"] == 0
-    assert result["sendOk"] > 500
+    if result["sendOk"] <= 500:
+        raise TooLate(f"few sends: {result}")
 
 
 async def test_a_client_outside_goes_through_the_api_server(demo: Cluster) -> None:

@@ -123,15 +123,24 @@ async def test_the_command_reaches_it_through_the_api_server(secure: Cluster) ->
         assert len(await target.members_http()) == 3
 
 
+def wait_until_presented(cluster: Cluster, before: int) -> None:
+    """Waits until all brokers present the newest certificate at both ports, which has another serial than `before`."""
+
+    def newest(member: str) -> bool:
+        now = serial(cluster)
+        return now != before and presented(cluster, member) == {"10911": now, "10921": now}
+
+    for pod in cluster.pods():
+        name = pod["metadata"]["name"]
+        until(f"{name} presents the new one", lambda name=name: newest(name), 180, 2)
+
+
 def test_certificates_are_renewed_under_load_without_a_failed_send(secure: Cluster, figure: Figure) -> None:
     before, uids = serial(secure), secure.uids()
     load = Load(secure, "renewal")
     annotate(secure, "gantry.dev/renew-certificates")
     until("there are new certificates", lambda: serial(secure) != before, 60)
-    new = {str(port): serial(secure) for port in (10911, 10921)}
-    for pod in secure.pods():
-        name = pod["metadata"]["name"]
-        until(f"{name} presents the new one", lambda name=name: presented(secure, name) == new, 180, 2)
+    wait_until_presented(secure, before)
     # A failover makes new connections with the new certificates.
     epoch = secure.epoch()
     secure.switch_over()
@@ -144,16 +153,13 @@ def test_certificates_are_renewed_under_load_without_a_failed_send(secure: Clust
 
 
 def test_a_new_authority_takes_over_under_load(secure: Cluster, figure: Figure) -> None:
-    first, uids = secret(secure, "demo-ca")["tls.crt"], secure.uids()
+    first, uids, before = secret(secure, "demo-ca")["tls.crt"], secure.uids(), serial(secure)
     load = Load(secure, "authority")
     annotate(secure, "gantry.dev/renew-authority")
     until("two are trusted", lambda: secret(secure, "demo-ca-cert")["ca.crt"].count(b"BEGIN") == 2, 60)
     assert secret(secure, "demo-ca")["tls.crt"] == first, "the new one does not sign yet"
     until("the new one signs", lambda: secret(secure, "demo-ca")["tls.crt"] != first, SPREAD_S + 60, 2)
-    new = {str(port): serial(secure) for port in (10911, 10921)}
-    for pod in secure.pods():
-        name = pod["metadata"]["name"]
-        until(f"{name} presents the new one", lambda name=name: presented(secure, name) == new, 180, 2)
+    wait_until_presented(secure, before)
     result = load.stop()
     figure("TLS: a new authority under load", result)
     unharmed(result)
