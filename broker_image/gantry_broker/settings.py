@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS
+
 
 class BrokerSettings(BaseModel):
     """Settings of a broker, named as in RocketMQ's broker.conf."""
@@ -23,7 +25,9 @@ class BrokerSettings(BaseModel):
     maxConnections: int = Field(
         10_000, ge=16, le=100_000, description="Connections of one broker; less memory or fewer descriptors allow less."
     )
-    maxConnectionsPerAddress: int = Field(5_000, ge=16, le=100_000, description="Of them, from one address.")
+    maxConnectionsPerAddress: int = Field(
+        CONNECTIONS_OF_ADDRESS, ge=16, le=100_000, description="Of them, from one address."
+    )
     defaultTopicQueueNums: int = Field(8, ge=1, le=1024, description="Queues of an auto-created topic, at most.")
     maxMessageSize: int = Field(4_194_304, ge=1024, le=16_000_000, description="Largest message body, in bytes.")
     deleteWhen: str = Field(

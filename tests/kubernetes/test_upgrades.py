@@ -155,6 +155,6 @@ async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api:
         watch = next(iter(controller._groups.controllers["a"].watches.values()), None)
         assert watch is not None
         watch.reach, watch.status = "ok", {"release": "0.3.0"}
-        version = controller._version()
+        version = controller._version(*controller._sets_and_pods())
         assert version is not None
         assert version.brokers == ["0.3.0"]

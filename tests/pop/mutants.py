@@ -12,8 +12,8 @@ MUTANTS = tuple(
         (
             (
                 "answers_before_replication", log,
-                "(lambda status, waiting=waiters: _notify(waiting, status)) if waiters else None",
-                "_notify(waiters, SendStatus.SEND_OK)",
+                "(lambda status, waiting=waiters: self._notify(waiting, status)) if waiters else None",
+                "self._notify(waiters, SendStatus.SEND_OK)",
             ),
             (
                 "record_before_copies", log,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.pop import log as pop_log
+from gantry_broker.pop import service as pop_service
 from gantry_broker.pop.handle import BadHandle, Handle
 from gantry_broker.pop.requests import AckResult, PopStatus
 
 from tests.pop.popbench import PopBench
+from tests.pop.world import World
 
 
 async def test_a_message_is_popped_once_and_acknowledged(bench: PopBench) -> None:
@@ -197,3 +201,29 @@ async def test_handles_of_nothing(bench: PopBench) -> None:
     wrong = Handle(h.start_offset, h.pop_ms, h.invisible_ms, 0, 0, "other", h.queue_id, h.offset)
     beyond = Handle(h.start_offset, h.pop_ms, h.invisible_ms, 0, 0, h.broker, h.queue_id, 7)
     assert await bench.ack(wrong, beyond) == [AckResult.INVALID, AckResult.NO_MESSAGE]
+
+
+async def test_requests_that_wait_for_replication_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client can acknowledge the same message again and again while no member confirms. One failing answer costs the
+    others nothing.
+    """
+    monkeypatch.setattr(pop_service, "MAX_UNSTORED", 3)
+    world = World(tmp_path)
+    try:
+        world.lead()
+        await world.until_ready()
+        given: list[bool] = []
+
+        def broken(_: bool) -> None:
+            raise OSError("the connection is gone")
+
+        for done in (given.append, broken, given.append):
+            world.pop.when_stored(done)
+        with pytest.raises(RequestRejected, match="too many requests wait"):
+            world.pop.ack_batches([])
+        await world.passes()
+        world.replicate()
+        assert given == [True, True]
+        assert world.pop.ack_batches([]) == []
+    finally:
+        world.close()

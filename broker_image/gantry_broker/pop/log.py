@@ -90,6 +90,8 @@ class PopLog:
         """True while this object commits consumer offsets."""
         self._puts: list[Put] = []
         self._waiters: list[Waiter] = []
+        self.waiting = 0
+        """Requests that wait for the replication of a change."""
         self._pending: list[tuple[list[Put], list[Queue], list[Waiter]]] = []
         self._flush_set = False
         self._timer: asyncio.TimerHandle | None = None
@@ -127,8 +129,7 @@ class PopLog:
         self._damaged_until = 0.0
         self._last_phys = self._whole_segment = self._base = -1
         self._since_whole = 0
-        for waiter in waiters:
-            waiter(None)
+        self._notify(waiters, None)
 
     # ---- writing
 
@@ -136,6 +137,7 @@ class PopLog:
         """Writes the changes at the end of this pass, `puts` before them in the same batch."""
         if waiter is not None:
             self._waiters.append(waiter)
+            self.waiting += 1
         if puts:
             self._puts += puts
         if not self._flush_set:
@@ -170,9 +172,9 @@ class PopLog:
         waiters, self._waiters = self._waiters, []
         if not self.changes:
             if self._pending or not waiters:
-                self._fail(waiters)
+                self._notify(waiters, None)
             else:  # What they wait for was no change, so nothing holds them up.
-                self._writer.appended(lambda status: _notify(waiters, status))
+                self._writer.appended(lambda status: self._notify(waiters, status))
             return
         touched = list(self.changes.touched.values())
         self._since_whole += len(self.changes)
@@ -181,9 +183,13 @@ class PopLog:
         self._pending.append((puts, touched, waiters))
         self._write()
 
-    def _fail(self, waiters: list[Waiter]) -> None:
+    def _notify(self, waiters: list[Waiter], status: SendStatus | None) -> None:
+        self.waiting -= len(waiters)
         for waiter in waiters:
-            waiter(None)
+            try:
+                waiter(status)
+            except Exception:
+                log.exception("the answer to a request of POP")
 
     def _write(self) -> None:
         while self._pending:
@@ -195,14 +201,14 @@ class PopLog:
                     self._health.store_failed(error)
                 self.refused = f"the log does not take the state of POP consumption now: {error}"
                 for _, _, waiting in self._pending:
-                    self._fail(waiting)
+                    self._notify(waiting, None)
                     waiting.clear()
                 if self._timer is None:
                     self._timer = self._loop.call_later(AGAIN_S, self._write_again)
                 return
             del self._pending[0]
             self.commit(touched)
-            self._writer.appended((lambda status, waiting=waiters: _notify(waiting, status)) if waiters else None)  # type: ignore[misc]
+            self._writer.appended((lambda status, waiting=waiters: self._notify(waiting, status)) if waiters else None)  # type: ignore[misc]
         self.refused = ""
         self.on_written()
 
@@ -377,8 +383,3 @@ class PopLog:
                         # Its time was over for the former leader, whose clock may have been ahead.
                         self.changes.expire(queue, offset, queue.visible_ms(offset))
             at = max(got.next_offset, at + 1)
-
-
-def _notify(waiters: list[Waiter], status: SendStatus) -> None:
-    for waiter in waiters:
-        waiter(status)

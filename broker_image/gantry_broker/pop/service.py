@@ -58,6 +58,8 @@ READY_S: Final = 2.0
 """Seconds that a request waits until a new leader has read the state. Clients wait for 3 s."""
 MEMORY_SHARE: Final = 8
 """POP's state may take this part of the memory."""
+MAX_UNSTORED: Final = 10_000
+"""Requests that may wait for the replication of their change at the same time."""
 MAX_EARLY: Final = 10_000
 """Changes of offsets that are kept while a new leader reads the state."""
 
@@ -340,6 +342,8 @@ class PopService:
             raise self._busy()
         if self._log.refused:
             raise NotWritable(self._log.refused)
+        if self._log.waiting >= MAX_UNSTORED:
+            raise RequestRejected(ResponseCode.SYSTEM_BUSY, "too many requests wait for replication; ask again")
 
     def _take(self, wanted: Wanted, places: Sequence[Place] | None = None) -> Found:
         begun = perf_counter()

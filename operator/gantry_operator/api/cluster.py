@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,11 +14,11 @@ from gantry_operator.api.status import BrokerClusterStatus
 GROUP = "gantry.dev"
 VERSION = "v1alpha1"
 """The version that is stored. The operator reads and writes it, whichever one an object was applied with."""
-SERVED = (VERSION, "v1beta1")
-"""All versions have the same fields, so the API server converts between them by their name alone."""
 API_VERSION = f"{GROUP}/{VERSION}"
 ApiVersion = Literal["gantry.dev/v1alpha1", "gantry.dev/v1beta1"]
-"""Of a document: each of SERVED."""
+"""Of a document."""
+SERVED = tuple(version.removeprefix(f"{GROUP}/") for version in get_args(ApiVersion))
+"""All versions have the same fields, so the API server converts between them by their name alone."""
 KIND = "BrokerCluster"
 PLURAL = "brokerclusters"
 SINGULAR = "brokercluster"

@@ -198,7 +198,7 @@ class TopicControl:
         topics = decide_topics(resources.topics, seen, self._settling, now, self._settle_s)
         await asyncio.sleep(0)  # Failover goes on between the parts of a long pass.
         groups = decide_groups(resources.groups, seen)
-        curious = not topics.ask <= {*self._ask}
+        asks_more = not topics.ask <= {*self._ask}
         self._settling, self._ask = topics.settling, sorted(topics.ask)
         steps = [*topics.steps, *groups.steps]
         undecided = {w.resource for w in resources.topics if not w.known.origin}
@@ -216,7 +216,7 @@ class TopicControl:
         for results, made in ((topics.results, topics.steps), (groups.results, groups.steps)):
             for resource in {step.resource for step in made} & refused.keys():
                 results[resource] = failed(results[resource], refused[resource])
-        if not (steps or curious) or refused or later:
+        if not (steps or asks_more) or refused or later:
             complete = await self._report(resources, topics.results, groups.results)
         else:
             complete = True  # The next pass follows at once, and sees the result.
@@ -227,7 +227,7 @@ class TopicControl:
             wait = AGAIN_S[min(self._failures, len(AGAIN_S)) - 1]
             return min(wait, BUSY_S) if resetting else wait
         self._failures = 0
-        if steps or curious:
+        if steps or asks_more:
             self._wake.set()
             return 0.0
         waiting = any(r.busy for r in (*topics.results.values(), *groups.results.values()))

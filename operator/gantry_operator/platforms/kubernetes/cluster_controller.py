@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -789,19 +789,20 @@ class ClusterController:
         problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
         problems += [f"users: {self._access.problem}"] if self._access.problem else []
         problems += [f"group {g} keeps its version: {why}" for g, why in sorted(self._rolling.refused.items())]
+        sets, pods = self._sets_and_pods()
         seen = ObservedState(
             members=observed_members(self._running(), self._groups.controllers, self._pods, self._reasons.of),
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
-            progress=self._progress(),
+            progress=self._progress(sets, pods),
             hibernated=self._hibernation.done and not self._running_pods(),
             drains=self._drains(),
             proxy=self._proxy_status(),
             refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._groups.last,
-            version=self._version(),
+            version=self._version(sets, pods),
             bound_volumes=sum(map(volumes.bound, volumes.of_brokers(self._shared.caches, self.namespace, self.name))),
             certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
@@ -809,14 +810,14 @@ class ClusterController:
         )
         return self._cluster, self._generation, seen
 
-    def _version(self) -> VersionStatus | None:
+    def _version(self, sets: Iterable[Object], pods: Iterable[Object]) -> VersionStatus | None:
         if self._cluster is None:
             return None
         image = self._cluster.spec.image or self._shared.settings.broker_image
         return VersionStatus(
             operator=package_version(),
             image=image,
-            former=former_images(*self._sets_and_pods(), image),
+            former=former_images(sets, pods, image),
             brokers=self._releases(),
             protocol=PROTOCOL_VERSION,
         )
@@ -826,28 +827,25 @@ class ClusterController:
         found = {str(w.status.get("release", "")) for w in watches if w.reach == "ok" and w.status is not None}
         return sorted(found - {""})
 
-    def _progress(self) -> list[str]:
+    def _progress(self, sets: Iterable[Object], pods: Sequence[Object]) -> list[str]:
         if self._cluster is not None and self._cluster.spec.hibernate:
             return [*self._result.progress, *filter(None, [self._hibernation.progress])]
         return [
             *self._result.progress,
             *self._rolling.progress.values(),
-            *self._awaited_changes(),
+            *self._awaited_changes(sets, pods),
             *self._changes.progress.values(),
             *self._proxy_progress(),
         ]
 
-    def _awaited_changes(self) -> list[str]:
+    def _awaited_changes(self, sets: Iterable[Object], pods: Sequence[Object]) -> Iterator[str]:
         """What `RollingChange` has not looked at yet, and the changes that Kubernetes carries out by itself."""
-        pods = self._sets_and_pods()[1]
         looked_at = {names.group_set(self.name, g) for g in (*self._rolling.progress, *self._rolling.refused)}
-        found = []
-        for stateful_set in self._objects.owned("StatefulSet"):
+        for stateful_set in sets:
             name = stateful_set["metadata"]["name"]
-            mine = [p for p in pods if p["metadata"]["name"].rpartition("-")[0] == name]
-            if name not in looked_at:
-                found.append(awaited_change(stateful_set, mine))
-        return list(filter(None, found))
+            mine = (p for p in pods if p["metadata"]["name"].rpartition("-")[0] == name)
+            if name not in looked_at and (awaited := awaited_change(stateful_set, mine)):
+                yield awaited
 
     def _running_pods(self) -> bool:
         return any(self._pods.pod(name) is not None for _, _, name in self._running())
