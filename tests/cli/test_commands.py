@@ -25,9 +25,11 @@ from gantry_operator.platforms.local.supervisor import save_manifest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def gantry(state: Path, *args: str, name: str = "gantry") -> subprocess.CompletedProcess[str]:
+def gantry(
+    state: Path, *args: str, name: str = "gantry", kubeconfig: str = "/nonexistent"
+) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.argv[0] = {name!r}; from gantry_operator.cli import main; main()"
-    environment = os.environ | {"XDG_STATE_HOME": str(state), "KUBECONFIG": "/nonexistent"}
+    environment = os.environ | {"XDG_STATE_HOME": str(state), "KUBECONFIG": kubeconfig}
     return subprocess.run(
         [sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment, timeout=60, check=False
     )
@@ -126,6 +128,18 @@ def test_kubernetes_without_a_kubeconfig_says_so(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
     both = gantry(tmp_path, "status", "-n", "x", "--dir", str(tmp_path))
     assert both.returncode == 2
+
+
+def test_a_context_that_is_not_there_is_no_such_cluster(tmp_path: Path) -> None:
+    """With a namespace, too."""
+    one = {"name": "here", "context": {"cluster": "c", "user": "u"}}
+    server = {"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}
+    text = {"contexts": [one], "clusters": [server], "users": [{"name": "u", "user": {"token": "t"}}]}
+    file = tmp_path / "config"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "here"} | text))
+    for where in ((), ("-n", "x")):
+        done = gantry(tmp_path, "status", "--context", "nowhere", *where, kubeconfig=str(file))
+        assert (done.returncode, done.stderr) == (3, "error: the kubeconfig has no context nowhere, but here\n")
 
 
 def _remember(root: Path, name: str) -> ClusterFolder:

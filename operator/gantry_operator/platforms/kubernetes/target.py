@@ -85,7 +85,10 @@ class KubeTarget:
     async def __aenter__(self) -> KubeTarget:
         """Raises TargetError if there is no such cluster, or no single one."""
         try:
-            namespace = self._wanted_namespace or current_namespace(self._context)
+            namespace = self._wanted_namespace
+            if self._context is not None or not namespace:  # A pod has a namespace to name, and no context.
+                of_context = current_namespace(self._context)
+                namespace = namespace or of_context
             configuration = await load_config(self._context)
             self._api = KubeApi(configuration)
             self.namespace = namespace
