@@ -21,7 +21,14 @@ from gantry_operator.cli.errors import CliError
 from gantry_operator.console.access import Sessions
 from gantry_operator.console.app import REPORT_POLICY, make_app
 from gantry_operator.console.collector import Collector
-from gantry_operator.console.kubernetes import REVIEW_S, Clusters, KubernetesAccess, KubernetesSource, PauseAnnotation
+from gantry_operator.console.kubernetes import (
+    REVIEW_S,
+    SIGN_INS_PER_SECOND,
+    Clusters,
+    KubernetesAccess,
+    KubernetesSource,
+    PauseAnnotation,
+)
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.console.sources import MemberAudit, MemberUrl, SourceError
 from gantry_operator.platforms.kubernetes.analytics.manifests import page_secret
@@ -138,6 +145,22 @@ async def test_answers_are_kept_for_a_moment_and_then_asked_again() -> None:
         console.reviews.revoked.add("reader-token")
         console.seconds += REVIEW_S + 1
         assert (await client.get(f"{HERE}/members")).status_code == 401
+
+
+async def test_guessed_tokens_cost_the_api_server_a_few_reviews_a_second() -> None:
+    console = Console()
+    async with console.person() as client:
+        assert (await client.post("/login", data={"bearer": "reader-token"})).status_code == 200
+        answers = [await client.post("/login", data={"bearer": f"guess-{n}"}) for n in range(100)]
+        assert {a.status_code for a in answers} == {401, 429}
+        assert answers[-1].headers["retry-after"] == "1"
+        assert console.reviews.asked.count("TokenReview") == SIGN_INS_PER_SECOND
+        assert (await client.get(f"{HERE}/members")).status_code == 200, "a session goes on"
+        signed = await client.post("/login", data={"bearer": "reader-token"})
+        assert signed.status_code == 200, "a token that was checked lately needs no review"
+        assert (await client.post("/login", data={"bearer": "writer-token"})).status_code == 429
+        console.seconds += 1
+        assert (await client.post("/login", data={"bearer": "writer-token"})).status_code == 200
 
 
 async def test_without_an_answer_of_the_api_server_nothing_is_allowed() -> None:

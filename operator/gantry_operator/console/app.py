@@ -151,7 +151,9 @@ def make_app(
     async def failed(request: Request, error: StarletteHTTPException) -> Response:
         if error.status_code == 401:
             return show(request, access.login_page, 401, error=error.detail if request.method == "POST" else "")
-        return show(request, "error.html", error.status_code, code=error.status_code, said=error.detail)
+        page = show(request, "error.html", error.status_code, code=error.status_code, said=error.detail)
+        page.headers.update(error.headers or {})
+        return page
 
     @app.exception_handler(do.OperationError)
     async def not_done(request: Request, error: do.OperationError) -> Response:

@@ -24,8 +24,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from gantry_broker import logs, report_page
+from gantry_broker.access.quota import Bucket
 from gantry_broker.http.hosts import AllowedHosts
 
 from gantry_operator.api import ManifestError
@@ -66,6 +67,8 @@ REVIEW_S: Final = 30.0
 MAX_ANSWERS: Final = 10_000
 MAX_TOKEN: Final = 16_384
 """Characters of a bearer token."""
+SIGN_INS_PER_SECOND: Final = 10
+"""Sign-ins by tokens that were not checked lately, of all people together: each costs the API server a TokenReview."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,10 @@ def allowed_by(review: Mapping[str, Any]) -> bool:
     return status.get("allowed") is True and status.get("denied") is not True
 
 
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
 class KubernetesAccess:
     """People by their tokens or by a proxy's header, and their rights."""
 
@@ -147,6 +154,7 @@ class KubernetesAccess:
         """By the digest of a token."""
         self._rights: dict[tuple[Person, str, ClusterKey], tuple[float, bool]] = {}
         self._by_proxy: dict[str, Session] = {}
+        self._sign_ins = Bucket(SIGN_INS_PER_SECOND, now())
 
     def allows_host(self, header: str) -> bool:
         return self._hosts.allows(header)
@@ -179,9 +187,14 @@ class KubernetesAccess:
         return session
 
     async def login(self, request: Request, form: Mapping[str, str]) -> Session | None:
+        """As `Access.login`. Raises HTTPException 429 for more than SIGN_INS_PER_SECOND tokens to check."""
         token = form.get("bearer", "").removeprefix("Bearer ").strip()
         if self._user_header or not token or len(token) > MAX_TOKEN:
             return None
+        if self._known(_digest(token)) is None:
+            if not self._sign_ins.has_some(self._now()):
+                raise HTTPException(429, "too many people sign in: try again in a second", {"Retry-After": "1"})
+            self._sign_ins.take(1)
         person = await self._person(token)
         return None if person is None else self._sessions.open(person.user, self._now(), token)
 
@@ -191,10 +204,15 @@ class KubernetesAccess:
     async def may_write(self, session: Session, key: ClusterKey) -> bool:
         return await self._may(session, "update", key)
 
-    async def _person(self, token: str) -> Person | None:
-        mark = token if self._user_header else hashlib.sha256(token.encode()).hexdigest()
+    def _known(self, mark: str) -> tuple[float, Person | None] | None:
+        """What an answer that still counts says of a token."""
         known = self._people.get(mark)
-        if known is not None and known[0] > self._now():
+        return known if known is not None and known[0] > self._now() else None
+
+    async def _person(self, token: str) -> Person | None:
+        mark = token if self._user_header else _digest(token)
+        known = self._known(mark)
+        if known is not None:
             return known[1]
         if self._user_header:
             return None
