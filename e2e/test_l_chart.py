@@ -82,62 +82,54 @@ def defined(kind: str) -> Iterator[None]:
     kubectl("delete", "crd", f"{plural}.monitoring.coreos.com")
 
 
-@pytest.fixture
-def pod_monitors() -> Iterator[None]:
-    with defined("PodMonitor"):
+WANTED = ("--set", "dashboards.enabled=true,alerts.enabled=true,alerts.labels.release=prometheus")
+MORE = ("--set", "alerts.runbooks=https://wiki/runbooks,alerts.disabled={GantrySendsSlow}")
+
+
+@pytest.fixture(scope="module")
+def everything_enabled(operator: None) -> Iterator[None]:
+    """The chart with its optional parts: dashboards, alerts, PodMonitors, the console. They go with their settings."""
+    with defined("PodMonitor"), defined("PrometheusRule"):
+        helm_install(*WANTED, *MORE, "--set", "podMonitor.enabled=true,console.enabled=true")
         yield
-
-
-@pytest.fixture
-def prometheus_rules() -> Iterator[None]:
-    with defined("PrometheusRule"):
-        yield
-
-
-def test_dashboards_and_alerts_are_objects_of_the_chart(prometheus_rules: None) -> None:
-    chart = str(ROOT / "helm" / "gantry")
-    wanted = ("--set", "dashboards.enabled=true,alerts.enabled=true,alerts.labels.release=prometheus")
-    more = ("--set", "alerts.runbooks=https://wiki/runbooks,alerts.disabled={GantrySendsSlow}")
-    run("helm", "lint", chart, *wanted, *more)
-    helm_install(*wanted, *more)
-    try:
-        maps = get(SYSTEM, "configmaps", selector="grafana_dashboard=1")
-        shown = [json.loads(text) for made in maps for text in made["data"].values()]
-        files = [json.loads(path.read_text()) for path in (ROOT / "helm/gantry/dashboards").glob("*.json")]
-        assert sorted(shown, key=lambda d: d["uid"]) == sorted(files, key=lambda d: d["uid"])
-        (made,) = get(SYSTEM, "prometheusrules")
-        assert made["metadata"]["labels"]["release"] == "prometheus"
-        rules = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
-        file = yaml.safe_load((ROOT / "helm/gantry/files/alerts.yaml").read_text())
-        expected = [rule for group in file["groups"] for rule in group["rules"] if rule["alert"] != "GantrySendsSlow"]
-        for rule in expected:
-            address = rule["annotations"]["runbook_url"].replace("docs/runbooks.md", "https://wiki/runbooks")
-            rule["annotations"]["runbook_url"] = address
-        assert rules == expected
-    finally:
         helm_install()
-    assert get(SYSTEM, "configmaps", selector="grafana_dashboard=1") == []
+        assert get(SYSTEM, "configmaps", selector="grafana_dashboard=1") == []
+        assert get(SYSTEM, "podmonitors") == get(SYSTEM, "prometheusrules") == []
+        assert "gantry-console" not in kubectl("-n", SYSTEM, "get", "services", "-o", "name")
 
 
-def test_pod_monitors_find_every_process(demo: Cluster, pod_monitors: None) -> None:
+def test_dashboards_and_alerts_are_objects_of_the_chart(everything_enabled: None) -> None:
+    run("helm", "lint", str(ROOT / "helm" / "gantry"), *WANTED, *MORE)
+    maps = get(SYSTEM, "configmaps", selector="grafana_dashboard=1")
+    shown = [json.loads(text) for made in maps for text in made["data"].values()]
+    files = [json.loads(path.read_text()) for path in (ROOT / "helm/gantry/dashboards").glob("*.json")]
+    assert sorted(shown, key=lambda d: d["uid"]) == sorted(files, key=lambda d: d["uid"])
+    (made,) = get(SYSTEM, "prometheusrules")
+    assert made["metadata"]["labels"]["release"] == "prometheus"
+    rules = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+    file = yaml.safe_load((ROOT / "helm/gantry/files/alerts.yaml").read_text())
+    expected = [rule for group in file["groups"] for rule in group["rules"] if rule["alert"] != "GantrySendsSlow"]
+    for rule in expected:
+        address = rule["annotations"]["runbook_url"].replace("docs/runbooks.md", "https://wiki/runbooks")
+        rule["annotations"]["runbook_url"] = address
+    assert rules == expected
+
+
+def test_pod_monitors_find_every_process(demo: Cluster, everything_enabled: None) -> None:
     """By the labels and port names of the pods: the operators, the NameServers, the brokers."""
-    helm_install("--set", "podMonitor.enabled=true")
-    try:
-        found = set()
-        for monitor in get(SYSTEM, "podmonitors"):
-            spec = monitor["spec"]
-            labels = [f"{k}={v}" for k, v in spec["selector"].get("matchLabels", {}).items()]
-            exist = [t["key"] for t in spec["selector"].get("matchExpressions", []) if t["operator"] == "Exists"]
-            selector = ",".join(labels + exist)
-            namespace = demo.namespace if "namespaceSelector" in spec else SYSTEM
-            for pod in get(namespace, "pods", selector=selector):
-                ports = {p.get("name") for c in pod["spec"]["containers"] for p in c.get("ports", [])}
-                if all(e["port"] in ports for e in spec["podMetricsEndpoints"]):
-                    found.add(pod["metadata"]["name"])
-        servers = demo.pods("app.kubernetes.io/component=namesrv")
-        assert {p["metadata"]["name"] for p in [*demo.pods(), *servers]} | set(operators()) <= found
-    finally:
-        helm_install()
+    found = set()
+    for monitor in get(SYSTEM, "podmonitors"):
+        spec = monitor["spec"]
+        labels = [f"{k}={v}" for k, v in spec["selector"].get("matchLabels", {}).items()]
+        exist = [t["key"] for t in spec["selector"].get("matchExpressions", []) if t["operator"] == "Exists"]
+        selector = ",".join(labels + exist)
+        namespace = demo.namespace if "namespaceSelector" in spec else SYSTEM
+        for pod in get(namespace, "pods", selector=selector):
+            ports = {p.get("name") for c in pod["spec"]["containers"] for p in c.get("ports", [])}
+            if all(e["port"] in ports for e in spec["podMetricsEndpoints"]):
+                found.add(pod["metadata"]["name"])
+    servers = demo.pods("app.kubernetes.io/component=namesrv")
+    assert {p["metadata"]["name"] for p in [*demo.pods(), *servers]} | set(operators()) <= found
 
 
 @contextmanager
@@ -180,50 +172,46 @@ class Browser:
         return httpx.post(f"{self.url}{path}", data=form, headers={"cookie": self._cookie}, timeout=20)
 
 
-def test_the_console_shows_what_a_persons_own_rights_allow(demo: Cluster) -> None:
-    helm_install("--set", "console.enabled=true")
-    try:
-        namespace, page = demo.namespace, f"/c/{demo.namespace}/{demo.name}"
-        tokens = {name: bearer(namespace, name, verbs) for name, verbs in
-                  (("nobody", ""), ("reader", "get,list"), ("owner", "get,list,update,patch"))}  # fmt: skip
-        with forwarded("gantry-console") as url:
-            assert httpx.get(f"{url}{page}", timeout=20).status_code == 401
-            assert Browser(url, "no-token-of-anybody").signed_in.status_code == 401
-            nobody, reader, owner = (Browser(url, tokens[name]) for name in ("nobody", "reader", "owner"))
-            assert nobody.signed_in.status_code == 303, "who it is, is known"
+def test_the_console_shows_what_a_persons_own_rights_allow(demo: Cluster, everything_enabled: None) -> None:
+    namespace, page = demo.namespace, f"/c/{demo.namespace}/{demo.name}"
+    tokens = {name: bearer(namespace, name, verbs) for name, verbs in
+              (("nobody", ""), ("reader", "get,list"), ("owner", "get,list,update,patch"))}  # fmt: skip
+    with forwarded("gantry-console") as url:
+        assert httpx.get(f"{url}{page}", timeout=20).status_code == 401
+        assert Browser(url, "no-token-of-anybody").signed_in.status_code == 401
+        nobody, reader, owner = (Browser(url, tokens[name]) for name in ("nobody", "reader", "owner"))
+        assert nobody.signed_in.status_code == 303, "who it is, is known"
 
-            def shown() -> bool:
-                told = reader.get(page)
-                return told.status_code == 200 and all(m["name"] in told.text for m in demo.status()["members"])
+        def shown() -> bool:
+            answer = reader.get(page)
+            return answer.status_code == 200 and all(m["name"] in answer.text for m in demo.status()["members"])
 
-            until("a reader sees the members", shown, 60)
-            refused = nobody.get(page)
-            assert refused.status_code == 404, "who may not read a cluster does not learn that it exists"
-            assert "demo-a-0" not in refused.text
-            assert demo.name not in nobody.get("/").text.replace("demonstration", "")
+        until("a reader sees the members", shown, 60)
+        refused = nobody.get(page)
+        assert refused.status_code == 404, "who may not read a cluster does not learn that it exists"
+        assert "demo-a-0" not in refused.text
+        assert demo.name not in nobody.get("/").text.replace("demonstration", "")
 
-            def form(browser: Browser) -> str:
-                found = re.search(r'name="csrf" value="([^"]+)"', browser.get(page).text)
-                assert found is not None
-                return found[1]
+        def form(browser: Browser) -> str:
+            found = re.search(r'name="csrf" value="([^"]+)"', browser.get(page).text)
+            assert found is not None
+            return found[1]
 
-            change = {"topic": "ByConsole", "queues": "4"}
-            assert nobody.post(f"{page}/actions/topic", csrf="x", **change).status_code == 404
-            assert reader.post(f"{page}/actions/topic", csrf=form(reader), **change).status_code == 403
-            made = owner.post(f"{page}/actions/topic", csrf=form(owner), **change)
-            assert made.status_code in (200, 303), made.text[-500:]
-            until("the topic is shown", lambda: "ByConsole" in reader.get(f"{page}/topics?q=ByConsole").text, 60)
-            kubectl("-n", namespace, "delete", "rolebinding", "reader")
-            until("a right that was taken away ends", lambda: reader.get(page).status_code == 404, 60)
-    finally:
-        helm_install()
+        change = {"topic": "ByConsole", "queues": "4"}
+        assert nobody.post(f"{page}/actions/topic", csrf="x", **change).status_code == 404
+        assert reader.post(f"{page}/actions/topic", csrf=form(reader), **change).status_code == 403
+        made = owner.post(f"{page}/actions/topic", csrf=form(owner), **change)
+        assert made.status_code in (200, 303), made.text[-500:]
+        until("the topic is shown", lambda: "ByConsole" in reader.get(f"{page}/topics?q=ByConsole").text, 60)
+        kubectl("-n", namespace, "delete", "rolebinding", "reader")
+        until("a right that was taken away ends", lambda: reader.get(page).status_code == 404, 60)
 
 
 def test_gantry_top_shows_one_frame(demo: Cluster) -> None:
     command = (sys.executable, "-m", "gantry_operator.cli", "top", "--once", "-n", demo.namespace)
-    told = run(*command, timeout=90)
+    frame = run(*command, timeout=90)
     for words in (demo.name, *(m["name"] for m in demo.status()["members"]), "Master"):
-        assert words in told, told
+        assert words in frame, frame
 
 
 def test_uninstalled_and_installed_again(demo: Cluster) -> None:

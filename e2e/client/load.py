@@ -38,7 +38,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
 LONG_GAP_S = 0.2
-PAUSE_S = 0.005
+PAUSE_S = 0.02
 STOP_PATIENCE_S = 30.0
 READ_PATIENCE_S = 90.0
 
