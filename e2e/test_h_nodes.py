@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, unharmed, until
 
@@ -14,13 +16,20 @@ first.
 
 
 def spread_operators() -> None:
-    """One on each node, as they prefer."""
+    """One on each node, as they prefer. All are new: a node must not die in the middle of this roll-out."""
+
+    def operators() -> list[Any]:
+        found: list[Any] = get(SYSTEM, "pods", selector="app.kubernetes.io/name=gantry-operator")
+        return found
+
+    before = {p["metadata"]["uid"] for p in operators()}
     kubectl("-n", SYSTEM, "rollout", "restart", "deployment", "-l", "app.kubernetes.io/name=gantry-operator")
 
     def apart() -> bool:
-        pods = get(SYSTEM, "pods", selector="app.kubernetes.io/name=gantry-operator")
+        pods = operators()
         ready = all(c["ready"] for p in pods for c in p["status"]["containerStatuses"])
-        return ready and len(pods) == 2 and len({p["spec"]["nodeName"] for p in pods}) == 2
+        new = not before & {p["metadata"]["uid"] for p in pods}
+        return ready and new and len(pods) == 2 and len({p["spec"]["nodeName"] for p in pods}) == 2
 
     until("the operators lie on different nodes", apart, 120)
 
