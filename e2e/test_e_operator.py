@@ -50,8 +50,8 @@ def kill_the_leader(after_s: float) -> None:
 
 
 def check_record(cluster: Cluster, result: dict[str, Any]) -> None:
-    """By what the client was told and what the log holds now, not by any status: every SEND_OK lies where the master
-    that gave it said (`Load.result`), so no second master gave one. And all follow what the registry holds."""
+    """By the client's answers and the log, not by any status: every SEND_OK lies where the master that gave it said
+    (`Load.result`), so no second master gave one. And all follow what the registry holds."""
     assert result["sendOk"] > 0, result
     leadership = json.loads(
         get(cluster.namespace, "lease", "demo-a")["metadata"]["annotations"]["gantry.dev/leadership"]

@@ -32,9 +32,11 @@ def where(demo: Cluster) -> list[str]:
 
 
 def test_status(demo: Cluster, where: list[str]) -> None:
-    told = until("it shows that the cluster runs", lambda: t if "Running" in (t := gantry("status", *where)) else None)
+    printed = until(
+        "it shows that the cluster runs", lambda: t if "Running" in (t := gantry("status", *where)) else None
+    )
     for words in ("demo", *MEMBERS, "Master"):
-        assert words in told, told
+        assert words in printed, printed
     status = json.loads(gantry("status", *where, "-o", "json"))["status"]
     assert {m["name"] for m in status["members"]} == set(MEMBERS)
     assert any(e["reason"] == "GroupBootstrapped" for e in status["events"])
@@ -46,8 +48,8 @@ def test_topics_are_made_and_listed(where: list[str]) -> None:
 
 
 def test_messages_are_produced_and_consumed(where: list[str]) -> None:
-    told = json.loads(gantry("produce", "Orders", "-", *where, "-o", "json", stdin="one\ntwo\nthree\n"))
-    assert told["acknowledged"] == 3, told
+    printed = json.loads(gantry("produce", "Orders", "-", *where, "-o", "json", stdin="one\ntwo\nthree\n"))
+    assert printed["acknowledged"] == 3, printed
     lines = gantry("consume", "Orders", "--group", "reader", "--count", "3", "--timeout", "20", *where)
     assert sorted(lines.split()) == ["one", "three", "two"]
 
@@ -65,8 +67,8 @@ def test_a_switchover_answers_with_what_was_done(demo: Cluster, where: list[str]
 
 def test_as_a_plug_in_of_kubectl(demo: Cluster) -> None:
     """The phase may be another than Running: on a busy node a member can be late for a moment after the switchover."""
-    told = gantry("status", "-n", demo.namespace, plugin=True)
+    printed = gantry("status", "-n", demo.namespace, plugin=True)
     for words in ("demo", *MEMBERS, "Master"):
-        assert words in told, told
+        assert words in printed, printed
     refused = gantry("status", "-n", "default", plugin=True, check=False)
     assert "has no BrokerCluster" in refused, refused

@@ -36,7 +36,7 @@ def test_a_bad_image_stops_at_one_slave_and_is_reverted(demo: Cluster, figure: F
     assert "UpgradeRefused" in {e["reason"] for e in demo.events()}
     assert demo.uids() == before
     demo.patch({"spec": {"image": "gantry-broker:nowhere", "imagePullPolicy": "Never"}})
-    until("it is told", lambda: "ErrImageNeverPull" in demo.condition("Degraded")["message"], 60)
+    until("the condition says why", lambda: "ErrImageNeverPull" in demo.condition("Degraded")["message"], 60)
     stays = demo.uids()
     changed = {n for n, uid in before.items() if stays.get(n) != uid}
     # A group of one member has no other member to protect.

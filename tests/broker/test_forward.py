@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def test_writes_of_closed_or_late_connections_are_not_stored(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have sent again, or were told that it failed: it would be there twice."""
+    """They have sent again, or got an error: it would be there twice."""
     replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
     role: Any = SimpleNamespace(may_append=False)
     client: Any = None
@@ -42,11 +42,11 @@ async def test_writes_of_closed_or_late_connections_are_not_stored(
     monkeypatch.setattr(forward, "FORWARD_S", 60.0)
     pause_writes(patient, b"patient")
     pause_writes(gone, b"gone")
-    pause_writes(gone, b"told and gone", oneway=True)
+    pause_writes(gone, b"answered and gone", oneway=True)
     gone.close()
     replication.writes_paused, role.may_append = False, True
     made.role_changed()
-    assert stored == [b"patient", b"told and gone"]
+    assert stored == [b"patient", b"answered and gone"]
     assert [f.code for f in late.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE]
     assert not gone.frames
 

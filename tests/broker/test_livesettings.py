@@ -132,10 +132,10 @@ async def test_a_slave_follows_refuses_and_undoes_unconfirmed_changes(another: C
 
 
 def test_settings_of_another_version_do_no_harm() -> None:
-    told = BrokerSettings()
+    from_spec = BrokerSettings()
     changes = {"unknown": ("1", "2"), "maxMessageSize": ("nonsense", "4194304"), "mappedFileSizeCommitLog": ("1", "2")}
-    assert effective(told, changes) == told
-    assert stale(told, changes) == ["unknown", "mappedFileSizeCommitLog"]
+    assert effective(from_spec, changes) == from_spec
+    assert stale(from_spec, changes) == ["unknown", "mappedFileSizeCommitLog"]
     tables, copy = Tables(settings=dict(changes)), Tables()
     for part in tables.all_changes(1):
         copy.apply(part)

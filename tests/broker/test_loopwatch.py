@@ -51,7 +51,7 @@ async def test_a_blocked_loop_is_counted_and_logged_with_its_line(caplog: pytest
         await asyncio.sleep(0.05)
     watch.close()
     assert watch.holds.longest_s > 0.5
-    # A busy machine may hold the loop at other times, too, which is then told as well.
+    # A busy machine may hold the loop at other times, too, which is then reported as well.
     held = [i for i, said in enumerate(caplog.messages) if "_hold < " in said]
     assert held, caplog.messages
     said, after = caplog.messages[held[0] : held[0] + 2]

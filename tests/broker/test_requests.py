@@ -266,12 +266,12 @@ async def test_heartbeats_create_groups_with_retry_topics_and_notify_members(ben
     assert "%RETRY%G" in bench.broker.meta.working.topics
     assert orjson.loads((await bench.ask(38, {"consumerGroup": "G"})).body) == {"consumerIdList": ["one"]}
 
-    def told() -> list[int]:
+    def notifications() -> list[int]:
         return [f.code for f in bench.wire.frames if not f.is_response]
 
-    await until(lambda: told() == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED])
+    await until(lambda: notifications() == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED])
     await bench.ask(34, body=beat("one", "x", 2))
-    await until(lambda: told() == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] * 2)
+    await until(lambda: notifications() == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] * 2)
     bench.dispatcher.on_close(bench.wire)  # type: ignore[arg-type]
     assert (await bench.ask(38, {"consumerGroup": "G"})).code == ResponseCode.SYSTEM_ERROR
 
@@ -504,15 +504,15 @@ async def test_members_that_come_or_go_together_cause_one_notification(bench: Be
     """At a failover all do; with a message for each of each, 2,000 members kept a master busy for seconds."""
     wires = [type(bench.wire)(50_000 + number) for number in range(6)]
 
-    def told(code: int = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED) -> list[int]:
+    def notifications(code: int = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED) -> list[int]:
         return [sum(frame.code == code for frame in wire.frames if not frame.is_response) for wire in wires]
 
     for number, wire in enumerate(wires):
         consumer = ConsumerData("G", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", [])
         beat = Heartbeat(f"c{number}", [], [consumer])
         bench.give(bench.frame(RequestCode.HEART_BEAT, {}, fastjson.dumps(beat.to_json())), wire=wire)
-    await until(lambda: told() == [1] * 6)
+    await until(lambda: notifications() == [1] * 6)
     for wire in wires[:3]:
         wire.closed = True
         bench.dispatcher.on_close(wire)  # type: ignore[arg-type]
-    await until(lambda: told()[3:] == [2] * 3)
+    await until(lambda: notifications()[3:] == [2] * 3)

@@ -340,12 +340,12 @@ def test_topic_names_are_rocketmqs(name: str) -> None:
 
 
 async def test_a_missed_role_change_is_notified_with_the_next_tick(bench: Bench) -> None:
-    told: list[bool] = []
+    notified: list[bool] = []
     knows = asyncio.Event()
 
     def fails_once(master: bool) -> None:
-        told.append(master)
-        if len(told) == 1:
+        notified.append(master)
+        if len(notified) == 1:
             raise OSError(24, "Too many open files")
 
     await bench.lead()
@@ -356,7 +356,7 @@ async def test_a_missed_role_change_is_notified_with_the_next_tick(bench: Bench)
     assert not knows.is_set()
     async with asyncio.timeout(5):
         await knows.wait()
-    assert told == [False, False]
+    assert notified == [False, False]
     assert not bench.broker.role.leading
 
 

@@ -32,7 +32,7 @@ class Clock:
     async def pass_to(self, bench: Bench, second: int) -> None:
         self.ms = MINUTE + second * 1_000
         for _ in range(3):
-            await asyncio.sleep(0)  # Who waits for what was confirmed is told in the next pass of the loop.
+            await asyncio.sleep(0)  # Who waits for what was confirmed is notified in the next pass of the loop.
         bench.parts.delays._run()
 
 

@@ -150,7 +150,7 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
     at = bench.broker.writer.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
     bench.broker.writer.appended(None)
     made._read()
-    real, told = bench.store.log.read, []
+    real, reported = bench.store.log.read, []
 
     def read(offset: int, count: int) -> bytes:
         if offset == at:
@@ -160,11 +160,11 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
         return real(offset, count)
 
     monkeypatch.setattr(bench.store.log, "read", read)
-    monkeypatch.setattr(bench.store, "on_damage", told.append)
+    monkeypatch.setattr(bench.store, "on_damage", reported.append)
     for item in made._waiting.values():
         item.ask_at_ms = now
     made._check()
-    assert told == [at]
+    assert reported == [at]
     assert made.undecided == 2
     assert [item.ask_at_ms > now for item in made._waiting.values()] == [True, True]
 

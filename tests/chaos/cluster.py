@@ -90,9 +90,9 @@ class Cluster:
         uses += [use for m in self.members for use in (m, replication_use(m), f"{m}/http")]
         ports = free_ports(2 * len(uses))
         self.real = dict(zip(uses, ports[: len(uses)], strict=True))
-        self.told = dict(zip(uses, ports[len(uses) :], strict=True))
+        self.announced = dict(zip(uses, ports[len(uses) :], strict=True))
         self.small_disks = small_disks
-        self.links = Links({self.real[u]: self.told[u] for u in uses}, self._processes, seed)
+        self.links = Links({self.real[u]: self.announced[u] for u in uses}, self._processes, seed)
         self.http: httpx.AsyncClient = make_client(lambda: self.folder.token.read())
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._mounted: list[Path] = []
@@ -108,7 +108,7 @@ class Cluster:
         (self.folder.root / "faults").mkdir()
         save_manifest(self.folder, self.cluster)
         self.folder.ports.write_text(json.dumps(self.real))
-        links_file(self.folder).write_text(json.dumps(self.told))
+        links_file(self.folder).write_text(json.dumps(self.announced))
         if self.small_disks:
             for name in self.members:
                 self._mount(self.folder.data(name))
@@ -201,7 +201,7 @@ class Cluster:
     @property
     def name_server_addresses(self) -> str:
         """The addresses for clients."""
-        return ";".join(f"{HOST}:{self.told[n]}" for n in self.name_servers)
+        return ";".join(f"{HOST}:{self.announced[n]}" for n in self.name_servers)
 
     def direct(self, use: str) -> str:
         """An address past the links, for observers."""

@@ -154,7 +154,7 @@ async def run(
     history, trace, problems = History(), [], []
     story = ""
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         trace.append(f"{time.monotonic() - began:6.1f} s  {line}")
         say(trace[-1])
 
@@ -165,7 +165,7 @@ async def run(
         async with cluster:
             try:
                 leader, logs, lineage, undeleted = await within(
-                    _play(plan, cluster, history, played, tell), plan.limit_s
+                    _play(plan, cluster, history, played, log), plan.limit_s
                 )
                 agree = not any(step.kind == "clock-skew" for step in plan.steps)
                 problems = check(history, logs, leader, lineage, clocks_agree=agree) + undeleted
@@ -187,33 +187,33 @@ async def run(
     except NotInTime as error:  # The cluster did not start.
         problems, story = [f"NOT IN TIME: {error}"], cluster.story()
     for problem in problems:
-        tell(problem)
+        log(problem)
     return Outcome(plan, problems, trace, history, time.monotonic() - began, story, played, lost, given_up)
 
 
 async def _play(
-    plan: Plan, cluster: Cluster, history: History, played: list[str], tell: Callable[[str], None]
+    plan: Plan, cluster: Cluster, history: History, played: list[str], log: Callable[[str], None]
 ) -> tuple[str, dict[str, Log], Lineage | None, list[str]]:
     """Return the leader at the end, the messages that every member shows, the log's lineage with Async, and the faults
     of deletions.
     """
-    scene = Scene(cluster, tell)
+    scene = Scene(cluster, log)
     async with Workload(cluster, history, plan.seed) as work:
         try:
             await work.sends_again(60)
-            tell("the group works")
+            log("the group works")
             for step in plan.steps:
-                tell(f"[{step}]")
+                log(f"[{step}]")
                 played.append(step.kind)
                 await EVERY_FAULT[step.kind](scene, step)
                 if step.calm:
                     await scene.heal()
                     await scene.whole()
                     await work.sends_again()
-                    tell("whole again")
+                    log("whole again")
         finally:
             await scene.heal()
-        tell("the faults are over")
+        log("the faults are over")
         await scene.whole()
         await work.sends_again()
         await work.stop_sending()

@@ -90,7 +90,7 @@ class History:
     def show(self, place: Place, body: bytes, reader: str) -> None:
         self.shown.setdefault(place, {}).setdefault(body, reader)
 
-    def told_end(self, queue: int, end: int, reader: str) -> None:
+    def reported_end(self, queue: int, end: int, reader: str) -> None:
         if end > self.ends.get(queue, (-1, ""))[0]:
             self.ends[queue] = (end, reader)
 

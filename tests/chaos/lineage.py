@@ -59,8 +59,8 @@ def changes_in(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
     """
     found = {}
     for event in events:
-        told = _EPOCH.search(str(event["message"]))
-        if told is not None:
+        named = _EPOCH.search(str(event["message"]))
+        if named is not None:
             planned = event["reason"] == "SwitchoverStarted"
-            found[int(told[1])] = HAND_OVER if planned else RESTART if event["type"] == "Normal" else FAILOVER
+            found[int(named[1])] = HAND_OVER if planned else RESTART if event["type"] == "Normal" else FAILOVER
     return found

@@ -1,6 +1,6 @@
 """The network between the processes. Every connection goes through it, and it can cut, delay and reset connections.
 
-Each port of the cluster has a second one, and all processes know only the second. /proc tells which process connects,
+Each port of the cluster has a second one, and all processes know only the second. /proc shows which process connects,
 so a link is known by the names of its two ends, and one direction can be cut alone. A cut holds the sent bytes until it
 heals, as TCP would send them again. While no process listens behind a port, connections to it are refused, as without
 these links.
@@ -113,13 +113,13 @@ class Links:
         """Listen on a port while a process listens behind it."""
         while True:
             self._listening = there = whois.listening(self._ports)
-            for real, told in self._ports.items():
-                if real in there and told not in self._servers:
+            for real, announced in self._ports.items():
+                if real in there and announced not in self._servers:
                     with contextlib.suppress(OSError):
                         accepted = partial(self._accepted, real)
-                        self._servers[told] = await asyncio.start_server(accepted, HOST, told, backlog=256)
-                elif real not in there and told in self._servers:
-                    self._servers.pop(told).close()
+                        self._servers[announced] = await asyncio.start_server(accepted, HOST, announced, backlog=256)
+                elif real not in there and announced in self._servers:
+                    self._servers.pop(announced).close()
             await asyncio.sleep(LOOK_S)
 
     def _accepted(self, real: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

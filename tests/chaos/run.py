@@ -108,11 +108,11 @@ def main() -> int:
         if outcome.problems:
             shown = outcome.problems if seeds is not None else outcome.trace
             print("\n".join(shown), f"{outcome.story}\nagain: {again}", sep="\n", flush=True)
-    print(f"{len(outcomes)} runs in {time.monotonic() - began:.0f} s, {told(outcomes)}")
+    print(f"{len(outcomes)} runs in {time.monotonic() - began:.0f} s, {result_line(outcomes)}")
     return 1 if any(o.problems for o in outcomes) else 0
 
 
-def told(outcomes: list[Outcome]) -> str:
+def result_line(outcomes: list[Outcome]) -> str:
     """The totals of all runs. Losses that Async allows are counted apart from losses that nothing allows."""
     faults = Counter(kind for o in outcomes for kind in o.played)
     # The messages of a run whose logs could not be read count as neither kept nor lost.

@@ -75,12 +75,12 @@ def _why_not(history: History, lineage: Lineage, sent: Sent, epoch: int | None) 
 
 def confirmed_undone(history: History, lineage: Lineage) -> Iterator[str]:
     """Offsets that a master reported as confirmed and that the log at the end does not have."""
-    told = set()
+    reported = set()
     for seen in history.rounds:
         for name, epoch, confirmed in seen.leaders:
             left = lineage.parts_from(epoch)
-            if confirmed > left and (name, epoch) not in told:
-                told.add((name, epoch))
+            if confirmed > left and (name, epoch) not in reported:
+                reported.add((name, epoch))
                 yield f"UNDONE: {name} had confirmed {confirmed} in epoch {epoch}, which the log leaves at {left}"
 
 

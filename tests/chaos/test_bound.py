@@ -48,10 +48,10 @@ async def test_work_that_waits_forever_is_reported_to_the_innermost_line_and_can
         async with asyncio.TaskGroup() as both:
             both.create_task(waits(), name="the one that waits")
 
-    with pytest.raises(DidNotEnd, match=r"the one that waits: test_bound.py:\d+ waits > queues.py:\d+ get") as told:
+    with pytest.raises(DidNotEnd, match=r"the one that waits: test_bound.py:\d+ waits > queues.py:\d+ get") as error:
         await within(outer(), 0.05)
     assert ended.is_set()
-    assert "after it was cancelled" not in str(told.value)
+    assert "after it was cancelled" not in str(error.value)
 
 
 async def test_work_that_ignores_its_cancellation_is_left_alone() -> None:

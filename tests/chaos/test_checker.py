@@ -75,7 +75,7 @@ def undone(history: History, logs: dict[str, Log]) -> None:
 
 
 def end_undone(history: History, logs: dict[str, Log]) -> None:
-    history.told_end(1, 4, "a")
+    history.reported_end(1, 4, "a")
 
 
 def unseen(history: History, logs: dict[str, Log]) -> None:

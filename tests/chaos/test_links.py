@@ -37,12 +37,12 @@ def started(words: list[str]) -> subprocess.Popen[bytes]:
 @asynccontextmanager
 async def echo() -> AsyncIterator[tuple[Links, int, subprocess.Popen[bytes]]]:
     """Another process that echoes, behind links. The ends are "me" and "echo"."""
-    real, told = free_ports(2)
+    real, announced = free_ports(2)
     process = started([sys.executable, "-c", ECHO, str(real)])
     try:
-        async with Links({real: told}, lambda: {os.getpid(): "me", process.pid: "echo"}, 1) as links:
-            await connected(told)
-            yield links, told, process
+        async with Links({real: announced}, lambda: {os.getpid(): "me", process.pid: "echo"}, 1) as links:
+            await connected(announced)
+            yield links, announced, process
     finally:
         process.kill()
         process.wait()

@@ -194,7 +194,7 @@ def shown(case: Story) -> None:
 
 
 def ends_undone(case: Story) -> None:
-    case.history.told_end(0, 10, "a")
+    case.history.reported_end(0, 10, "a")
 
 
 def twice(case: Story) -> None:

@@ -192,7 +192,7 @@ class Workload:
             if end is None:
                 await asyncio.sleep(0.05)
                 continue
-            self.history.told_end(queue, end, name)
+            self.history.reported_end(queue, end, name)
             # A failover may undo the end of the log.
             at = max(0, end - 16) if self._rng.random() < 0.8 else self._rng.randrange(end + 1)
             for place, body in await self._pull(name, queue, at) or ():
@@ -248,7 +248,7 @@ class Workload:
         for queue in range(QUEUES):
             end = await _patiently(partial(self._end, name, queue))
             if end is None:
-                raise NotInTime(f"{name} does not tell the end of queue {queue}: {self._last_answer}")
+                raise NotInTime(f"{name} does not report the end of queue {queue}: {self._last_answer}")
             log.ends[queue] = end
             at = 0
             while at < end:
@@ -266,7 +266,7 @@ class Workload:
             asked = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
             at, end = [await _patiently(partial(self._offset, name, c, queue, DELETED_TOPIC)) for c in asked]
             if at is None or end is None:
-                raise NotInTime(f"{name} does not tell the ends of queue {queue} of {DELETED_TOPIC}")
+                raise NotInTime(f"{name} does not report the ends of queue {queue} of {DELETED_TOPIC}")
             while at < end:
                 got = await _patiently(partial(self._pull, name, queue, at, DELETED_TOPIC))
                 if not got:

@@ -1,4 +1,4 @@
-"""What images are made of, and that .ci/supply_chain.py tells a weakness from a network that is not there."""
+"""The parts of images; .ci/supply_chain.py reports a weakness, but not a network that is away."""
 
 from __future__ import annotations
 

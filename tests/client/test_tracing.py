@@ -215,7 +215,7 @@ async def test_a_message_s_way_is_in_the_trace(traced: Cluster, inbox: Inbox) ->
     assert (after[1], after[2], after[4:7], after[8]) == (before[4], result.message_id, ["true", "4711", "0"], "g")
 
 
-async def test_failures_delays_batches_and_transactions_are_told_apart(traced: Cluster) -> None:
+async def test_failures_delays_batches_and_transactions_differ(traced: Cluster) -> None:
     async def refuse(message: ReceivedMessage) -> bool:
         return False
 

@@ -12,10 +12,10 @@ LEADERSHIP = LeadershipRecord(7, 3, NEW, frozenset({OLD, NEW}))
 
 
 @pytest.mark.parametrize(
-    ("role", "epoch", "told"), [("Master", 7, 1), ("Waiting", 7, 0), ("Slave", 6, 0), ("Master", 6, 0)]
+    ("role", "epoch", "assigned"), [("Master", 7, 1), ("Waiting", 7, 0), ("Slave", 6, 0), ("Master", 6, 0)]
 )
 def test_the_change_is_reported_once_the_leader_says_that_it_leads(
-    monkeypatch: pytest.MonkeyPatch, role: str, epoch: int, told: int
+    monkeypatch: pytest.MonkeyPatch, role: str, epoch: int, assigned: int
 ) -> None:
     loop = MasterSlaveController.__new__(MasterSlaveController)
     promoted = Promote(leadership=LEADERSHIP, new=NEW, old=OLD, reason="it died", kind="failover")
@@ -24,4 +24,4 @@ def test_the_change_is_reported_once_the_leader_says_that_it_leads(
     monkeypatch.setattr(loop, "_master_took_role", lambda: taken.append(1))
     report = Report(NEW, role, epoch)  # type: ignore[arg-type]
     loop._look_for_role(Observation("a", (MemberView(1, "m1", "h:1", report),), LEADERSHIP))
-    assert len(taken) == told
+    assert len(taken) == assigned

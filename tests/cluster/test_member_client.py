@@ -37,7 +37,7 @@ ConsumerAdmin = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable
 
 
 @asynccontextmanager
-async def telling(
+async def connected(
     answering: ConsumerAdmin, now: Callable[[], float]
 ) -> AsyncIterator[tuple[MemberClient, asyncio.Event]]:
     """A member client that is sending `CELL` to a member, and an event that is set after the answer."""
@@ -55,7 +55,7 @@ async def telling(
 async def test_a_member_that_refused_while_it_stopped_is_assigned_again_once_it_runs() -> None:
     """A group of one: no other member can be promoted, so its last refusal would delay it for ever."""
     now = 100.0
-    async with telling(refuse, lambda: now) as (member_client, woken):
+    async with connected(refuse, lambda: now) as (member_client, woken):
         await asyncio.wait_for(woken.wait(), 5)
         assert member_client.refusal(0, LEADERSHIP) == "it stops"
         assert member_client.refusal(0, LEADERSHIP.touched()) == "", "another record was not refused"
@@ -80,7 +80,7 @@ async def test_a_member_that_cannot_carry_out_its_assignment_has_refused_it(stat
         await writer.drain()
         writer.close()
 
-    async with telling(fail, lambda: 100.0) as (member_client, woken):
+    async with connected(fail, lambda: 100.0) as (member_client, woken):
         await asyncio.wait_for(woken.wait(), 5)
         assert status[:3] in member_client.refusal(0, LEADERSHIP)
         assert said in member_client.refusal(0, LEADERSHIP)
@@ -92,7 +92,7 @@ async def test_a_member_that_cannot_carry_out_its_assignment_has_refused_it(stat
 
 async def test_a_line_with_the_assignment_counts_though_it_came_before_the_answer() -> None:
     """The next line may come a second later. Until then no member could be removed from the set."""
-    async with telling(accept, lambda: 100.0) as (member_client, woken):
+    async with connected(accept, lambda: 100.0) as (member_client, woken):
         assert member_client.pending(0, 99.0, (2, 1))
         assert not member_client.pending(0, 99.0, LEADERSHIP.order), "the line came while the question was under way"
         await asyncio.wait_for(woken.wait(), 5)
@@ -102,7 +102,7 @@ async def test_a_line_with_the_assignment_counts_though_it_came_before_the_answe
 
 
 async def test_an_accepted_unclean_flag_is_remembered() -> None:
-    async with telling(accept, lambda: 100.0) as (member_client, woken):
+    async with connected(accept, lambda: 100.0) as (member_client, woken):
         assert member_client.assigned_unclean(0) is None, "it has not answered"
         await asyncio.wait_for(woken.wait(), 5)
         assert member_client.assigned_unclean(0) is False

@@ -52,7 +52,7 @@ class Place:
         self.changes.append(change)
 
 
-class Told(MemberClient):
+class FakeMembers(MemberClient):
     """Answers as the test sets it."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -79,8 +79,8 @@ class Group(RaftController):
     def __init__(self, count: int = 3) -> None:
         self.place = Place(count)
         super().__init__("a", self.place, HTTP, FailoverSettings)
-        self.told = Told(self.wake)
-        self._member_client = self.told
+        self.fake_members = FakeMembers(self.wake)
+        self._member_client = self.fake_members
         self.ids = [MemberId(n, "x") for n in range(count)]
         for member in self.ids:
             watch = MemberWatch(f"m{member.member}", f"http://m{member.member}", HTTP, self.wake, self._clock.now)
@@ -108,7 +108,7 @@ class Group(RaftController):
         for _ in range(3):
             await asyncio.sleep(0)
 
-    def told_of(self, reason: str) -> list[str]:
+    def events_of(self, reason: str) -> list[str]:
         return [e.message for e in self.place.events if e.reason == reason]
 
 
@@ -166,7 +166,7 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
         group.led_by(0, epoch=1, not_promotable="its disk is full")
     for _ in range(3):
         await group.look()  # The last line of the former leader may still say that it leads.
-    [target] = group.told.handovers
+    [target] = group.fake_members.handovers
     await asyncio.sleep(WAIT_S)
     group.led_by(target.member, epoch=2)
     await group.look()
@@ -174,17 +174,17 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
     reason = "m0 is about to be stopped" if deleting else "m0 should not lead: its disk is full"
     assert (change.planned, change.reason) == (True, reason)
     assert change.duration_ms >= WAIT_S * 1000
-    assert group.told_of("LeadershipTransferred") == [f"m{target.member} leads epoch 2: {reason}"]
-    assert group.told_of("LeaderElected") == []
+    assert group.events_of("LeadershipTransferred") == [f"m{target.member} leads epoch 2: {reason}"]
+    assert group.events_of("LeaderElected") == []
 
 
 async def test_a_leader_that_died_before_it_handed_over_was_not_replaced_as_planned() -> None:
     group = Group()
-    group.told.handover_answer = (False, "the master did not answer the handover request")
+    group.fake_members.handover_answer = (False, "the master did not answer the handover request")
     await group.look()
     group.led_by(0, epoch=1, not_promotable="its disk is full")
     await group.look()
-    assert len(group.told.handovers) == 1
+    assert len(group.fake_members.handovers) == 1
     change = await kill_and_elect(group)
     assert (change.planned, change.reason) == (False, "elected by the group")
 
@@ -195,14 +195,14 @@ async def test_a_switchover_takes_as_long_as_it_took_since_it_was_asked_for() ->
     asked = asyncio.create_task(group.switchover(2, "asked for"))
     await asyncio.sleep(WAIT_S)
     await group.look()
-    assert group.told.handovers == [group.ids[2]]
+    assert group.fake_members.handovers == [group.ids[2]]
     group.led_by(2, epoch=2)
     await group.look()
     assert await asyncio.wait_for(asked, 5) == "m2 leads a in epoch 2"
     [change] = group.place.changes
     assert (change.planned, change.reason) == (True, "asked for")
     assert change.duration_ms >= WAIT_S * 1000
-    assert len(group.told.handovers) == 1, "it was asked for one change"
+    assert len(group.fake_members.handovers) == 1, "it was asked for one change"
 
 
 def with_two_gone() -> Group:
@@ -216,14 +216,14 @@ async def test_a_member_is_removed_once_though_the_old_status_line_still_has_it(
     group = with_two_gone()
     for _ in range(3):
         await group.look()
-    assert group.told.removals == [4]
-    assert group.told_of("MemberRemoved") == ["member 4 has left the group"]
+    assert group.fake_members.removals == [4]
+    assert group.events_of("MemberRemoved") == ["member 4 has left the group"]
     group.ids.pop()
     group.led_by(0, epoch=1, version=2)
     for _ in range(3):
         await group.look()
-    assert group.told.removals == [4, 3]
-    assert group.told_of("GroupControllerFailed") == []
+    assert group.fake_members.removals == [4, 3]
+    assert group.events_of("GroupControllerFailed") == []
 
 
 async def test_a_removal_that_was_undone_is_requested_again() -> None:
@@ -231,21 +231,21 @@ async def test_a_removal_that_was_undone_is_requested_again() -> None:
     await group.look()
     group.led_by(1, epoch=2, version=1)
     await group.look()
-    assert group.told.removals == [4, 4]
+    assert group.fake_members.removals == [4, 4]
 
 
 async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
     group = with_two_gone()
-    group.told.removal_answer = "the last change of members is not confirmed yet"
+    group.fake_members.removal_answer = "the last change of members is not confirmed yet"
     for _ in range(3):
         await group.look()
-    assert group.told.removals == [4] * 3
-    assert group.told_of("GroupControllerFailed") == []
+    assert group.fake_members.removals == [4] * 3
+    assert group.events_of("GroupControllerFailed") == []
     monkeypatch.setattr(raft, "EVENT_AFTER_S", 0.0)
     await group.look()
-    [problem] = group.told_of("GroupControllerFailed")
-    assert problem == f"member 4 cannot leave the group: {group.told.removal_answer}"
+    [problem] = group.events_of("GroupControllerFailed")
+    assert problem == f"member 4 cannot leave the group: {group.fake_members.removal_answer}"
 
 
 async def test_a_refused_removal_is_reported_once_until_the_reason_changes(
@@ -254,17 +254,17 @@ async def test_a_refused_removal_is_reported_once_until_the_reason_changes(
     monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
     monkeypatch.setattr(raft, "EVENT_AFTER_S", 0.0)
     group = with_two_gone()
-    group.told.removal_answer = "nothing is confirmed yet"
+    group.fake_members.removal_answer = "nothing is confirmed yet"
     for _ in range(4):
         await group.look(guarded=True)
-    assert len(group.told.removals) > 2
-    assert group.told_of("GroupControllerFailed") == ["member 4 cannot leave the group: nothing is confirmed yet"]
+    assert len(group.fake_members.removals) > 2
+    assert group.events_of("GroupControllerFailed") == ["member 4 cannot leave the group: nothing is confirmed yet"]
     assert group.problem == "member 4 cannot leave the group: nothing is confirmed yet"
-    group.told.removal_answer = "it does not lead"
+    group.fake_members.removal_answer = "it does not lead"
     for _ in range(2):
         await group.look(guarded=True)
-    assert len(group.told_of("GroupControllerFailed")) == 2
-    group.told.removal_answer = ""
+    assert len(group.events_of("GroupControllerFailed")) == 2
+    group.fake_members.removal_answer = ""
     await group.look(guarded=True)
     assert group.problem == ""
 
@@ -280,7 +280,7 @@ async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.Mon
     await group.look()
     assert group.waits is not None
     assert "no majority" in group.waits.reason
-    assert group.told_of("ElectionInProgress") == []
+    assert group.events_of("ElectionInProgress") == []
     for watch in group.watches.values():
         watch.reach = "ok"
     await group.look()
@@ -289,7 +289,7 @@ async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.Mon
     await group.look()
     await asyncio.sleep(2 * WAIT_S)
     await group.look()
-    assert len(group.told_of("ElectionInProgress")) == 1, "once there was a leader it is missed soon"
+    assert len(group.events_of("ElectionInProgress")) == 1, "once there was a leader it is missed soon"
 
 
 async def test_a_request_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> None:
@@ -300,7 +300,7 @@ async def test_a_request_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() 
     asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=0.3))
     await asyncio.sleep(0)
     await group.look()
-    assert group.told.handovers == [group.ids[1]]
+    assert group.fake_members.handovers == [group.ids[1]]
     group.led_by(1, epoch=2)
     await group.look()
     [change] = group.place.changes
@@ -311,7 +311,7 @@ async def test_a_request_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() 
 
 async def test_a_leader_that_was_elected_again_is_not_the_requested_other_one() -> None:
     group = Group()
-    group.told.handover_answer = (False, "the target is behind")
+    group.fake_members.handover_answer = (False, "the target is behind")
     await group.look()
     asked = asyncio.create_task(group.switchover(None, "asked for", timeout_s=0.3))
     await asyncio.sleep(0)
@@ -326,7 +326,7 @@ async def test_a_controller_before_its_first_pass_does_not_report_a_missing_lead
     group = Group()
     asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
     await asyncio.sleep(0)
-    while not (group.told.handovers or asked.done()):
+    while not (group.fake_members.handovers or asked.done()):
         await group.look()
         await asyncio.sleep(0.01)
     group.led_by(1, epoch=2)
@@ -357,7 +357,7 @@ async def test_a_handover_does_not_fail_before_its_target_is_heard(
             asyncio.get_running_loop().call_later(0.1, group.led_by, target.member, 2)
         return True, ""
 
-    monkeypatch.setattr(group.told, "handover", handover)
+    monkeypatch.setattr(group.fake_members, "handover", handover)
     async with running(group):
         await group.known_leadership()
         asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.1))

@@ -225,11 +225,11 @@ async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_noth
         assert before is not None
         for config in group.configs:
             core = group.running[config.name].broker.replication.core
-            told = core.highest_seen_epoch
+            highest = core.highest_seen_epoch
             core.highest_seen_epoch = 2**40  # type: ignore[misc]
             await until("the problem is named", lambda: "highest_seen_epoch" in loop.problem)
             assert f"{config.name}: its report cannot be used" in loop.problem
-            core.highest_seen_epoch = told  # type: ignore[misc]
+            core.highest_seen_epoch = highest  # type: ignore[misc]
             await until("it is solved", lambda: not loop.problem)
         now = group.registry.read_now("a")
         assert now is not None

@@ -32,7 +32,7 @@ class Place:
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.changes: list[Change] = []
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
@@ -45,7 +45,7 @@ class Place:
         """Sends no request."""
 
     def event(self, event: Event) -> None:
-        self.told.append(event.reason)
+        self.events.append(event.reason)
 
     def changed(self, change: Change) -> None:
         self.changes.append(change)
@@ -110,8 +110,8 @@ class Group(MasterSlaveController):
     def __init__(self) -> None:
         self.place, self.registry = Place(), Registry()
         super().__init__("a", self.registry, self.place, HTTP, FailoverSettings)
-        self.told = FakeMembers(self.wake, self.take)
-        self._member_client = self.told
+        self.fake_members = FakeMembers(self.wake, self.take)
+        self._member_client = self.fake_members
         for id in IDS:
             watch = MemberWatch(f"m{id.member}", f"http://m{id.member}", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"
@@ -123,8 +123,8 @@ class Group(MasterSlaveController):
         for watch in self.watches.values():
             watch.line_at = self._clock.now()
 
-    def take(self, member: int, told: Assignment) -> None:
-        leadership, id = told.leadership, IDS[member]
+    def take(self, member: int, assignment: Assignment) -> None:
+        leadership, id = assignment.leadership, IDS[member]
         role: Any = "Master" if leadership.master == id else "Slave"
         self.watches[member].report = Report(
             id, role, leadership.epoch, leadership.version, leadership.epoch, in_sync=leadership.in_sync
@@ -137,7 +137,7 @@ async def test_two_users_each_get_their_own_answer() -> None:
         second = asyncio.create_task(group.switchover(2, "two", timeout_s=5))
         assert await first == "m1 leads a in epoch 2"
         assert await second == "m2 leads a in epoch 3"
-        assert group.told.handovers == [1, 2]
+        assert group.fake_members.handovers == [1, 2]
 
 
 async def test_an_automatic_request_fails_after_a_users_request() -> None:
@@ -151,21 +151,21 @@ async def test_an_automatic_request_fails_after_a_users_request() -> None:
 
 async def test_a_users_request_does_not_wait_for_one_without_progress() -> None:
     async with running(Group()) as group:
-        group.told.answer = (False, "m2 is behind")
+        group.fake_members.answer = (False, "m2 is behind")
         planned = asyncio.create_task(group.switchover(2, "a planned restart", force=False, timeout_s=30))
         await asyncio.sleep(0.1)
-        assert group.told.handovers == [2]
+        assert group.fake_members.handovers == [2]
         user = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
         with pytest.raises(SwitchoverFailed, match="a user has requested another switchover of a"):
             await planned
-        group.told.answer = (True, "")
+        group.fake_members.answer = (True, "")
         assert await user == "m1 leads a in epoch 2"
 
 
 async def test_a_failover_in_between_does_not_answer_a_request_for_another_member() -> None:
     async with running(Group()) as group:
         await group._next_look()
-        group.told.answer = (False, "not now")
+        group.fake_members.answer = (False, "not now")
         asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=10))
         await asyncio.sleep(0.05)
         group.watches[2].reach = "refused"
@@ -176,13 +176,13 @@ async def test_a_failover_in_between_does_not_answer_a_request_for_another_membe
         assert not asked.done()
         group.registry.leadership = group.registry.leadership.with_set(frozenset({IDS[1], IDS[2]}))
         group.place.gone, group.watches[2].reach = {"m0"}, "ok"
-        group.told.answer = (True, "")
+        group.fake_members.answer = (True, "")
         assert await asked == f"m2 leads a in epoch {group.registry.leadership.epoch}"
 
 
 async def test_a_handover_under_way_does_not_fail() -> None:
     async with running(Group()) as group:
-        group.told.handover_s = 0.4
+        group.fake_members.handover_s = 0.4
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
@@ -192,7 +192,7 @@ async def test_a_handover_that_is_being_recorded_does_not_fail(monkeypatch: pyte
     """
     monkeypatch.setattr(loop, "READY_S", 0.2)
     async with running(Group()) as group:
-        group.told.handover_s, group.registry.swap_s, group.told.send_s = 0.2, 0.5, 0.1
+        group.fake_members.handover_s, group.registry.swap_s, group.fake_members.send_s = 0.2, 0.5, 0.1
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
@@ -202,7 +202,7 @@ async def test_a_handover_with_a_lost_registry_answer_is_reported_as_one() -> No
         group.registry.unanswered = 1
         assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
         await group._next_look()
-        assert group.place.told == ["GroupControllerFailed", "SwitchoverStarted"]
+        assert group.place.events == ["GroupControllerFailed", "SwitchoverStarted"]
         assert [(c.old, c.new, c.planned) for c in group.place.changes] == [("m0", "m1", True)]
         assert group.registry.leadership.version == LEADERSHIP.promoted(IDS[1], frozenset(IDS)).version, (
             "nothing else was written"
@@ -216,7 +216,7 @@ async def test_a_failover_with_a_lost_registry_answer_is_reported_as_one() -> No
         group.place.gone = {"m0"}
         while not group.place.changes:
             await group._next_look()
-        assert group.place.told[:2] == ["GroupControllerFailed", "FailoverStarted"]
+        assert group.place.events[:2] == ["GroupControllerFailed", "FailoverStarted"]
         assert [(c.old, c.planned) for c in group.place.changes] == [("m0", False)]
 
 
@@ -244,7 +244,7 @@ async def test_how_long_a_failover_took_counts_the_time_in_which_it_could_not_be
 async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:
     """As with `gantry switchover` without a supervisor."""
     async with running(Group()) as group:
-        group.told.handover_s = 0.1
+        group.fake_members.handover_s = 0.1
         assert group.leadership is None
         assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
 
@@ -253,9 +253,9 @@ async def test_a_handover_that_cannot_be_recorded_blocks_no_request_for_ever(mon
     """Another request does not wait for ever, either."""
     monkeypatch.setattr(loop, "READY_S", 0.1)
     async with running(Group()) as group:
-        group.told.handover_s = 0.1
+        group.fake_members.handover_s = 0.1
         asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.3))
-        while not group.told.handovers:
+        while not group.fake_members.handovers:
             await group._next_look()
         group.registry.away = True
         with pytest.raises(SwitchoverFailed, match="the role registry does not answer: it is away"):
@@ -271,11 +271,11 @@ async def test_a_request_is_not_answered_with_the_reason_of_another_handover(mon
         for number in range(3):
             group.take(number, Assignment(group.registry.leadership, None, False))
         monkeypatch.setattr(group.place, "process_state", lambda name: ProcessState(deleting=name == "m0"))
-        group.told.handover_s, group.told.answer = 0.05, (False, "m1 has not caught up")
+        group.fake_members.handover_s, group.fake_members.answer = 0.05, (False, "m1 has not caught up")
         with pytest.raises(SwitchoverFailed, match="m2 is not in sync with m0 yet"):
             await group.switchover(2, "asked for", timeout_s=0.4)
-        assert set(group.told.handovers) == {1}
-        assert group.told.handovers[1:], "tried again and again"
+        assert set(group.fake_members.handovers) == {1}
+        assert group.fake_members.handovers[1:], "tried again and again"
 
 
 async def test_a_pods_last_report_outlives_its_address() -> None:

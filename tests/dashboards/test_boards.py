@@ -39,7 +39,7 @@ def test_dashboards_have_names_of_their_own_and_fit_into_config_maps() -> None:
 def test_panels_have_titles_texts_and_their_own_place(board: Board) -> None:
     panels = list(board.panels())
     titles = [panel.title for panel in panels]
-    assert len(titles) == len(set(titles)), "pictures and people tell panels by their titles"
+    assert len(titles) == len(set(titles)), "pictures and people know panels by their titles"
     assert all(panel.text.endswith(".") for panel in panels), [p.title for p in panels if not p.text.endswith(".")]
     taken: set[tuple[int, int]] = set()
     for at in placed(board):

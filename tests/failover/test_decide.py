@@ -210,20 +210,20 @@ def test_a_changed_unclean_is_sent_to_followers_that_have_the_leadership_record(
     """
     leadership = replace(LEADERSHIP, in_sync=frozenset({A, B}))
     allowed = {"leadership": leadership, "settings": {"unclean": True}}
-    [told] = decide(group(**allowed))
-    assert isinstance(told, SendAssignment), told
-    assert (told.member, told.assignment.unclean, told.assignment.leadership) == (2, True, leadership)
+    [decided] = decide(group(**allowed))
+    assert isinstance(decided, SendAssignment), decided
+    assert (decided.member, decided.assignment.unclean, decided.assignment.leadership) == (2, True, leadership)
     knows = replace(member(2), assigned_unclean=True)
     assert decide(group(c=knows, **allowed)) == []
-    [told] = decide(group(c=knows, leadership=leadership))
-    assert isinstance(told, SendAssignment), told
-    assert (told.member, told.assignment.unclean) == (2, False), "a withdrawn permission is sent as well"
+    [decided] = decide(group(c=knows, leadership=leadership))
+    assert isinstance(decided, SendAssignment), decided
+    assert (decided.member, decided.assignment.unclean) == (2, False), "a withdrawn permission is sent as well"
 
 
 def test_unclean_is_sent_again_by_a_new_operator() -> None:
-    [told] = decide(group(c=replace(member(2), assigned_unclean=None)))
-    assert isinstance(told, SendAssignment), told
-    assert (told.member, told.assignment.unclean) == (2, False)
+    [decided] = decide(group(c=replace(member(2), assigned_unclean=None)))
+    assert isinstance(decided, SendAssignment), decided
+    assert (decided.member, decided.assignment.unclean) == (2, False)
     assert decide(group(c=replace(member(2), assigned_unclean=None, pending=True))) == []
 
 
@@ -359,12 +359,13 @@ def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
 def test_a_pending_assignment_delays_no_newer_one() -> None:
     """A follower that accepted a larger set a moment ago, and whose next line is still to come, becomes leader."""
     leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
-    just_told = replace(member(1), pending=True, assigned_order=(3, 7))
-    [d] = decide(group(a=unheard(0, gone=True), b=just_told, leadership=leadership))
+    just_assigned = replace(member(1), pending=True, assigned_order=(3, 7))
+    [d] = decide(group(a=unheard(0, gone=True), b=just_assigned, leadership=leadership))
     assert isinstance(d, SendAssignment)
     assert d.member == 1
     assert (
-        decide(group(a=unheard(0, gone=True), b=replace(just_told, assigned_order=(4, 8)), leadership=leadership)) == []
+        decide(group(a=unheard(0, gone=True), b=replace(just_assigned, assigned_order=(4, 8)), leadership=leadership))
+        == []
     )
 
 
@@ -400,8 +401,8 @@ def test_rule_22_a_lost_leadership_record_is_recovered_from_the_disks() -> None:
     pair = {"in_sync": frozenset({A, B})}
     w = wait(group(a=member(0, **pair), b=member(1, **pair), c=new, leadership=None))
     assert "is new" in w.reason, "that disk may have known a newer set, with itself in it"
-    told = replace(member(1), pending=True)
-    assert wait(group(b=told, leadership=None)).code == "recovery-blocked", "its report is older than its assignment"
+    decided = replace(member(1), pending=True)
+    assert wait(group(b=decided, leadership=None)).code == "recovery-blocked", "its report is older than its assignment"
 
 
 def test_rule_22_an_older_registry_is_treated_as_lost() -> None:
@@ -423,12 +424,12 @@ def test_the_new_leader_is_assigned_first_then_the_others() -> None:
 
 def test_an_old_leader_is_fenced_at_once_but_with_paused_writes_only_after_the_new_one_leads() -> None:
     leadership = LeadershipRecord(4, 8, B, frozenset({A, B, C}))
-    tell, fence = decide(group(leadership=leadership))
-    assert isinstance(tell, SendAssignment)
+    assign, fence = decide(group(leadership=leadership))
+    assert isinstance(assign, SendAssignment)
     assert isinstance(fence, Demote)
     assert fence.member == 0
-    [tell] = decide(group(a=member(0, writes_paused=True), leadership=leadership))
-    assert isinstance(tell, SendAssignment)
+    [assign] = decide(group(a=member(0, writes_paused=True), leadership=leadership))
+    assert isinstance(assign, SendAssignment)
     leads = member(1, role="Master", epoch=4, version=8, highest_seen_epoch=4)
     assert isinstance(decide(group(a=member(0, writes_paused=True), b=leads, leadership=leadership))[0], Demote)
 
@@ -496,12 +497,12 @@ def refusing(view: MemberView, why: str = "it answered 500: no room", **more: An
 
 def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_leading() -> None:
     """For example it lacks the new token. All others may lack it, too, and each epoch would cost a copy."""
-    told = decide(
+    decided = decide(
         group(
             a=refusing(member(0), "it answered 401: another token", lacks_token=True), leadership=LEADERSHIP.touched()
         )
     )
-    assert [d for d in told if not isinstance(d, SendAssignment)] == []
+    assert [d for d in decided if not isinstance(d, SendAssignment)] == []
     alone = group(a=refusing(member(0, role="Slave"), "401", lacks_token=True), b=unheard(1), c=unheard(2))
     assert wait(alone).code == "no-candidate"
 
@@ -533,16 +534,16 @@ def test_a_leader_that_cannot_write_stays_without_a_better_candidate(
     ):
         decisions = decide(group(a=full, **others, leadership=LEADERSHIP.with_set({A, B}), settings=settings))
         assert not [d for d in decisions if isinstance(d, Promote | Demote)], decisions
-    [told] = decide(group(a=full, leadership=LEADERSHIP.touched(), settings={"automatic": False}))
-    assert isinstance(told, SendAssignment), "a user decides"
+    [decided] = decide(group(a=full, leadership=LEADERSHIP.touched(), settings={"automatic": False}))
+    assert isinstance(decided, SendAssignment), "a user decides"
 
 
 def test_followers_are_assigned_though_the_leader_refuses_a_version_of_its_epoch() -> None:
     waiting = member(1, role="Waiting", version=0)
-    told = decide(
+    decided = decide(
         group(a=refusing(member(0)), b=waiting, c=unheard(2), leadership=LeadershipRecord(3, 8, A, frozenset({A})))
     )
-    assert {d.member for d in told if isinstance(d, SendAssignment)} == {0, 1}
+    assert {d.member for d in decided if isinstance(d, SendAssignment)} == {0, 1}
 
 
 @pytest.mark.parametrize(("refused_ms", "given_up"), [(0, False), (9_000, False), (10_000, True)])

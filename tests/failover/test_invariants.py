@@ -110,7 +110,7 @@ def heard(obs: Observation) -> list[Report]:
     return [m.report for m in obs.members if m.heard and m.report is not None]
 
 
-def writes_move_the_cell_forward_one_at_a_time(obs: Observation) -> None:
+def writes_move_the_record_forward_one_at_a_time(obs: Observation) -> None:
     decisions = decide(obs)
     writes = [d for d in decisions if isinstance(d, WRITES)]
     assert len(writes) <= 1
@@ -129,7 +129,7 @@ def writes_move_the_cell_forward_one_at_a_time(obs: Observation) -> None:
         assert d.reason
 
 
-def only_the_recorded_cell_is_told(obs: Observation) -> None:
+def only_the_recorded_leadership_is_assigned(obs: Observation) -> None:
     for d in decide(obs):
         if isinstance(d, SendAssignment | Demote):
             assert d.assignment.leadership == obs.leadership
@@ -237,7 +237,7 @@ def the_set_changes_by_the_rules(obs: Observation) -> None:
             assert d.leadership.in_sync >= obs.leadership.in_sync
 
 
-def a_missing_cell_is_never_guessed(obs: Observation) -> None:
+def a_missing_record_is_never_guessed(obs: Observation) -> None:
     obs = replace(obs, leadership=None, settings=replace(obs.settings, unclean=False))
     [d] = decide(obs)
     if isinstance(d, Recover):
@@ -289,14 +289,14 @@ def a_handover_is_requested_from_a_leader_to_a_member_of_the_set(obs: Observatio
 
 
 CHECKS = (
-    writes_move_the_cell_forward_one_at_a_time,
-    only_the_recorded_cell_is_told,
+    writes_move_the_record_forward_one_at_a_time,
+    only_the_recorded_leadership_is_assigned,
     a_promotion_stays_within_the_recorded_set,
     the_highest_epoch_and_offset_of_the_set_is_chosen,
     a_master_that_leads_is_not_replaced_by_a_failover,
     silence_for_the_operator_alone_moves_nothing,
     the_set_changes_by_the_rules,
-    a_missing_cell_is_never_guessed,
+    a_missing_record_is_never_guessed,
     a_lost_leader_is_followed_by_a_leader_or_by_a_reason,
     a_handover_is_requested_from_a_leader_to_a_member_of_the_set,
 )

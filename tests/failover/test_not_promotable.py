@@ -98,11 +98,11 @@ def test_a_follower_that_refuses_its_assignment_delays_no_handover(why: str) -> 
     obs = replace(observed(master, member(1), refusing), leadership=replace(LEADERSHIP, in_sync=frozenset({A, B})))
     if why == "user":
         obs = replace(obs, switchover=Switchover())
-    asked, told = decide(obs)
+    asked, assigned = decide(obs)
     assert isinstance(asked, RequestHandover)
     assert asked.target == B
-    assert isinstance(told, SendAssignment)
-    assert told.member == 2
+    assert isinstance(assigned, SendAssignment)
+    assert assigned.member == 2
 
 
 def test_a_request_waits_for_a_follower_that_has_not_refused() -> None:
@@ -110,8 +110,8 @@ def test_a_request_waits_for_a_follower_that_has_not_refused() -> None:
     assert late.report is not None
     late = replace(late, report=replace(late.report, version=6))
     obs = replace(observed(member(0), member(1), late), switchover=Switchover())
-    [told] = decide(obs)
-    assert isinstance(told, SendAssignment)
+    [assigned] = decide(obs)
+    assert isinstance(assigned, SendAssignment)
 
 
 def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> None:

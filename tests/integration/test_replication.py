@@ -182,8 +182,8 @@ async def test_a_handover_shows_no_error_loses_nothing_and_repeats_nothing(make_
             answer = await group.members[old].handover(target, group.leadership)
             assert answer.ready, answer.reason
             group.leadership = group.leadership.promoted(target, group.leadership.in_sync)
-            await group.members[new].assign(_told(group, new))
-            await group.members[old].assign(_told(group, new))
+            await group.members[new].assign(_assignment(group, new))
+            await group.members[old].assign(_assignment(group, new))
             await group.send_assignments()
             await load.sent(200)
     queues = await stored(group.group_address)
@@ -193,7 +193,7 @@ async def test_a_handover_shows_no_error_loses_nothing_and_repeats_nothing(make_
     assert load.gap() < 3.0  # The benchmarks measure the gap. Here: no sender waited for its timeout.
 
 
-def _told(group: Group, master: int) -> Any:
+def _assignment(group: Group, master: int) -> Any:
     from gantry_broker.replication.types import Assignment
 
     return Assignment(group.leadership, group.members[master].replication_address)
@@ -239,7 +239,7 @@ async def test_a_new_master_answers_no_queue_end_before_it_knows_the_acknowledge
         await group.members[1].kill()
         await group.members[1].start()
         group.leadership = group.leadership.promoted(new, {new, other})
-        assert (await group.members[1].assign(_told(group, 1))).accepted
+        assert (await group.members[1].assign(_assignment(group, 1))).accepted
         early = await client.request(group.members[1].address, asked, 5.0)
         assert early.code == ResponseCode.SYSTEM_BUSY, early.ext
         answer = asyncio.create_task(client.request(group.members[1].address, asked, 5.0))

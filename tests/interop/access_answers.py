@@ -356,7 +356,7 @@ ROUTE: Final = "MQClientException 10005, 'No route info of this topic'"
 QUEUES: Final = "MQClientException 16, 'Can not find Message Queue for this topic'"
 NO_ROUTE: Final = "'route info not found'"
 REASONS: Final = {
-    ("1", "16", "16"): "4.9.7 answers with the text of an exception, which tells whether the user exists. Gantry has "
+    ("1", "16", "16"): "4.9.7 answers with the text of an exception, which shows whether the user exists. Gantry has "
     "one answer for clients of all versions.",
     ("MQClientException 1", "MQClientException 16", "MQClientException 16"): "The client shows the answer's code.",
     ("MQBrokerException 1", "MQBrokerException 16", "MQBrokerException 16"): "The client shows the answer's code.",

@@ -33,7 +33,7 @@ REASONS: Final = {
     "ack with a group that does not exist": "5.5.0 stores the acknowledgement of any group",
     "ack too late": "Gantry says that the acknowledgement has no effect",
     "stats of a group with messages in flight": "consumerOffset is that of the first message in flight, "
-    "so that the difference to pullOffset tells how many are; in 5.5.0 both are the same",
+    "so that the difference to pullOffset shows how many are; in 5.5.0 both are the same",
     "change without consumerGroup": "nothing is in flight without a group",
     "change of an unknown group": "nothing is in flight",
     "peek": "restNum counts what is behind the answer, as in pops",

@@ -73,19 +73,19 @@ class FakeApi:
         obj["metadata"]["uid"] = known["metadata"]["uid"] if known else uuid.uuid4().hex
         obj["metadata"]["resourceVersion"] = str(self.version)
         self.objects[key] = obj
-        self._tell("MODIFIED" if known else "ADDED", obj)
+        self._notify("MODIFIED" if known else "ADDED", obj)
         return obj
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
         obj = self.objects.pop((kind, namespace, name))
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
-        self._tell("DELETED", obj)
+        self._notify("DELETED", obj)
 
     def get(self, kind: str, name: str, namespace: str = "mq") -> dict[str, Any] | None:
         return self.objects.get((kind, namespace, name))
 
-    def _tell(self, event: str, obj: dict[str, Any]) -> None:
+    def _notify(self, event: str, obj: dict[str, Any]) -> None:
         for kind, queue in self._watchers:
             if kind == obj["kind"] and not self.deaf:
                 queue.put_nowait((event, copy.deepcopy(obj)))

@@ -48,7 +48,7 @@ class Registry:
         return False
 
 
-class Told(MemberClient):
+class FakeMembers(MemberClient):
     """All members have accepted their assignments."""
 
     def send_assignment(
@@ -63,7 +63,7 @@ class Group(MasterSlaveController):
     def __init__(self, pods: KubernetesPlatform) -> None:
         self.registry = Registry()
         super().__init__("a", self.registry, pods, HTTP, FailoverSettings)
-        self._member_client = Told(HTTP, self.wake, self._clock.now)
+        self._member_client = FakeMembers(HTTP, self.wake, self._clock.now)
         for id in IDS:
             watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"

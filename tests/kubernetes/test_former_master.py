@@ -46,7 +46,7 @@ class Registry:
         return True
 
 
-class Told(MemberClient):
+class FakeMembers(MemberClient):
     """All members accept their assignments at once."""
 
     def __init__(self, take: Callable[[int, Assignment], None], wake: Callable[[], None]) -> None:
@@ -77,14 +77,14 @@ class Members:
     wake: Callable[[], None]
     _clock: StallCompensatedClock
 
-    def begin(self) -> Told:
+    def begin(self) -> FakeMembers:
         self.frozen = set()
         for id in IDS:
             watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"
             self.watches[id.member] = watch
         self.led_by(LEADERSHIP)
-        return Told(lambda member, assignment: self.say(member, assignment.leadership), self.wake)
+        return FakeMembers(lambda member, assignment: self.say(member, assignment.leadership), self.wake)
 
     def led_by(self, leadership: LeadershipRecord) -> None:
         for id in IDS:
@@ -94,10 +94,10 @@ class Members:
         if member in self.frozen:
             return
         role: Any = "Master" if leadership.master == IDS[member] else "Slave"
-        told = Report(
+        current = Report(
             IDS[member], role, leadership.epoch, leadership.version, leadership.epoch, end=1, in_sync=leadership.in_sync
         )
-        self.watches[member].report = replace(told, last_epoch=leadership.epoch)
+        self.watches[member].report = replace(current, last_epoch=leadership.epoch)
         self.wake()
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
@@ -119,8 +119,8 @@ class Group(Members, MasterSlaveController):
 class Elected(Members, RaftController):
     def __init__(self, groups: KubernetesGroupControllers) -> None:
         RaftController.__init__(self, "a", groups.pods, HTTP, FailoverSettings, groups._clock)
-        told = self._member_client = self.begin()
-        told.handed_over = lambda target: self.led_by(LeadershipRecord(2, 1, target, frozenset(IDS)))
+        current = self._member_client = self.begin()
+        current.handed_over = lambda target: self.led_by(LeadershipRecord(2, 1, target, frozenset(IDS)))
 
     async def fail_over(self) -> None:
         """The others may have heard nothing from it for a second before it froze."""

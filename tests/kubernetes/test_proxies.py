@@ -166,7 +166,7 @@ def test_an_address_outside() -> None:
     assert {"demo-proxy.example.com", "demo-proxy.mq.svc", "demo-proxy.mq.svc.cluster.local"} <= set(hosts)
 
 
-def test_events_tell_what_clients_notice() -> None:
+def test_events_say_what_clients_notice() -> None:
     def seen(ready: int, replicas: int = 2) -> ProxyStatus:
         return ProxyStatus(replicas=replicas, readyReplicas=ready, address="demo-proxy.mq.svc:8081")
 

@@ -142,14 +142,14 @@ async def test_the_page_that_the_driver_wrote_stays(rig: Rig) -> None:
 
 
 async def test_the_driver_gets_the_group_of_each_broker(rig: Rig) -> None:
-    """So that it can tell whether a broker without an answer takes a whole group with it."""
+    """So that it can see whether a broker without an answer takes a whole group with it."""
     rig.cluster.spec.brokerGroups.append(rig.cluster.spec.brokerGroups[0].model_copy(update={"name": "b"}))
     await rig.keep()
     made = rig.fake.get("CronJob", NAME) or {}
     (driver,) = made["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    told = driver["args"][driver["args"].index("--brokers") + 1].split(",")
-    assert {url.split("=https://demo-")[0] for url in told} == {"a", "b"}
-    assert all(url.split("=")[1].startswith(f"https://demo-{url[0]}-") for url in told)
+    brokers = driver["args"][driver["args"].index("--brokers") + 1].split(",")
+    assert {url.split("=https://demo-")[0] for url in brokers} == {"a", "b"}
+    assert all(url.split("=")[1].startswith(f"https://demo-{url[0]}-") for url in brokers)
 
 
 async def test_driver_and_executors_trust_the_authority_of_the_cluster(rig: Rig) -> None:

@@ -131,8 +131,8 @@ async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_la
     assert pid is not None, events
     assert before is None or pid == before.pid
     await asyncio.sleep(0.3)
-    [told] = [message for _, reason, message, _ in events if reason == "ProcessRecordNotWritten"]
-    assert f"t-a-0 runs as process {pid}, but its record cannot be written" in told
+    [warning] = [message for _, reason, message, _ in events if reason == "ProcessRecordNotWritten"]
+    assert f"t-a-0 runs as process {pid}, but its record cannot be written" in warning
     assert load_record(folder.process("t-a-0")) is None
     full = False
     deadline = time.monotonic() + 5

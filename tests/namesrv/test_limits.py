@@ -34,7 +34,7 @@ def test_topics_of_a_registration_are_bounded(compressed: bool, monkeypatch: pyt
         list(registration_steps(data, compressed=compressed))
 
 
-def told(group: str, broker_id: int = 0) -> Registration:
+def registration_of(group: str, broker_id: int = 0) -> Registration:
     return Registration("c", group, broker_id, f"h:{broker_id}", 1)
 
 
@@ -43,17 +43,17 @@ def test_groups_brokers_and_topics_of_all_groups_are_bounded(monkeypatch: pytest
     monkeypatch.setattr(routes, "MAX_BROKERS", 2)
     monkeypatch.setattr(routes, "MAX_TOPICS", 15)
     table = RouteTable()
-    table.register(told("a"), body(10).configs, 0)
+    table.register(registration_of("a"), body(10).configs, 0)
     with pytest.raises(WrongGroup, match="would make it 20 topics of all groups, the limit is 15"):
-        table.register(told("b"), body(10).configs, 0)
+        table.register(registration_of("b"), body(10).configs, 0)
     assert list(table.groups) == ["a"]
-    table.register(told("b"), body(5).configs, 0)
-    table.register(told("a"), body(10).configs, 0)
+    table.register(registration_of("b"), body(5).configs, 0)
+    table.register(registration_of("a"), body(10).configs, 0)
     with pytest.raises(WrongGroup, match="2 broker groups"):
-        table.register(told("c"), None, 0)
-    table.register(told("a", 1), None, 0)
+        table.register(registration_of("c"), None, 0)
+    table.register(registration_of("a", 1), None, 0)
     with pytest.raises(WrongGroup, match="has 2 brokers"):
-        table.register(told("a", 2), None, 0)
+        table.register(registration_of("a", 2), None, 0)
 
 
 async def test_keys_and_values_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

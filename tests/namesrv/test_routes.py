@@ -214,14 +214,14 @@ def test_the_fence_ends_with_the_connection_of_the_master_that_set_it() -> None:
 )
 def test_a_registration_with_an_impossible_number_changes_nothing(member: int, broker_id: int, epoch: int) -> None:
     table = group_of_three()
-    told = Registration("c", "a", broker_id, "x:1", 66, member=member, epoch=epoch)
+    registration = Registration("c", "a", broker_id, "x:1", 66, member=member, epoch=epoch)
     before = repr(table.groups)
     with pytest.raises(Implausible):
-        table.register(told, configs("Evil", version=9), 10)
+        table.register(registration, configs("Evil", version=9), 10)
     assert repr(table.groups) == before
     empty = RouteTable()
     with pytest.raises(Implausible):
-        empty.register(told, configs("Evil"), 10)
+        empty.register(registration, configs("Evil"), 10)
     assert empty.groups == {}
 
 
@@ -255,9 +255,9 @@ def test_two_clusters_cannot_share_a_group_name() -> None:
 
 def test_listeners_give_their_own_addresses() -> None:
     table = RouteTable()
-    told = ours(0, 0, 1)
-    told.listeners = {"external": "203.0.113.7:30911"}
-    table.register(told, configs("T"), 0)
+    registration = ours(0, 0, 1)
+    registration.listeners = {"external": "203.0.113.7:30911"}
+    table.register(registration, configs("T"), 0)
     table.register(ours(1, 2, 1), None, 0)
     route = table.route("T", "external")
     assert route is not None

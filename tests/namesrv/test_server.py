@@ -123,9 +123,9 @@ async def test_a_recorded_registration_gives_the_recorded_routes(ask: Asker, ver
     answer = ask.server.service.answer(registered_by(ask, ext["clusterName"], ext["brokerName"]), registration)
     assert answer.code == 0
     table = fastjson.loads(registration.body)["topicConfigSerializeWrapper"]["topicConfigTable"]
-    told = recorded("server->client", 105, version)
+    sent = recorded("server->client", 105, version)
     route = fastjson.loads((await ask(105, topic="TBW102")).body)
-    wanted = fastjson.loads(told.body)
+    wanted = fastjson.loads(sent.body)
     assert route["brokerDatas"][0].items() >= wanted["brokerDatas"][0].items()
     assert route["queueDatas"][0].keys() == wanted["queueDatas"][0].keys()
     assert route["filterServerTable"] == wanted["filterServerTable"]
@@ -419,7 +419,7 @@ def test_a_bad_config_says_which_field(tmp_path: Path, text: str, words: str) ->
 
 
 def resident_kb(pid: int) -> int | None:
-    """Memory of a process, where the system tells."""
+    """Memory of a process, where the system shows it."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         return None
@@ -506,8 +506,8 @@ async def test_a_former_master_that_stops_leaves_its_successors_route(ask: Asker
         body = fastjson.dumps(RegisterBody(TopicConfigs({"T": TopicConfig("T", 4, 4)}, DataVersion(1, 1))).to_json())
         who = {"brokerName": "a", "brokerAddr": "h:1", "clusterName": "c", "brokerId": "0"}
         for client, epoch, member in ((former, 1, 0), (successor, 2, 1)):
-            told = {**who, "gantryEpoch": str(epoch), "gantryMember": str(member)}
-            assert (await client.request(ask.registration, Frame(103, ext=told, body=body), 5)).code == 0
+            sent = {**who, "gantryEpoch": str(epoch), "gantryMember": str(member)}
+            assert (await client.request(ask.registration, Frame(103, ext=sent, body=body), 5)).code == 0
         assert (await former.request(ask.registration, Frame(104, ext=who), 5)).code == 0
         assert (await ask(105, topic="T")).code == ResponseCode.SUCCESS
         assert (await successor.request(ask.registration, Frame(104, ext=who), 5)).code == 0

@@ -1,6 +1,6 @@
 """One seeded history of POP consumption, checked against a plain model.
 
-The model knows what clients were told. It lifts its rules where the history itself does (an offset was reset, a topic
+The model knows what clients observed. It lifts its rules where the history itself does (an offset was reset, a topic
 deleted). At the end everything is consumed: each confirmed message was acknowledged, or is a dead letter.
 """
 
@@ -41,8 +41,8 @@ class Violation(AssertionError):
 
 
 @dataclass
-class Told:
-    """What one group was told of one message."""
+class Observed:
+    """What the clients of one group observed of one message."""
 
     acked: bool = False
     perhaps: bool = False
@@ -64,7 +64,7 @@ class Told:
 
 @dataclass
 class Model:
-    told: dict[tuple[str, bytes], Told] = field(default_factory=lambda: defaultdict(Told))
+    observed: dict[tuple[str, bytes], Observed] = field(default_factory=lambda: defaultdict(Observed))
     sent: dict[bytes, tuple[int, str, int]] = field(default_factory=dict)
     """Confirmed messages that are there: queue, tag, number."""
 
@@ -72,30 +72,32 @@ class Model:
     """The highest time from which the clock was set back."""
 
     def delivered(self, group: str, message: Message, popped: Popped, attempt: str | None) -> None:
-        told = self.told[group, message.body]
+        observed = self.observed[group, message.body]
         where = f"group {group}, message {message.body!r} at {message.topic} {message.queue_id} {message.offset}"
-        if not told.free:
-            if told.acked:
+        if not observed.free:
+            if observed.acked:
                 raise Violation(f"{where}: delivered again after its acknowledgement")
-            same = attempt is not None and told.attempt == attempt
+            same = attempt is not None and observed.attempt == attempt
             now = max(popped.pop_ms, self.peak_ms)
-            again = told.attempt is not None  # The same attempt may pop again, for a shorter time, without an answer.
-            if told.handle is not None and not told.unsure and not again and told.visible_ms > now:
-                raise Violation(f"{where}: delivered at {popped.pop_ms}, invisible until {told.visible_ms}")
-            if told.handle is not None and not told.suspended and not told.unsure and not same:
-                told.attempts += 1
-            if message.times < told.attempts:
-                raise Violation(f"{where}: attempt {message.times}, {told.attempts} failed before")
-        told.handle, told.visible_ms = message.handle, message.handle.visible_ms
-        told.suspended = False
-        told.unsure = told.unsure and told.changed_ms >= popped.pop_ms
-        told.attempt = attempt
+            again = (
+                observed.attempt is not None
+            )  # The same attempt may pop again, for a shorter time, without an answer.
+            if observed.handle is not None and not observed.unsure and not again and observed.visible_ms > now:
+                raise Violation(f"{where}: delivered at {popped.pop_ms}, invisible until {observed.visible_ms}")
+            if observed.handle is not None and not observed.suspended and not observed.unsure and not same:
+                observed.attempts += 1
+            if message.times < observed.attempts:
+                raise Violation(f"{where}: attempt {message.times}, {observed.attempts} failed before")
+        observed.handle, observed.visible_ms = message.handle, message.handle.visible_ms
+        observed.suspended = False
+        observed.unsure = observed.unsure and observed.changed_ms >= popped.pop_ms
+        observed.attempt = attempt
 
     def lift(self, bodies: Any, groups: Any = GROUPS) -> None:
         for group in groups:
             for body in bodies:
-                told = self.told[group, body]
-                told.free, told.handle, told.acked = True, None, False
+                observed = self.observed[group, body]
+                observed.free, observed.handle, observed.acked = True, None, False
 
 
 class History:
@@ -154,17 +156,21 @@ class History:
         for message in messages_of(popped, "T", BROKER):
             self.model.delivered(request.group, message, popped, request.attempt_id)
 
-    def held(self) -> list[tuple[str, bytes, Told]]:
-        return [(*key, told) for key, told in self.model.told.items() if told.handle is not None and not told.acked]
+    def held(self) -> list[tuple[str, bytes, Observed]]:
+        return [
+            (*key, observed)
+            for key, observed in self.model.observed.items()
+            if observed.handle is not None and not observed.acked
+        ]
 
     def step_ack(self) -> None:
         held = self.held()
         if not held:
             return
         chosen: dict[str, dict[bytes, Handle]] = defaultdict(dict)
-        for group, body, told in self.random.sample(held, min(len(held), self.random.randint(1, 4))):
-            assert told.handle is not None
-            chosen[group][body] = told.handle
+        for group, body, observed in self.random.sample(held, min(len(held), self.random.randint(1, 4))):
+            assert observed.handle is not None
+            chosen[group][body] = observed.handle
         for group, handles in chosen.items():
             if self.number % 2:
                 self.start(self.ack(group, handles))
@@ -177,10 +183,10 @@ class History:
         began, resets = self.world.pop_ms, self.resets
         earlier = {}
         for body, handle in handles.items():
-            told = self.model.told[group, body]
-            earlier[body] = told.perhaps
-            if not told.free and handle == told.handle:
-                told.perhaps = True
+            observed = self.model.observed[group, body]
+            earlier[body] = observed.perhaps
+            if not observed.free and handle == observed.handle:
+                observed.perhaps = True
         try:
             if self.number % 2:
                 results = await acknowledged_together(self.world.pop, group, "T", list(handles.values()))
@@ -195,14 +201,16 @@ class History:
     def acked(
         self, group: str, body: bytes, handle: Handle, result: AckResult, before: bool, began: int, resets: int
     ) -> None:
-        told = self.model.told[group, body]
+        observed = self.model.observed[group, body]
         if result is not AckResult.OK:
-            told.perhaps = before
-        if resets != self.resets or told.free:
+            observed.perhaps = before
+        if resets != self.resets or observed.free:
             return
-        if result is AckResult.OK and handle.visible_ms > began and handle == told.handle and not told.unsure:
-            told.acked = True  # After a change without an answer, the delivery may have ended before.
-        refused = result is AckResult.INVALID and handle == told.handle and not told.unsure and not told.acked
+        if result is AckResult.OK and handle.visible_ms > began and handle == observed.handle and not observed.unsure:
+            observed.acked = True  # After a change without an answer, the delivery may have ended before.
+        refused = (
+            result is AckResult.INVALID and handle == observed.handle and not observed.unsure and not observed.acked
+        )
         if refused and handle.visible_ms > self.latest:
             raise Violation(f"group {group}, message {body!r}: {handle} is refused before its time")
 
@@ -211,8 +219,8 @@ class History:
         held = self.held()
         if not held:
             return
-        group, _, told = self.random.choice(held)
-        h = told.handle
+        group, _, observed = self.random.choice(held)
+        h = observed.handle
         assert h is not None
         old = Handle(
             h.start_offset,
@@ -240,17 +248,17 @@ class History:
     def step_change(self) -> None:
         held = [item for item in self.held() if not item[2].perhaps]
         if held:
-            group, body, told = self.random.choice(held)
-            assert told.handle is not None
-            self.start(self.change(group, body, told.handle))
+            group, body, observed = self.random.choice(held)
+            assert observed.handle is not None
+            self.start(self.change(group, body, observed.handle))
 
     async def change(self, group: str, body: bytes, handle: Handle) -> None:
-        told = self.model.told[group, body]
+        observed = self.model.observed[group, body]
         suspend = self.random.random() < 0.3
-        told.unsure = True
-        told.changes += 1
-        told.changed_ms = self.world.pop_ms
-        number = told.changes
+        observed.unsure = True
+        observed.changes += 1
+        observed.changed_ms = self.world.pop_ms
+        number = observed.changes
         change = ChangeInvisible(
             group=group,
             topic="T",
@@ -262,8 +270,13 @@ class History:
             renewed = await self.world.pop.change_invisible(change)
         except (NotStored, NotWritable, RequestRejected, BadHandle):
             return
-        if told.handle == handle and told.changes == number:
-            told.handle, told.visible_ms, told.suspended, told.unsure = renewed, renewed.visible_ms, suspend, False
+        if observed.handle == handle and observed.changes == number:
+            observed.handle, observed.visible_ms, observed.suspended, observed.unsure = (
+                renewed,
+                renewed.visible_ms,
+                suspend,
+                False,
+            )
 
     def step_time(self) -> None:
         self.world.ms += self.random.choice((10, 500, 3_000, 9_000, 25_000))
@@ -452,16 +465,16 @@ class History:
             self.latest = max(self.latest, self.world.pop_ms)
             await self.world.passes()
             await self.world.expire()
-            before = sum(told.acked for told in self.model.told.values())
+            before = sum(observed.acked for observed in self.model.observed.values())
             for group in GROUPS:
                 for _ in range(3):
                     self.start_pop(group, most=32)
                     await self.quiet()
-            for group, body, told in self.held():
-                assert told.handle is not None
-                self.start(self.ack(group, {body: told.handle}))
+            for group, body, observed in self.held():
+                assert observed.handle is not None
+                self.start(self.ack(group, {body: observed.handle}))
             await self.quiet()
-            progress = sum(told.acked for told in self.model.told.values()) > before
+            progress = sum(observed.acked for observed in self.model.observed.values()) > before
             idle = 0 if progress else idle + 1
         self.check_end()
 
@@ -471,8 +484,8 @@ class History:
             got = self.world.store.get(f"%DLQ%{group}", 0, 0, 10_000, 1 << 24)
             dead[group] = {record.body for record in decode_records(got.data)} if got.data else set()
             for body in dead[group]:
-                told = self.model.told[group, body]
-                if told.acked and not told.free and not told.perhaps:
+                observed = self.model.observed[group, body]
+                if observed.acked and not observed.free and not observed.perhaps:
                     raise Violation(f"group {group}: the dead letter {body!r} was acknowledged")
         for (group, topic, queue), state in self.world.pop._log.state.queues.items():
             high = self.world.store.max_offset(topic, queue)
@@ -482,8 +495,14 @@ class History:
                 )
         for body, (queue, tag, _) in self.model.sent.items():
             for group in GROUPS:
-                told = self.model.told[group, body]
-                if told.free or told.acked or told.perhaps or body in dead[group] or (group == "f" and tag != "a"):
+                observed = self.model.observed[group, body]
+                if (
+                    observed.free
+                    or observed.acked
+                    or observed.perhaps
+                    or body in dead[group]
+                    or (group == "f" and tag != "a")
+                ):
                     continue
                 raise Violation(f"group {group}: message {body!r} of queue {queue} is lost")
 

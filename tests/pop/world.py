@@ -170,7 +170,7 @@ class World:
         return self.store.end
 
     def replicate(self, to: int | None = None) -> None:
-        """Confirms the log up to a border and tells who waits for that."""
+        """Confirms the log up to a border and notifies who waits for that."""
         to = self.store.end if to is None else to
         if to > self.store.confirmed:
             self.confirmed.confirmed(self.store.confirm(to))

@@ -246,7 +246,7 @@ def test_faults_of_the_connection(sent: bytes, fault: Fault) -> None:
     assert Peer().fault(sent) == fault
 
 
-def test_another_protocol_is_told_so_at_once() -> None:
+def test_another_protocol_is_refused_at_once() -> None:
     connection = ServerConnection(Recorder(), 0.0)
     with pytest.raises(ConnectionFault):
         connection.receive(b"GET / HTTP/1.1\r\n", 0.0)

@@ -335,8 +335,8 @@ async def test_a_changed_group_reaches_its_live_consumers(cluster: Cluster, monk
         first = await line.settings(c.consumer("g", "T", kind=2))
         assert (first.settings.subscription.fifo, first.settings.backoff_policy.max_attempts) == (False, 17)
         await c.make_group(cluster, "g", orderly=True, retries=3)
-        told = await line.read()
-        assert (told.settings.subscription.fifo, told.settings.backoff_policy.max_attempts) == (True, 4)
+        received = await line.read()
+        assert (received.settings.subscription.fifo, received.settings.backoff_policy.max_attempts) == (True, 4)
         policy = {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 3000, "max": 60000, "multiplier": 4}}
         await c.make_group(cluster, "g", orderly=True, retries=3, groupRetryPolicy=policy)
         backoff = (await line.read()).settings.backoff_policy.exponential_backoff

@@ -133,7 +133,7 @@ async def test_a_late_connection_is_closed() -> None:
 
 
 class Names:
-    """A resolver that is told when to be late. It answers with one address, counted up from 10.0.0.1."""
+    """A resolver whose delays are set. It answers with one address, counted up from 10.0.0.1."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -82,7 +82,7 @@ async def test_the_scrub_finds_damage_that_no_reader_meets(
 
 @pytest.mark.parametrize("part", [100, 0], ids=["a body", "where a record ends"])
 async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tmp_path: Path, part: int) -> None:
-    """It tells of a body that it was given; where a record ends the leader itself must know, or it can give nothing."""
+    """It reports a body that it was given; where a record ends the leader itself must know, or it can give nothing."""
     async with Group(tmp_path, 3) as group:
         empty = group.nodes[2]
         await group.promote(0, (0, 1), (0, 1))

@@ -166,9 +166,9 @@ def test_mutated_fetches_change_a_masters_state_only_if_a_member_could_have_sent
         core, log, disk = master()
         saved = disk.saved
         core.fetched(fetch, 10)
-        told = 3 < fetch.epoch <= 3 + JUMP and fetch.member == B and fetch.leader in (None, A)
-        assert core.highest_seen_epoch == (fetch.epoch if told else 3), fetch
-        assert core.role is (Role.WAITING if told else Role.MASTER), fetch
+        believed = 3 < fetch.epoch <= 3 + JUMP and fetch.member == B and fetch.leader in (None, A)
+        assert core.highest_seen_epoch == (fetch.epoch if believed else 3), fetch
+        assert core.role is (Role.WAITING if believed else Role.MASTER), fetch
         assert (core.leadership, disk.saved) == (LeadershipRecord(3, 1, A, frozenset({A, B})), saved)
         counts = fetch.member == B and fetch.epoch == 3 and fetch.leader in (None, A)
         assert log.confirmed <= (min(fetch.end, log.end) if counts else 0), fetch
@@ -333,7 +333,7 @@ def test_a_new_disk_takes_part_only_with_members_that_it_asked() -> None:
     assert core.uninitialized
     found = (*VOTERS[:2], Voter(C, "m2:1"))
     vote = RaftRequest(RaftRequestKind.VOTE, 1, A, "m0:1", (0, 0), False, found)
-    assert not core.on_raft_request(vote, 20_000).granted, "who that is, it was not told yet"
+    assert not core.on_raft_request(vote, 20_000).granted, "it does not know yet who that is"
     assert core.uninitialized
     core.raft_answered(RaftResponse(RaftRequestKind.FIND, 0, A, 0, uninitialized=True), 20_010)
     evil = (Voter(A, "m0:1"), Voter(C, "m2:1"), Voter(STRANGER, "evil:1"))

@@ -192,7 +192,7 @@ def test_after_a_crash_in_a_reset_the_members_are_those_of_the_log_that_is_there
         send(leader_store)
     to = 2 << 20
     monkeypatch.setattr(leader_store.log, "start", to)  # As if all before had expired.
-    told = leader.reset_state()
+    state = leader.reset_state()
     last = leader.member_changes[-1]
     assert last.end < to < leader.end
 
@@ -203,7 +203,7 @@ def test_after_a_crash_in_a_reset_the_members_are_those_of_the_log_that_is_there
     else:
         monkeypatch.setattr(store, "reset", raising(PowerOff()))
     with pytest.raises(PowerOff):
-        log.reset(to, leader.leader_epochs, told)
+        log.reset(to, leader.leader_epochs, state)
     monkeypatch.undo()
 
     store, log = crashed(tmp_path, store)
@@ -212,7 +212,7 @@ def test_after_a_crash_in_a_reset_the_members_are_those_of_the_log_that_is_there
         assert log.member_changes[-1] == last
     else:
         assert members_of(log) == [3, 4]
-        log.reset(to, leader.leader_epochs, told)
+        log.reset(to, leader.leader_epochs, state)
         assert log.member_changes == (last,)
     store.close()
     leader_store.close()

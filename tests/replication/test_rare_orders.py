@@ -212,8 +212,8 @@ async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path
         await new.put(b"the leader's")
         new.refuse_fetches = True
         await old.start()
-        for told in (not unclean, unclean):
-            assert (await old.service.assign(Assignment(group.leadership, new.address, told))).accepted
+        for allowed in (not unclean, unclean):
+            assert (await old.service.assign(Assignment(group.leadership, new.address, allowed))).accepted
         new.refuse_fetches = False
         follower = old.service.core.follower
         assert follower is not None

@@ -219,7 +219,7 @@ async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(
 
 
 async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
-    """Told in its last moment to lead again, it would begin an epoch and be gone."""
+    """An assignment to lead again in its last moment: it would begin an epoch and be gone."""
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         node = group.nodes[0]

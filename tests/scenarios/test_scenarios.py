@@ -46,5 +46,5 @@ def test_without_its_rule_the_story_ends_badly(story: Path) -> None:
 
 
 def test_every_rule_has_a_story_that_ends_badly_without_it() -> None:
-    told = {int(story.stem.split("_")[1]) for story in BAD_ENDS}
-    assert told >= set(range(1, 28))
+    shown = {int(story.stem.split("_")[1]) for story in BAD_ENDS}
+    assert shown >= set(range(1, 28))

@@ -1,7 +1,7 @@
 """Access to real brokers and a NameServer: who may do what over the wire, and what a change of the table does at once.
 
 Each request code of the compatibility page is sent by a stranger, by a user without rights and by a user with other
-rights. All are refused, nothing changes, and no remark tells what exists.
+rights. All are refused, nothing changes, and no remark shows what exists.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication.types import Assignment
 
-from tests.security.test_plausible_values import forward_frame, tell_member
+from tests.security.test_plausible_values import forward_frame, send_as_member
 from tests.support.broker_group import Group, MakeGroup, until
 
 ADMIN = Credentials("admin", "admin-secret")
@@ -83,7 +83,7 @@ async def put(group: Group, version: int, mode: str = "Enabled", *, known: list[
         assert answer.json() == {"version": version}, answer.text
 
 
-async def told(group: Group, version: int) -> None:
+async def until_version(group: Group, version: int) -> None:
     """Waits until the NameServer has the table."""
 
     async def has() -> bool:
@@ -99,7 +99,7 @@ async def group(make_group: MakeGroup) -> Group:
     await made.lead(0)
     await made.registered()
     await put(made, 1)
-    await told(made, 1)
+    await until_version(made, 1)
     async with Admin(made.name_server, credentials=ADMIN) as admin:
         for topic in ("Orders", "Secret"):
             await admin.create_topic(topic, queues=1)
@@ -311,7 +311,7 @@ async def test_a_change_of_the_table_counts_at_once(group: Group) -> None:
         assert not answer.body
         again = await consumer.request(group.group_address, Frame(RequestCode.PULL_MESSAGE, ext=pull), 10)
         assert again.code == ResponseCode.NO_PERMISSION
-        await told(group, 2)
+        await until_version(group, 2)
         route = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": "Orders"})
         assert (await consumer.request(group.name_server, route, 10)).code == ResponseCode.NO_PERMISSION
         await put(group, 3, "Disabled")
@@ -344,7 +344,7 @@ async def test_two_keys_while_one_is_rotated(group: Group) -> None:
     async with Producer(group.name_server, credentials=ORDERS) as old_one:
         await old_one.send("Orders", b"1")
         await put(group, 2, known=users(orders={"keys": [new.secret_key, ORDERS.secret_key]}))
-        await told(group, 2)
+        await until_version(group, 2)
         async with Producer(group.name_server, credentials=new) as new_one:
             await asyncio.gather(*(p.send("Orders", b"2") for p in (old_one, new_one) for _ in range(20)))
             await put(group, 3, known=users(orders={"keys": [new.secret_key]}))
@@ -463,7 +463,7 @@ async def test_a_transaction_is_asked_of_a_producer_that_may_send_there(make_gro
     await group.lead(0)
     await group.registered()
     await put(group, 1)
-    await told(group, 1)
+    await until_version(group, 1)
     async with Admin(group.name_server, credentials=ADMIN) as admin:
         await admin.create_topic("Orders", queues=1)
     seen: list[str] = []
@@ -554,7 +554,7 @@ async def pair_with_a_denied_user(make_group: MakeGroup) -> Group:
     await group.registered()
     await group.all_in_sync()
     await put(group, 1, known=users(nothing={"rules": [*ANY_TOPIC, {**ANY_TOPIC[0], **SECRET_ORDERS}]}))
-    await told(group, 1)
+    await until_version(group, 1)
     async with Admin(group.name_server, credentials=ADMIN) as admin:
         await admin.create_topic("Orders", queues=1)
     return group
@@ -576,7 +576,7 @@ async def test_a_forwarded_end_of_a_transaction_is_checked_by_the_record_here(ma
     for user, code in ((NOTHING, ResponseCode.NO_PERMISSION), (ORDERS, ResponseCode.SUCCESS)):
         frame = end_frame(place, 8)
         user.sign(frame)
-        answer = await tell_member(master, forward_frame(frame), 1)
+        answer = await send_as_member(master, forward_frame(frame), 1)
         assert answer.code == ResponseCode.SUCCESS, "the bundle is taken"
         (inner,) = FrameDecoder().feed(answer.body)
         assert (user.access_key, inner.code) == (user.access_key, code)

@@ -109,11 +109,11 @@ class Target:
 
     def fetch(self, of: str, *, epoch: int | None = None) -> Frame:
         """A fetch as that member would send it."""
-        told, known = self.status(of), self.status(self.master)
+        reported, known = self.status(of), self.status(self.master)
         ext = {
             "epoch": str(known["epoch"] if epoch is None else epoch),
-            "member": str(told["member"]["member"]),
-            "incarnation": told["member"]["incarnation"],
+            "member": str(reported["member"]["member"]),
+            "incarnation": reported["member"]["incarnation"],
             "end": str(known["end"]),
             "flushed": str(known["end"]),
             "confirmed": str(known["confirmed"]),

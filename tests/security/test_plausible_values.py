@@ -34,18 +34,18 @@ pytestmark = pytest.mark.timeout(300)
 HUGE = (2**53 + 1, 2**63 - 1, 2**64 - 1, 2**128)
 
 
-async def tell(address: str, frame: Frame) -> Frame:
+async def send(address: str, frame: Frame) -> Frame:
     """Send one frame to a port for clients, over a connection of its own, and give the answer."""
     async with RemotingClient() as client:
         return await client.request(address, frame, 10)
 
 
-async def tell_member(member: Member, frame: Frame, sender: int) -> Frame:
+async def send_as_member(member: Member, frame: Frame, sender: int) -> Frame:
     """Send one frame to a member's replication port, as the member `sender` of its group, and give the answer."""
-    return await tell_as(Identity("demo", "demo-a", sender), None, member.replication_address, frame)
+    return await send_as(Identity("demo", "demo-a", sender), None, member.replication_address, frame)
 
 
-async def tell_as(who: Identity, token_file: Path | None, address: str, frame: Frame) -> Frame:
+async def send_as(who: Identity, token_file: Path | None, address: str, frame: Frame) -> Frame:
     """The same for any port between members."""
     async with RemotingClient(membership=Membership(who, token_file)) as client:
         return await client.request(address, frame, 10)
@@ -109,7 +109,7 @@ async def test_a_fetch_with_an_impossible_epoch_does_not_depose_the_master(make_
     me, other = await group.ids()
     before = state_of(await master.status())
     for epoch in (*HUGE, 2 + 2**20, -1):
-        answer = await tell_member(master, fetch_frame(other, epoch, me), other.member)
+        answer = await send_as_member(master, fetch_frame(other, epoch, me), other.member)
         refused = answer.code != ResponseCode.SUCCESS or answer.ext["kind"] == "refused"
         assert refused, (epoch, answer)
         assert state_of(await master.status()) == before, epoch
@@ -117,9 +117,9 @@ async def test_a_fetch_with_an_impossible_epoch_does_not_depose_the_master(make_
     found = await refusals(master)
     assert found["fetch/epoch-jump"] == 1
     assert found["fetch/range"] == len(HUGE) + 1
-    assert (await tell(master.address, send_frame(b"a"))).code == ResponseCode.SUCCESS
+    assert (await send(master.address, send_frame(b"a"))).code == ResponseCode.SUCCESS
     stranger = MemberId(7, "invented")
-    assert (await tell_member(master, fetch_frame(stranger, 2, me), 7)).ext["kind"] == "refused"
+    assert (await send_as_member(master, fetch_frame(stranger, 2, me), 7)).ext["kind"] == "refused"
     assert state_of(await master.status()) == before, "a possible epoch, but of no member of the set"
 
 
@@ -149,7 +149,7 @@ async def test_invented_incarnations_do_not_fill_the_table_of_followers(make_gro
         await until(all_refused, "nearly every invented incarnation is refused")
         assert [f.member.member for f in (await master.status()).followers] == [7]
         for number in (64, 2**40, -1):
-            answer = await tell_member(master, fetch_frame(MemberId(number, "x"), group.leadership.epoch, me), 7)
+            answer = await send_as_member(master, fetch_frame(MemberId(number, "x"), group.leadership.epoch, me), 7)
             assert answer.code == ResponseCode.SYSTEM_ERROR
         assert len((await master.status()).followers) == 1
     finally:
@@ -181,7 +181,7 @@ async def test_a_forward_wraps_writes_only_and_is_taken_whole_or_not_at_all(make
     good = forward_frame(send_frame(b"a"), send_frame(b"b"))
 
     async def taken() -> bool:
-        return (await tell_member(master, good, 1)).code == ResponseCode.SUCCESS
+        return (await send_as_member(master, good, 1)).code == ResponseCode.SUCCESS
 
     await until(taken, "the slave fetches, so its bundle is taken")
 
@@ -205,10 +205,10 @@ async def test_a_forward_wraps_writes_only_and_is_taken_whole_or_not_at_all(make
         "many small frames": Frame(GantryCode.FORWARD, ext={"hosts": "[]"}, body=b"\0\0\0\0" * 100_000),
     }
     for queue_offset, (what, frame) in enumerate(bad.items(), start=2):
-        answer = await tell_member(master, frame, 1)
+        answer = await send_as_member(master, frame, 1)
         assert answer.code == ResponseCode.SYSTEM_ERROR, what
         assert (answer.remark or "").startswith("FORWARD: "), (what, answer.remark)
-        stored = await tell(master.address, send_frame(b"next"))
+        stored = await send(master.address, send_frame(b"next"))
         assert stored.ext["queueOffset"] == str(queue_offset), f"{what}: nothing of the bundle is stored"
     found = await refusals(master)
     assert found["forward/not-forwarded"] == 6
@@ -224,16 +224,16 @@ async def test_only_a_follower_forwards_and_reads_the_log(make_group: MakeGroup)
     read, write = Frame(GantryCode.READ_LOG, ext={"at": "0"}), forward_frame(send_frame(b"forged"))
 
     async def answered() -> bool:
-        return (await tell_member(master, read, 1)).code == ResponseCode.SUCCESS
+        return (await send_as_member(master, read, 1)).code == ResponseCode.SUCCESS
 
     await until(answered, "the slave fetches, so it may read the log")
-    assert (await tell_member(master, read, 1)).body
+    assert (await send_as_member(master, read, 1)).body
     for member, sender in ((master, 7), (slave, 0), (slave, 7)):
         for frame in (read, write):
-            answer = await tell_member(member, frame, sender)
+            answer = await send_as_member(member, frame, sender)
             assert (answer.code, answer.body) == (ResponseCode.SERVICE_NOT_AVAILABLE, b""), (member, sender, frame)
             assert answer.remark == "this member does not lead, or the peer does not fetch from it"
-    stored = await tell(master.address, send_frame(b"first"))
+    stored = await send(master.address, send_frame(b"first"))
     assert stored.ext["queueOffset"] == "0", "nothing that was forwarded is stored"
     found = await refusals(master)
     assert (found["forward/unknown-member"], found["read-log/unknown-member"] >= 1) == (1, True)
@@ -324,21 +324,21 @@ async def test_votes_and_announcements_of_strangers_change_nothing(make_group: M
         impostor = MemberId(known.member, "another-disk")
         for bad in HUGE:
             frame = raft_request_frame(group, "vote", bad, known, transfer=True, rank=[1, 2**40])
-            answer = await tell_member(member, frame, known.member)
+            answer = await send_as_member(member, frame, known.member)
             assert answer.code == ResponseCode.SYSTEM_ERROR
         frame = raft_request_frame(group, "vote", epoch + 2**21, known, transfer=True)
-        jump = await tell_member(member, frame, known.member)
+        jump = await send_as_member(member, frame, known.member)
         assert orjson.loads(jump.body)["granted"] is False
         for who in (stranger, impostor):
             everyone = [*named, [who.member, who.incarnation, "127.0.0.1:1"]]
             for kind in ("pre-vote", "vote", "timeout-now", "begin", "begin", "begin"):
                 frame = raft_request_frame(group, kind, epoch + 1, who, transfer=True, members=everyone)
-                answer = await tell_member(member, frame, who.member)
+                answer = await send_as_member(member, frame, who.member)
                 assert answer.code == ResponseCode.SYSTEM_ERROR or orjson.loads(answer.body)["granted"] is False
     states = [await m.status() for m in group.members]
     assert {s.epoch for s in states} == {epoch}
     assert [s.role for s in states].count("Master") == 1
-    assert (await tell(leads.address, send_frame(b"a"))).code == ResponseCode.SUCCESS
+    assert (await send(leads.address, send_frame(b"a"))).code == ResponseCode.SUCCESS
     for member in group.members:
         found = await refusals(member)
         assert found["poll/range"] + found["poll/malformed"] == len(HUGE), found  # 2**128 is no whole number in JSON.
@@ -378,7 +378,7 @@ async def test_no_forged_epoch_reaches_the_registry_or_the_name_servers(cluster:
     follower = next(MemberId(*m) for m in before["inSync"] if m != before["master"])
     for epoch in HUGE:
         who = Identity("t", "a", follower.member)
-        await tell_as(who, token, ports.address(replication(master["name"])), fetch_frame(follower, epoch, leader))
+        await send_as(who, token, ports.address(replication(master["name"])), fetch_frame(follower, epoch, leader))
     body = {
         "brokerName": "a", "brokerAddr": "127.0.0.1:1", "clusterName": "t", "brokerId": "0", "gantryMember": "1",
     }  # fmt: skip
@@ -386,7 +386,7 @@ async def test_no_forged_epoch_reaches_the_registry_or_the_name_servers(cluster:
     for server in servers:
         for epoch in (2**63 - 1, 2**53 + 1, before["epoch"] + 2**21):
             forged = Frame(RequestCode.REGISTER_BROKER, ext=body | {"gantryEpoch": str(epoch)})
-            answer = await tell_as(forger_is, token, server, forged)
+            answer = await send_as(forger_is, token, server, forged)
             assert answer.code != ResponseCode.SUCCESS
             assert "gantryEpoch" in (answer.remark or "")
     # A possible epoch is taken from any member: the group's master is kept out while that connection lives, and only
@@ -399,7 +399,7 @@ async def test_no_forged_epoch_reaches_the_registry_or_the_name_servers(cluster:
             "topic": "New", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
             "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
         })  # fmt: skip
-        await tell(master["address"], create)
+        await send(master["address"], create)
 
     def routed() -> bool:
         return all(asyncio.run(_has_route(server, "New")) for server in cluster.name_servers.split(";"))
@@ -412,9 +412,9 @@ async def test_no_forged_epoch_reaches_the_registry_or_the_name_servers(cluster:
             async with httpx.AsyncClient(headers=headers) as client:
                 status = (await client.get(f"http://127.0.0.1:{port}/v1/status")).json()
             assert status["highest_seen_epoch"] == before["epoch"], name
-    assert (await tell(master["address"], send_frame(b"x"))).code == ResponseCode.SUCCESS
+    assert (await send(master["address"], send_frame(b"x"))).code == ResponseCode.SUCCESS
 
 
 async def _has_route(server: str, topic: str) -> bool:
-    answer = await tell(server, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": topic}))
+    answer = await send(server, Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": topic}))
     return answer.code == ResponseCode.SUCCESS

@@ -45,7 +45,7 @@ class DecidingOperator:
         self._world = world
         self._seen: dict[int, tuple[ObservedReport, int]] = {}
         self._refused: dict[int, tuple[LeadershipRecord, str]] = {}
-        self._told_at: dict[int, int] = {}
+        self._assigned_at: dict[int, int] = {}
         self._ready: HandoverReady | None = None
         self._asked_at = -10_000
         self._wanted: Switchover | None = None
@@ -67,7 +67,7 @@ class DecidingOperator:
             _, target, leadership = body
             self._ready = HandoverReady(leadership.order, target)
         elif body[0] == "assigned":
-            self._told_at[int(message.source[1:])] = self._world.now
+            self._assigned_at[int(message.source[1:])] = self._world.now
             if not body[1]:
                 self._refused[int(message.source[1:])] = (body[2], "it refused the assignment")
 
@@ -79,7 +79,7 @@ class DecidingOperator:
         """`decide` chooses the receivers; this sends the remaining assignments."""
         for decision in self._decide(random.Random(0), well=True):
             if isinstance(decision, SendAssignment | Demote) and decision.member == number:
-                self._told_at[number] = self._world.now
+                self._assigned_at[number] = self._world.now
                 self._world.post(self.name, f"m{number}", decision.assignment)
 
     def think(self, rng: random.Random) -> None:
@@ -110,7 +110,7 @@ class DecidingOperator:
     def _act(self, rng: random.Random, *, well: bool) -> None:
         for decision in self._decide(rng, well=well):
             if isinstance(decision, SendAssignment | Demote):
-                self._told_at[decision.member] = self._world.now
+                self._assigned_at[decision.member] = self._world.now
                 self._world.post(self.name, f"m{decision.member}", decision.assignment)
             elif isinstance(decision, RequestHandover):
                 self._asked_at = self._world.now
@@ -148,8 +148,8 @@ class DecidingOperator:
         reach: Reach = "ok" if alive else "refused"
         if alive and age >= DETECTION_MS:
             reach = "silent"
-        told_at = self._told_at.get(number)
-        recent = told_at is not None and world.now - age <= told_at and world.now - told_at < DETECTION_MS
+        assigned_at = self._assigned_at.get(number)
+        recent = assigned_at is not None and world.now - age <= assigned_at and world.now - assigned_at < DETECTION_MS
         if not well and rng.random() < 0.3:
             reach = rng.choice(("ok", "refused", "silent"))
         refused = self._refused.get(number)

@@ -312,8 +312,8 @@ class Schedule:
             self._say("the registry is emptied")
             self._lost_leadership = True
             # An assignment that no member received has no effect.
-            told = [m.disk.saved.leadership for m in self.world.members if m.disk.saved is not None]
-            self.world.checker.leadership = max(told, key=lambda c: c.order)
+            leaderships = [m.disk.saved.leadership for m in self.world.members if m.disk.saved is not None]
+            self.world.checker.leadership = max(leaderships, key=lambda c: c.order)
             self.world.registry.leadership = None
 
     # ---- after the faults

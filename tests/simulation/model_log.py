@@ -166,8 +166,8 @@ class ModelLog:
         self._power.step()
         self.start = self.end = self.flushed = self.confirmed = self.saved_confirmed = to
         self.records, self.file, self.disk, self.leader_epochs = [], bytearray(), b"", leader_epochs
-        told = json.loads(state or b"[]")
-        self.member_changes = tuple(MemberChange(at, end, MEMBER_TABLE[index]) for at, end, index in told)
+        changes = json.loads(state or b"[]")
+        self.member_changes = tuple(MemberChange(at, end, MEMBER_TABLE[index]) for at, end, index in changes)
         self._expired_changes = self.member_changes
         self._count()
         self._power.step()

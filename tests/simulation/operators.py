@@ -119,8 +119,8 @@ class ModelOperator:
         leads = (
             master.role is Role.MASTER and master.member == leadership.master and master.order[0] == leadership.epoch
         )
-        told = master.order == leadership.order
-        if told and not leads:
+        up_to_date = master.order == leadership.order
+        if up_to_date and not leads:
             self.plan = self._promote(leadership, rng, best=True)
         elif leads and master.writes_paused:
             self.plan = Plan(leadership, leadership.touched(), "end the handover")

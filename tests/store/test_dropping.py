@@ -1,4 +1,4 @@
-"""What control records tell of queues: deleted topics, and where queues go on of which nothing else is left to say it.
+"""What control records say of queues: deleted topics, and where queues go on of which nothing else is left to say it.
 
 A deletion hides what lies before it, and changes nothing else on the disk: when it is undone, all of it is shown.
 """
@@ -304,7 +304,7 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
 
 
 def test_a_queue_without_records_continues_at_the_leaders_queue_offset(member: Member, leader: Member) -> None:
-    """The truncation undoes the records that tell its queue offset; other members have unconfirmed first records."""
+    """The truncation undoes the records that give its queue offset; other members have unconfirmed first records."""
     member.put(0, 1)
     divergence_offset = member.store.end
     member.follow(leader)
@@ -337,7 +337,7 @@ def test_overrides_do_not_replace_queue_offsets_of_records(member: Member, end: 
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_master_gives_no_queue_offset_twice_before_it_knows_the_confirmed_offset(member: Member, saved: bool) -> None:
-    """After a kill, only the tables or the end of the log tell the next queue offset."""
+    """After a kill, only the tables or the end of the log give the next queue offset."""
     member.put(0, 5)
     member.change(ends={"Old": {"0": 57}})
     if saved:

@@ -153,7 +153,7 @@ class Pair:
         self.epoch = 0
         self.now_ms = 10**12
         self.expected: LeaderEpochs = ()
-        """The follower's epochs at the last check, for those that its log no longer tells."""
+        """The follower's epochs at the last check, for those that its log no longer has."""
         self.reset_in_progress: LeaderEpochs | None = None
         """The epochs of a reset that has begun and not finished."""
         self.leader = MessageStore.open(self.leader_config)
@@ -184,7 +184,7 @@ class Pair:
     def _put(self, store: MessageStore, count: int) -> None:
         for _ in range(count):
             if store.end % SEGMENT == 0:
-                self._tell_ends(store)
+                self._set_ends(store)
             self.serial += 1
             size = self.rng.choice((8, 8, 900, 3_000))
             store.put([message(self.serial, self.rng.choice("AB"), size)], self.serial)
@@ -192,9 +192,9 @@ class Pair:
     def _begin(self, store: MessageStore) -> None:
         self.epoch += 1
         store.begin_epoch(self.epoch, EPOCH_BODY, 1)
-        self._tell_ends(store)
+        self._set_ends(store)
 
-    def _tell_ends(self, store: MessageStore) -> None:
+    def _set_ends(self, store: MessageStore) -> None:
         """Write the queue offsets, as a master does in each segment, for members without records of a queue."""
         found = store.next_offsets(queue.key for queue in store.queues)
         ends = {t: {str(q): n for q, n in queues.items()} for t, queues in found.items() if t in "AB"}

@@ -557,7 +557,7 @@ def test_a_truncated_entry_in_memory_does_not_come_back_in_part(
 def test_a_queue_that_begins_unconfirmed_continues_at_its_override(
     leader: MessageStore, follower: MessageStore
 ) -> None:
-    """The truncation undoes the record that told the queue offset."""
+    """The truncation undoes the record that gave the queue offset."""
     leader.begin_epoch(1, b"", 1)
     boundary = leader.end
     leader.ensure_next("Orders", 0, 57)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,33 @@ PHRASES = {
     "has it no more": "no longer has it",
     "no more than what": "only what",
 }
+
+
+NAMES = re.compile(r"(?:^|_)(?:told|tells?|telling|teller|wish|wishes)(?:_|$)|(?:Told|Teller|Wish)(?![a-z])")
+"""Words that names of code do not have: notify, assign, report, leadership record and preference are the terms."""
+CODE = ("operator", "broker_image", "spark_jobs", "tests", "e2e", "benchmarks", "helm", ".ci")
+
+
+def names_of(source: bytes) -> set[str]:
+    """All names in a Python file."""
+    return {t.string for t in tokenize.tokenize(io.BytesIO(source).readline) if t.type == tokenize.NAME}
+
+
+def test_names_are_standard_terms() -> None:
+    files = [path for folder in CODE for path in (ROOT / folder).rglob("*.py") if "vendor" not in path.parts]
+    assert len(files) > 500
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        for name in names_of(path.read_bytes())
+        if NAMES.search(name)
+    }
+    assert not found, sorted(found)
+
+
+def test_a_name_of_the_list_is_found() -> None:
+    found = names_of(b"def wish_of(told: Teller) -> None:\n    just_told = excellent.cancelled\n")
+    assert {name for name in found if NAMES.search(name)} == {"wish_of", "told", "Teller", "just_told"}
 
 
 def prose_lines(page: Path) -> list[tuple[int, str]]:

@@ -529,7 +529,7 @@ class AssignedQueue:
         self.task = task
 
     async def end(self) -> None:
-        """Stops the pulls. A cancellation meanwhile cancels the caller; `await task` could not tell the two apart."""
+        """Stops the pulls. A cancellation meanwhile cancels the caller; `await task` does not show the difference."""
         self.process.dropped = True
         self.task.cancel()
         await asyncio.wait({self.task})

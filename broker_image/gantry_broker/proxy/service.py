@@ -425,11 +425,11 @@ class Service:
                     self.clients.leave(client)
                     self.receiving.client_gone(client.key)
                 await self.sending.sweep()
-                await self._tell_changes()
+                await self._notify_clients()
             except Exception:
                 log.exception("the sweep over clients failed")
 
-    async def _tell_changes(self) -> None:
+    async def _notify_clients(self) -> None:
         """Send consumers the settings of their group that have changed."""
         for client in self.clients:
             if client.line is None or client.settings is None or not client.group:

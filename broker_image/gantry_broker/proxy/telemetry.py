@@ -68,7 +68,7 @@ class Telemetry:
             self._line.finish(GrpcStatus.UNAUTHENTICATED, refusal.text)
             return
         except Refusal as refusal:
-            self._tell(refusal)
+            self._refuse(refusal)
             return
         kind = command.WhichOneof("command")
         if kind == "settings":
@@ -90,7 +90,7 @@ class Telemetry:
             if client is not None and client.settings is not None:
                 self._check(caller, client.settings)
         except Refusal as refusal:
-            self._tell(refusal)
+            self._refuse(refusal)
             self._line.finish(GrpcStatus.UNAUTHENTICATED, refusal.text)
             self._service.talks.discard(self)
             if client is not None and client.line is self._line:
@@ -118,17 +118,17 @@ class Telemetry:
                 config = await service.brokers.group(group_name(settings.subscription.group))
         except Refusal as refusal:
             if refusal.code in (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.TOO_MANY_REQUESTS):
-                self._tell(refusal)
+                self._refuse(refusal)
             else:
                 self._line.finish(GrpcStatus.INVALID_ARGUMENT, refusal.text)
             return
         except FAILURES as error:
             log.info("settings of %s: %s", caller.client_id, error)
-            self._tell(refusal_of(error))
+            self._refuse(refusal_of(error))
             return
         client = service.clients.enter(caller.client_id, caller.call.peer, caller.user_name)
         if client is None:
-            self._tell(Refusal(Code.TOO_MANY_REQUESTS, "the proxy has too many clients"))
+            self._refuse(Refusal(Code.TOO_MANY_REQUESTS, "the proxy has too many clients"))
             return
         self._client = client
         client.address = caller.call.peer
@@ -168,7 +168,7 @@ class Telemetry:
         command.settings.CopyFrom(settings)
         self._line.push(command.SerializeToString())
 
-    def _tell(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         command = v2.TelemetryCommand()
         set_status(command, refusal.code, refusal.text)
         self._line.push(command.SerializeToString())

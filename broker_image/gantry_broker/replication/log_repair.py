@@ -90,11 +90,11 @@ class LogRepair:
     def given_damaged(self, at: int) -> None:
         """The leader's answer held a damaged record: a read of that one alone makes the leader find it itself."""
         if not self._asking:
-            task = asyncio.get_running_loop().create_task(self._tell(at))
+            task = asyncio.get_running_loop().create_task(self._report(at))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
-    async def _tell(self, at: int) -> None:
+    async def _report(self, at: int) -> None:
         for name, ask in self._peers():
             try:
                 await ask(_question(at))

@@ -65,7 +65,7 @@ def plan(root: Path, log: LogBytes, point: RecoveryPoint | None, *, known: bool)
     if point is None:
         return Plan(False, False, start, start, start, True)
     rebooted = point.boot != boot_id()
-    # With `durable` above `written`, the point does not tell what the queues contain between the two.
+    # With `durable` above `written`, the point does not say what the queues contain between the two.
     clean = point.clean and not aborted and point.durable <= point.written
     durable, index = point.durable, point.durable_index
     if not rebooted:

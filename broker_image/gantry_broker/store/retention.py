@@ -90,7 +90,7 @@ class Retention:
         keep = state.confirmed if keep_from is None else min(keep_from, state.confirmed)
         if self._index is not None and self._index.behind:
             keep = min(keep, self._index.position)
-        # Below the last checkpoint, the queue entries (which tell the next numbers) and the epoch file are durable, so
+        # Below the last checkpoint, the queue entries (which give the next numbers) and the epoch file are durable, so
         # the records can go.
         keep = min(keep, state.recovery_point.durable)
         bases = log.bases()

@@ -164,7 +164,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], sort: str, width: int
         for i, (column, cell) in enumerate(zip(columns, row, strict=True)):
             room = widths[i]
             if i == 0 and cell.cell_len > room:
-                cell = Text("…") + cell[len(cell) - room + 1 :]  # The end of a name tells members apart.
+                cell = Text("…") + cell[len(cell) - room + 1 :]  # Names of members differ at their ends.
             gap = " " * (room - cell.cell_len)
             last = i == len(columns) - 1
             line.append(gap if column.right else "").append_text(cell)

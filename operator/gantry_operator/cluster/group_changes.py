@@ -267,7 +267,7 @@ class GroupChanges:
         if group not in self.drains:
             self._event("Normal", "DrainBegun", "the group left the spec; it goes once it is empty", group)
         self.drains[group] = self._row(group, step, report)
-        self._tell_blocked(group, self.drains[group])
+        self._report_blocked(group, self.drains[group])
         if step.phase == "Draining" and step.action == "wait":
             self._next_look[group] = time.monotonic() + DRAINING_S
         if step.action == "spread":
@@ -323,7 +323,7 @@ class GroupChanges:
             retentionEnds=at(ends) if ends else None,
         )
 
-    def _tell_blocked(self, group: str, row: DrainRow) -> None:
+    def _report_blocked(self, group: str, row: DrainRow) -> None:
         said = row.message if row.blocked else ""
         if said and self._said.get(group) is None:
             self._event("Warning", "DrainBlocked", said, group)

@@ -106,7 +106,7 @@ _MUTANTS = (
     Mutant(12, "refuse_absurd_ack", (Edit(leader, "if self._is_impossible(fetch):", "if False:"),)),
     Mutant(
         13,
-        "swap_whole_cell",
+        "swap_whole_record",
         (
             Edit(
                 world,
@@ -196,7 +196,7 @@ _MUTANTS = (
     ),
     Mutant(
         22,
-        "cell_outlives",
+        "record_outlives",
         (
             Edit(
                 operators,

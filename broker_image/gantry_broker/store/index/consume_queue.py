@@ -230,7 +230,7 @@ class ConsumeQueue:
 
     @property
     def is_empty(self) -> bool:
-        """There is no entry that tells the next queue offset."""
+        """There is no entry that gives the next queue offset."""
         return self._first == self.max
 
     def start_at(self, number: int) -> None:
@@ -398,7 +398,7 @@ class ConsumeQueue:
     # Retention
 
     def drop_before(self, phys: int) -> list[str]:
-        """Remove files whose entries all lie below `phys`, except the last file, which tells the next queue offset.
+        """Remove files whose entries all lie below `phys`, except the last file, which gives the next queue offset.
 
         Returns the removed files. Raises OSError.
         """

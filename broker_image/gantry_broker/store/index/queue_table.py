@@ -111,7 +111,7 @@ class QueueTable:
         """Start an empty queue at its overridden queue offset."""
         number = self.next_overrides.get(queue.key, 0)
         if number > queue.max == queue.next and queue.is_empty:
-            queue.start_at(number)  # With `next` above `max`, unconfirmed records already tell the number.
+            queue.start_at(number)  # With `next` above `max`, unconfirmed records already give the number.
 
     def override_next(self, topic: str, queue_id: int, number: int) -> None:
         """Start the queue, if it is empty, at this queue offset or a higher one. Raises ValueError, OSError."""

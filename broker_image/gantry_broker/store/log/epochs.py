@@ -1,6 +1,6 @@
 """The leader epochs of a log: which leadership wrote from which offset on, and the file that keeps them.
 
-An epoch begins with its control record, which carries the epoch as a property. The log itself therefore tells its
+An epoch begins with its control record, which carries the epoch as a property. The log itself therefore has its
 epochs; `config/epochs.json` keeps those whose records retention has removed.
 """
 

@@ -62,7 +62,7 @@ async def call(c):
 
 
 async def telemetry(c):
-    """A telemetry stream that stays until it is stopped; `tell` sends more on it."""
+    """A telemetry stream that stays until it is stopped; `send` sends more on it."""
     commands = asyncio.Queue()
     STREAMS[c["id"]] = commands
     await commands.put(c.get("first"))
@@ -114,7 +114,7 @@ async def main():
         c = json.loads(line)
         if c["do"] == "stop":
             await STREAMS[c["of"]].put(None)
-        elif c["do"] == "tell":
+        elif c["do"] == "send":
             await STREAMS[c["of"]].put(c["command"])
         elif c["do"] == "drop":
             for key in [key for key in CHANNELS if key[0] == c["client"]]:
