@@ -89,7 +89,9 @@ def reads(name_servers: str, topic: str) -> list[str]:
 
 def summary(output: str) -> dict[str, Any]:
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    found: dict[str, Any] = next(line for line in lines if line["event"] == "summary")
+    found: dict[str, Any] | None = next((line for line in lines if line["event"] == "summary"), None)
+    if found is None:
+        raise TooLate(f"the client ended before its work was done: {output}")
     return found
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, unharmed, until
+
+pytestmark = pytest.mark.alone
 
 SILENT_MS = 7_000
 """Two seconds until it counts as silent, then the client's limit for a send without a confirmation."""
