@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
+from gantry_broker.starting import importing
+
 
 def run() -> int:
     if not _speaks_tls(sys.argv):
         # asyncio imports ssl if it can, which costs 3 MB.
         sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
-    from gantry_broker.namesrv.process import main
+    with importing():
+        from gantry_broker.namesrv.process import main
 
     return main()
 

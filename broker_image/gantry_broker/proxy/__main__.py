@@ -2,6 +2,9 @@
 
 import sys
 
-from gantry_broker.proxy.process import main
+from gantry_broker.starting import importing
+
+with importing():
+    from gantry_broker.proxy.process import main
 
 sys.exit(main())

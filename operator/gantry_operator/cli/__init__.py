@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from gantry_broker.starting import importing
+
 
 def main() -> None:
     """Runs the command line and exits with its code (see `gantry --help`)."""
-    from gantry_operator.cli.app import run
+    with importing():
+        from gantry_operator.cli.app import run
 
     run()

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shlex
-import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -405,6 +404,8 @@ def report(
             page = _save(page.read_bytes(), copy)
     typer.echo(str(page))
     if browser and copy is None and os.isatty(1):
+        import webbrowser
+
         webbrowser.open(page.absolute().as_uri())
 
 

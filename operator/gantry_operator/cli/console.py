@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +29,9 @@ def console(
     It listens on 127.0.0.1 only. The printed link works once; Enter prints another one. Ctrl-C ends it, and the
     clusters go on.
     """
+    import asyncio
+    import webbrowser
+
     from gantry_operator.console.serve import serve
 
     sources = _sources(directory, name)
