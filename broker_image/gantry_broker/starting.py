@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def importing() -> Iterator[None]:
     """Imports happen in the block. They make objects that stay and almost no cycles, so looks at them free nothing.
 
-    Without this, the looks take an eighth of a broker's CPU time until it answers. What exists at the end of the block
+    Without this, the looks take about an eighth of a broker's CPU time until it answers. What exists at the end of the block
     is frozen: no later look visits it.
     """
     gc.disable()
