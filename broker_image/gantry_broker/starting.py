@@ -1,4 +1,4 @@
-"""The imports of a process that serves, without looks of the collector of reference cycles."""
+"""The imports of a process or a command, without looks of the collector of reference cycles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Imports happen in the block. They make objects that stay and almost no cycles, so looks at them free nothing.
+    """Imports happen in the block. They make objects that stay and few cycles: 0.6 MiB of a broker are never freed.
 
-    Without this, the looks take about an eighth of a broker's CPU time until it answers. What exists at the end of the block
-    is frozen: no later look visits it.
+    Without this, the looks take about an eighth of a broker's CPU time until it answers. What exists at the end of the
+    block is frozen: no later look visits it.
     """
     gc.disable()
     try:
