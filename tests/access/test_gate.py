@@ -20,7 +20,7 @@ from gantry_broker.access.signature import sign
 from gantry_broker.access.table import AccessTable
 from gantry_broker.admission import admit_again
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.frame import Frame, FrameDecoder, RepeatedPull, encode_frame
 from gantry_broker.protocol.message import BatchItem, encode_batch
 
 KEYS = {"orders": "orders-key", "billing": "billing-key", "admin": "admin-key"}
@@ -116,6 +116,24 @@ def test_the_mode_until_there_is_a_table() -> None:
     assert permissive.anonymous == 1
     permissive.set_policy(policy([], "Disabled"))
     assert not permissive.active
+
+
+def test_a_repeated_pull_counts_as_the_unsigned_request_that_it_is() -> None:
+    fields = {"topic": "orders", "consumerGroup": "billing", "queueId": "0", "queueOffset": "1", "commitOffset": "2"}
+    plain, decoder = Frame(RequestCode.PULL_MESSAGE, 7, ext=fields), FrameDecoder()
+    frames = [decoder.feed(encode_frame(plain))[0] for _ in range(40)]
+    repeated = frames[-1]
+    assert type(repeated) is RepeatedPull
+    table: Policy | None
+    for mode in ("Enabled", "Permissive", "Disabled"):
+        for table in (None, policy([{"name": "orders", "rules": [SUB]}], mode)):
+            made = Gate("demo", mode, Records())
+            if table is not None:
+                made.set_policy(table)
+            caller = Caller("10.0.0.1")
+            assert made.check(caller, repeated, 0.0, 0) == made.check(caller, plain, 0.0, 0)
+            assert (reason(made, repeated) == "") == (mode != "Enabled")
+            assert made.anonymous == (3 if mode == "Permissive" else 0)
 
 
 def test_permissive_admits_unsigned_requests_only() -> None:

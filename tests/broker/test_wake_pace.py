@@ -12,7 +12,7 @@ from gantry_broker.broker.pull.answers import found_answer
 from gantry_broker.broker.pull.checks import Pull
 from gantry_broker.broker.pull.pace import CALM, MOST_MS, WakePace
 from gantry_broker.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode, SerializeType
-from gantry_broker.protocol.frame import Frame, encode_frame
+from gantry_broker.protocol.frame import Frame, FrameDecoder, RepeatedPull, encode_frame
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.read import LogPieces
 from gantry_broker.timeslice import SLICE_S
@@ -175,18 +175,63 @@ async def test_a_change_of_role_answers_what_waits_for_the_turn(bench: Bench) ->
     assert len(wire.frames) == 1
 
 
-async def test_cached_checks_of_pulls_end_with_a_change(bench: Bench) -> None:
+class Repeating:
+    """A client whose pulls the broker recognises by their layout."""
+
+    def __init__(self, bench: Bench, **fields: Any) -> None:
+        self.bench = bench
+        self.decoder = FrameDecoder()
+        for _ in range(40):
+            self.frame(bench.pull_ext(**fields))
+
+    def frame(self, fields: dict[str, Any]) -> Frame:
+        [frame] = self.decoder.feed(encode_frame(self.bench.frame(11, fields)))
+        return frame
+
+    async def ask(self, fields: dict[str, Any]) -> Frame:
+        frame = self.frame(fields)
+        self.bench.give(frame)
+        return await self.bench.answer(frame.opaque)
+
+
+@pytest.mark.parametrize("repeating", [False, True])
+async def test_cached_checks_of_pulls_end_with_a_change(bench: Bench, repeating: bool) -> None:
+    client = Repeating(bench)
+    assert type(client.frame(bench.pull_ext())) is RepeatedPull
+
+    async def ask(fields: dict[str, Any]) -> Frame:
+        return await (client.ask(fields) if repeating else bench.ask(11, fields))
+
     await bench.send(b"first")
-    for _ in range(2):
-        assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.SUCCESS
+    for _ in range(3):
+        assert (await ask(bench.pull_ext())).code == ResponseCode.SUCCESS
     topic = {"topic": "T", "defaultTopic": "", "readQueueNums": 4, "writeQueueNums": 4, "perm": 2,
              "topicFilterType": "SINGLE_TAG"}  # fmt: skip
     assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == ResponseCode.SUCCESS
-    assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.NO_PERMISSION
+    assert (await ask(bench.pull_ext())).code == ResponseCode.NO_PERMISSION
     assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic, "perm": 6})).code == ResponseCode.SUCCESS
-    assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.SUCCESS
+    for _ in range(3):
+        assert (await ask(bench.pull_ext())).code == ResponseCode.SUCCESS
     for fields in ({"queueId": 4}, {"queueId": "1_0"}, {"queueOffset": "\u0661"}, {"commitOffset": "x"}):
-        assert (await bench.ask(11, {**bench.pull_ext(), **fields})).code == ResponseCode.SYSTEM_ERROR, fields
+        assert (await ask({**bench.pull_ext(), **fields})).code == ResponseCode.SYSTEM_ERROR, fields
+
+
+async def test_repeated_pulls_are_answered_as_others(bench: Bench) -> None:
+    """Also those with a field that the check reads alone, with a filter, and with a field that is wrong."""
+    for queue in range(3):
+        await bench.send(b"m%d" % queue, queueId=queue)
+    for more in (
+        {}, {"maxMsgBytes": 1_000}, {"subscription": "A"}, {"subscription": "B"}, {"maxMsgBytes": "x"}, {"sysFlag": 5},
+        {"expressionType": "SQL92", "subscription": "a > 5"}, {"topic": "unknown"},
+    ):  # fmt: skip
+        client = Repeating(bench, **more)
+        assert type(client.frame(bench.pull_ext(**more))) is RepeatedPull, more
+        for _ in range(3):
+            for fields in ({"queueId": 1}, {"queueId": 2, "queueOffset": 1}, {"queueId": 99}, {"commitOffset": 7}):
+                wanted = await bench.ask(11, bench.pull_ext(**more, **fields))
+                answer = await client.ask(bench.pull_ext(**more, **fields))
+                wanted.opaque = answer.opaque
+                assert answer == wanted, (more, fields)
 
 
 async def test_a_disk_that_fails_between_two_slices_leaves_no_pull_unanswered(

@@ -187,10 +187,13 @@ class Gate:
         return found
 
     def _check(self, caller: Caller, frame: Frame, now: float) -> Refused | None:
-        policy, ext = self.policy, frame.ext
+        policy = self.policy
         mode = self._default_mode if policy is None else policy.mode
         if mode == DISABLED:
             return self._over_quota(None, frame, now)
+        if frame.known_unsigned:
+            return self._anonymous(mode, frame, now)
+        ext = frame.ext
         name = ext.get(ACCESS_KEY)
         if name is None:
             if SIGNATURE not in ext:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import orjson
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, MQ_VERSION, LanguageCode, SerializeType
+from gantry_broker.protocol.repeated_pulls import PULLS, Layout, Template, Texts, learn, templates
 
 MAX_FRAME: Final = 16 * 1024 * 1024
 """Bytes of the largest frame, without its length field."""
@@ -32,6 +33,12 @@ _FEW_CHUNKS: Final = 64
 _CHUNK: Final = 4096
 """An unfinished frame is kept in at most `_FEW_CHUNKS` parts and one more for each `_CHUNK` bytes: a peer that sends
 single bytes must not cost an object for each."""
+
+_LOOK_AFTER: Final = 16
+"""Reads of a connection that end with a pull of no known template before one is learnt, which costs as much as two
+pulls."""
+_LATER_LOOKS: Final = 8
+"""By this factor grow the reads after a change of the layout, which costs as much as some 20 pulls."""
 
 CREDENTIALS: Final = frozenset({"AccessKey", "Signature", "SecurityToken"})
 """Fields of a signed request that say who signed it: they go to nobody else, nor into a log."""
@@ -69,6 +76,8 @@ class Frame:
     """One request or answer. `ext` holds the header's fields (strings), `body` may be empty."""
 
     __slots__ = ("body", "code", "ext", "flag", "language", "opaque", "remark", "serialize", "version")
+    known_unsigned: ClassVar[bool] = False
+    """Whether no request of this class has a signature."""
 
     def __init__(
         self,
@@ -122,9 +131,33 @@ class Frame:
         """Compares every field, and the body's bytes."""
         if not isinstance(other, Frame):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return all(getattr(self, name) == getattr(other, name) for name in Frame.__slots__)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class RepeatedPull(Frame):
+    """A pull with a known template. It parses its header when another field is wanted than its code and flag."""
+
+    __slots__ = ("groups", "template")
+    known_unsigned: ClassVar[bool] = True
+
+    def __init__(self, template: Template, groups: Texts) -> None:
+        self.code = template.code
+        self.flag = 0
+        self.template = template
+        self.groups = groups
+        """Texts and numbers of the header, in turn."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in Frame.__slots__:
+            raise AttributeError(name)
+        header = b"".join(self.groups)
+        [full] = FrameDecoder().feed(_LENGTHS.pack(4 + len(header), len(header)) + header)
+        for slot in Frame.__slots__:
+            if slot not in ("code", "flag"):
+                setattr(self, slot, getattr(full, slot))
+        return getattr(full, name)
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -197,12 +230,15 @@ class FrameDecoder:
     __slots__ = (
         "_buffered",
         "_chunks",
+        "_layout",
         "_limits",
+        "_look_after",
         "_max_frame",
         "_needed",
         "_skip",
         "_small",
         "_small_header",
+        "_unlike",
         "refused",
     )
 
@@ -220,6 +256,11 @@ class FrameDecoder:
         self._buffered = 0
         self._needed = 0
         self._skip = 0
+        self._layout: Layout | None = None
+        """Of the pulls of this connection."""
+        self._unlike = 0
+        """Reads since the last look for a template that ended with a pull without one."""
+        self._look_after = _LOOK_AFTER
         self.refused: list[Refusal] = []
         """Requests over their limit, in order; the caller answers and clears them."""
 
@@ -262,6 +303,7 @@ class FrameDecoder:
         small = self._small
         small_header = self._small_header
         languages = _LANGUAGE_CODES
+        layout = self._layout
         try:
             while end - position >= 8:
                 length, mark = _unpack_lengths(data, position)
@@ -281,6 +323,13 @@ class FrameDecoder:
                 start = position + 8
                 body_start = start + size
                 if mark >> 24 == _JSON:
+                    if layout is not None and body_start == stop and (found := layout.match(data, start, stop)):
+                        groups = found.groups()
+                        template = templates.get(groups[::2])
+                        if template is not None:
+                            append(RepeatedPull(template, groups))
+                            position = stop
+                            continue
                     try:
                         head = loads(data[start:body_start])
                         ext = head.get("extFields")
@@ -323,6 +372,8 @@ class FrameDecoder:
         except FrameError as error:
             error.frames = frames
             raise
+        if frames and frames[-1].code in PULLS:
+            self._learn(frames[-1], data[start:body_start])
         if position < end:
             rest = data[position:] if position else data
             self._chunks.append(rest)
@@ -330,6 +381,22 @@ class FrameDecoder:
             if self._buffered < 8:
                 self._needed = 8
         return frames
+
+    def _learn(self, pull: Frame, header: bytes) -> None:
+        """Learns the template of the last pull of a read, from time to time."""
+        if type(pull) is RepeatedPull:
+            return
+        self._unlike += 1
+        if self._unlike < self._look_after:
+            return
+        self._unlike = 0
+        # The check of a signature reads all fields, so a signed pull is parsed anyway.
+        if pull.serialize == _JSON and not pull.body and not CREDENTIALS & pull.ext.keys():
+            layout = learn(header)
+            if layout is not None and layout is not self._layout:
+                if self._layout is not None:
+                    self._look_after *= _LATER_LOOKS
+                self._layout = layout
 
     def _admit(self, data: bytes, position: int, length: int, mark: int) -> tuple[bool, bool]:
         """(whether enough of a large frame is there to judge it, whether it is wanted). Raises FrameError."""

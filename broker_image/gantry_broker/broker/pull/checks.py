@@ -15,7 +15,8 @@ from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.broker.pull.held import HeldPull
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
-from gantry_broker.protocol.codes import FAQ, Perm, PullFlag, ResponseCode
+from gantry_broker.protocol.codes import FAQ, Perm, PullFlag, ResponseCode, SerializeType
+from gantry_broker.protocol.frame import RepeatedPull
 from gantry_broker.protocol.headers import BadField, PullHeader
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
     from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
     from gantry_broker.protocol.frame import Frame
+    from gantry_broker.protocol.repeated_pulls import Template
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.settings import BrokerSettings
 
@@ -35,6 +37,7 @@ MAX_KNOWN: Final = 4_096
 MAX_KNOWN_CHARACTERS: Final = 600
 """Of the fields by which one is kept."""
 _READ: Final = int(Perm.READ)
+_JSON: Final = int(SerializeType.JSON)
 _MOST_DIGITS: Final = 18
 """Of a number that the short way reads."""
 
@@ -114,13 +117,21 @@ class Pull(HeldPull):
     __slots__ = ("asked", "code", "commit", "conn", "filter", "offset", "opaque", "queue_id", "serialize")
 
     def __init__(
-        self, conn: Connection, frame: Frame, asked: Consumption, queue_id: int, offset: int, commit: int
+        self,
+        conn: Connection,
+        code: int,
+        opaque: int,
+        serialize: int,
+        asked: Consumption,
+        queue_id: int,
+        offset: int,
+        commit: int,
     ) -> None:
         """`commit`: the consumer's progress, which counts if `asked.commits`."""
         self.conn = conn
-        self.code = frame.code
-        self.opaque = frame.opaque
-        self.serialize = frame.serialize
+        self.code = code
+        self.opaque = opaque
+        self.serialize = serialize
         self.asked = asked
         self.queue_id = queue_id
         self.offset = offset
@@ -148,6 +159,7 @@ class PullChecks:
         self._clients = clients
         self._creation = creation
         self._known: dict[Key, Consumption] = {}
+        self._of_templates: dict[Template, Consumption] = {}
 
     def take(self, conn: Connection, frame: Frame) -> Pull:
         """Checks a request and returns its pull. Raises RequestRejected and BadField."""
@@ -156,26 +168,42 @@ class PullChecks:
 
     def again(self, conn: Connection, frames: Sequence[Frame]) -> list[Pull | None]:
         """Returns the pulls of requests that repeat checked ones; None for each other request."""
-        known, made = self._known, []
+        known, of_templates = self._known, self._of_templates
+        made: list[Pull | None] = []
         checked: Consumption | None = None
         for frame in frames:
+            if type(frame) is RepeatedPull:
+                template = frame.template
+                asked = of_templates.get(template)
+                if asked is not None and (asked is checked or self._still_holds(asked)):
+                    checked = asked
+                    opaque, queue, offset, commit = template.numbers(frame.groups)
+                    if (queue_id := int(queue)) < asked.topic.read_queues:
+                        made.append(
+                            Pull(conn, frame.code, int(opaque), _JSON, asked, queue_id, int(offset), int(commit))
+                        )
+                        continue
             ext = frame.ext
             pull = None
             try:
                 asked = known.get(_key(ext))
                 if asked is not None and (asked is checked or self._still_holds(asked)):
                     checked = asked
-                    queue, offset, commit = ext["queueId"], ext["queueOffset"], ext["commitOffset"]
+                    number, at, progress = ext["queueId"], ext["queueOffset"], ext["commitOffset"]
                     if (
-                        (digits := queue + offset + commit).isdecimal()
+                        (digits := number + at + progress).isdecimal()
                         and digits.isascii()
-                        and 0 < len(queue) < 10
-                        and 0 < len(offset) <= _MOST_DIGITS
-                        and 0 < len(commit) <= _MOST_DIGITS
-                        and (queue_id := int(queue)) < asked.topic.read_queues
+                        and 0 < len(number) < 10
+                        and 0 < len(at) <= _MOST_DIGITS
+                        and 0 < len(progress) <= _MOST_DIGITS
+                        and (queue_id := int(number)) < asked.topic.read_queues
                         and "maxMsgBytes" not in ext
                     ):
-                        pull = Pull(conn, frame, asked, queue_id, int(offset), int(commit))
+                        pull = Pull(
+                            conn, frame.code, frame.opaque, frame.serialize, asked, queue_id, int(at), int(progress)
+                        )
+                        if type(frame) is RepeatedPull:
+                            self._keep_repeated(frame, asked)
             except KeyError:
                 pass  # The full check names the field.
             made.append(pull)
@@ -246,7 +274,16 @@ class PullChecks:
             self._may_filter(asked.sql)
         else:
             self._keep(frame, asked)
-        return Pull(conn, frame, asked, header.queueId, int(header.queueOffset), int(header.commitOffset))
+        return Pull(
+            conn,
+            frame.code,
+            frame.opaque,
+            frame.serialize,
+            asked,
+            header.queueId,
+            int(header.queueOffset),
+            int(header.commitOffset),
+        )
 
     def _keep(self, frame: Frame, asked: Consumption) -> None:
         try:
@@ -257,6 +294,14 @@ class PullChecks:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = asked
+            if type(frame) is RepeatedPull:
+                self._keep_repeated(frame, asked)
+
+    def _keep_repeated(self, frame: RepeatedPull, asked: Consumption) -> None:
+        """Keeps what all pulls with the template of a checked one have in common."""
+        if len(self._of_templates) >= MAX_KNOWN:
+            self._of_templates.clear()
+        self._of_templates[frame.template] = asked
 
     def _subscription(self, header: PullHeader, group: SubscriptionGroup) -> tuple[ConsumerGroup | None, Subscription]:
         if header.sysFlag & PullFlag.SUBSCRIPTION:
