@@ -8,7 +8,8 @@ has them. A producer's connection sends messages to the queues in turn, a number
 wakes the pulls of its queue. The consumers' connections send the next pull for each answer, as many frames in one read.
 The measurement covers everything between the reads and the written answers, except the kernel's calls for the
 sockets and this program's own work as the peer. "sent" is a message that nobody consumes, "pulled" what each group
-adds to it. The figures are medians of `--rounds`. `--profile` prints the profile of the last row.
+adds to it. Rounds of both kinds alternate. The figures are medians of `--rounds`, of the second kind those of the
+differences to the round before. `--profile` prints the profile of the last row.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from rig.alone import broker_alone
 from send_path import CountingTransport, reads
 
 TOPIC = "BenchmarkTest"
+UNREAD = "BenchmarkIdle"
+"""A topic that nobody consumes, with a name of the same length."""
 POSTPONED = 140
 """Pulls that fit into one read of 64 KiB."""
 _PULL = (
@@ -40,6 +43,11 @@ _PULL = (
     '"commitOffset":"%d","topic":"BenchmarkTest","queueOffset":"%d","expressionType":"TAG",'
     '"subVersion":"1795240234041","consumerGroup":"%s"},"flag":0,"language":"JAVA","opaque":%d,'
     '"serializeTypeCurrentRPC":"JSON","version":399}'
+)
+_CREATE = (
+    '{"code":%d,"extFields":{"topic":"%s","defaultTopic":"TBW102","readQueueNums":"%d","writeQueueNums":"%d","perm":"6",'
+    '"topicFilterType":"SINGLE_TAG"},"flag":0,"language":"JAVA","opaque":1000000000,"serializeTypeCurrentRPC":"JSON",'
+    '"version":399}'
 )
 _HEAD = (
     '{"code":%d,"extFields":{},"flag":0,"language":"JAVA","opaque":1000000000,"serializeTypeCurrentRPC":"JSON",'
@@ -140,9 +148,20 @@ class Bench:
         conn.connection_made(transport)
         return conn
 
+    async def create_topic(self) -> None:
+        """Creates the topic that nobody consumes."""
+        queues = self.options.queues
+        self.producer.data_received(_frame(_CREATE % (RequestCode.UPDATE_AND_CREATE_TOPIC, UNREAD, queues, queues)))
+        await asyncio.sleep(0.2)
+        if UNREAD not in self.process.broker.meta.working.topics:
+            raise RuntimeError(f"there is no topic {UNREAD}")
+
     async def sent_only(self, messages: int, together: int) -> float:
         """Returns the CPU seconds of sends."""
-        made = reads(messages, together, self.options.queues, self.options.body, None)
+        made = [
+            data.replace(TOPIC.encode(), UNREAD.encode())
+            for data in reads(messages, together, self.options.queues, self.options.body, None)
+        ]
         cpu = time.process_time()
         for data in made:
             self.producer.data_received(data)
@@ -151,8 +170,10 @@ class Bench:
 
     async def consumed(
         self, messages: int, together: int, groups: int, profiler: cProfile.Profile | None
-    ) -> tuple[float, float]:
-        """Returns the CPU seconds of the broker in a round, and the messages in one answer."""
+    ) -> tuple[float, float, float]:
+        """Returns the CPU seconds of the broker in a round without consumers, what they add, and the messages in one
+        answer.
+        """
         ends = [self.process.store.max_offset(TOPIC, queue) for queue in range(self.options.queues)]
         consumers = [Consumer(f"g{together}x{groups}x{n}", self.options.queues) for n in range(groups)]
         links = [self._connect(consumer.transport) for consumer in consumers]
@@ -167,16 +188,16 @@ class Bench:
             raise RuntimeError(f"{len(self.process.broker.held)} pulls are held")
         if profiler is not None:
             profiler.enable()
-        spent = [
-            await self._round(consumers, links, messages * (number + 1), together)
-            for number in range(self.options.rounds)
-        ]
+        alone, added = [], []
+        for number in range(self.options.rounds):
+            alone.append(await self.sent_only(messages, together))
+            added.append(await self._round(consumers, links, messages * (number + 1), together) - alone[-1])
         if profiler is not None:
             profiler.disable()
         for conn in links:
             conn.connection_lost(None)
         self.process.parts.context.pulls.expire(self.process.parts.context.clock.now_ms() + 60_000)
-        return median(spent), sum(c.got for c in consumers) / sum(c.answers for c in consumers)
+        return median(alone), median(added), sum(c.got for c in consumers) / sum(c.answers for c in consumers)
 
     async def _round(self, consumers: list[Consumer], links: list[Connection], end: int, together: int) -> float:
         """Sends messages until each consumer has `end` of them; returns the CPU seconds of the broker."""
@@ -202,17 +223,17 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
     profiler = cProfile.Profile() if options.profile else None
     async with broker_alone(folder) as process:
         bench = Bench(process, options)
+        await bench.create_topic()
         await bench.sent_only(2_000, 16)
         print(f"{'groups':>7}{'frames a read':>15}{'sent us':>9}{'pulled us':>11}{'messages an answer':>20}")
         rows = [(groups, together) for groups in options.groups for together in options.together]
         for groups, together in rows:
             messages = options.messages
-            alone = median([await bench.sent_only(messages, together) for _ in range(options.rounds)])
             used = profiler if (groups, together) == rows[-1] else None
-            cpu, each = await bench.consumed(messages, together, groups, used)
+            alone, added, each = await bench.consumed(messages, together, groups, used)
             unit = 1e6 / messages
             print(
-                f"{groups:>7}{together:>15}{alone * unit:>9.2f}{(cpu - alone) * unit / groups:>11.2f}{each:>20.2f}",
+                f"{groups:>7}{together:>15}{alone * unit:>9.2f}{added * unit / groups:>11.2f}{each:>20.2f}",
                 flush=True,
             )
     if profiler is not None:
