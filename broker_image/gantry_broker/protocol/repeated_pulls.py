@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.codes import EXPRESSION_TAG, RequestCode
 
 PULLS: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
 MAX_TEMPLATES: Final = 4_096
@@ -69,7 +69,7 @@ _layouts: Final[WeakValueDictionary[bytes, Layout]] = WeakValueDictionary()
 
 def learn(header: bytes) -> Layout | None:
     """Keeps the template of a request's JSON header that the full parser has read, and returns its layout; None: this
-    is no pull, has another form than orjson would write, or there are too many layouts.
+    is no pull, or one with an SQL92 filter, has another form than orjson would write, or there are too many layouts.
     """
     if len(header) > MAX_SAMPLE:
         return None
@@ -83,6 +83,7 @@ def learn(header: bytes) -> Layout | None:
         or not isinstance(ext, dict)
         or not all(isinstance(value, str) for value in ext.values())
         or not _NUMBERS.keys() - {"opaque"} <= ext.keys()
+        or ext.get("expressionType", EXPRESSION_TAG) != EXPRESSION_TAG  # Each such pull is checked in full.
         or any(isinstance(value, (dict, list)) for name, value in head.items() if name != "extFields")
         or orjson.dumps(head) != header  # A name comes twice, or there are spaces.
     ):
