@@ -156,7 +156,7 @@ def event(cluster: Cluster, text: str) -> bool:
 
 
 @dataclass
-class Seen:
+class Observations:
     """The observations of a period: the most runs and living drivers at once, executors by name, drivers' logs."""
 
     runs: int = 0
@@ -178,9 +178,9 @@ class Seen:
 
 
 @contextmanager
-def watched(cluster: Cluster) -> Iterator[Seen]:
+def watched(cluster: Cluster) -> Iterator[Observations]:
     """Observes the cluster during the `with` block."""
-    seen = Seen()
+    seen = Observations()
     over = threading.Event()
 
     def look() -> None:

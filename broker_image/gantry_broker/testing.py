@@ -69,7 +69,7 @@ def broker(*, grpc: bool = False, data_dir: Path | None = None, **settings: Any)
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that no one listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -130,7 +130,7 @@ def test_a_requested_authority_takes_over_in_three_steps() -> None:
 
 
 def test_steps_by_the_clock() -> None:
-    facts = x509.Facts(START, START + AUTHORITY_LIFETIME, frozenset(), "1", "")
+    facts = x509.CertificateInfo(START, START + AUTHORITY_LIFETIME, frozenset(), "1", "")
     state = AuthorityState(facts)
     assert authority_step(AuthorityState(None), "", START) is Step.FIRST
     assert authority_step(state, "", START) is Step.NONE
@@ -146,7 +146,7 @@ def test_steps_by_the_clock() -> None:
 
 def test_a_certificate_from_the_future_is_made_again() -> None:
     """The clock was wrong when it was made. Others may refuse it, and it would be renewed too late."""
-    leaf = x509.Facts(START, START + LEAF_LIFETIME, frozenset(), "1", "s")
+    leaf = x509.CertificateInfo(START, START + LEAF_LIFETIME, frozenset(), "1", "s")
     assert leaf_reason(leaf, frozenset(), "s", "", "", START - timedelta(days=365)) == "it was made in the future"
     assert leaf_reason(leaf, frozenset(), "s", "", "", START - timedelta(hours=1)) == ""
 

@@ -8,11 +8,11 @@ import pytest
 from gantry_operator.cluster.live import (
     FRESH_S,
     ConsumerLag,
-    Facts,
+    LiveCluster,
+    LiveMember,
     MemberPlace,
     Page,
     Rates,
-    Seen,
     plain,
     rates_between,
     read_page,
@@ -21,7 +21,7 @@ from gantry_operator.cluster.live import (
 
 NOW = 100.0
 PLACES = tuple(MemberPlace(f"t-a-{n}", "a", n, f"http://127.0.0.1:{n}") for n in range(3))
-FACTS = Facts("t", "MasterSlave", PLACES)
+FACTS = LiveCluster("t", "MasterSlave", PLACES)
 
 
 def member(number: int) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def status(number: int, role: str = "Slave", epoch: int = 3, in_sync: tuple[int,
     }  # fmt: skip
 
 
-def whole(**of_master: Any) -> list[Seen]:
+def whole(**of_master: Any) -> list[LiveMember]:
     lines = [status(0, "Master", **of_master), status(1), status(2, lag_bytes=77)]
-    return [Seen(p, line) for p, line in zip(PLACES, lines, strict=True)]
+    return [LiveMember(p, line) for p, line in zip(PLACES, lines, strict=True)]
 
 
 PAGE = """\
@@ -104,7 +104,11 @@ def test_a_whole_cluster() -> None:
 def test_the_in_sync_set_is_that_of_the_newest_leader() -> None:
     seen = whole(epoch=4, in_sync=(0, 1))
     assert [m.in_sync for m in view_of(FACTS, seen, NOW).members] == [True, True, False]
-    deposed = [Seen(PLACES[0], status(0, "Master", 3)), Seen(PLACES[1], status(1, "Master", 4, (1,))), seen[2]]
+    deposed = [
+        LiveMember(PLACES[0], status(0, "Master", 3)),
+        LiveMember(PLACES[1], status(1, "Master", 4, (1,))),
+        seen[2],
+    ]
     view = view_of(FACTS, deposed, NOW)
     assert [m.in_sync for m in view.members] == [False, True, False]
     assert view.phase == "Degraded"
@@ -113,7 +117,7 @@ def test_the_in_sync_set_is_that_of_the_newest_leader() -> None:
 def test_a_member_that_does_not_answer_has_no_figures_and_delays_nothing() -> None:
     seen = whole()
     page = Page(2, 150, lags=(ConsumerLag("g", 5),))
-    seen[0] = Seen(PLACES[0], seen[0].status, "connections are refused", page, NOW - 1, Rates(9, 9, 9, 9))
+    seen[0] = LiveMember(PLACES[0], seen[0].status, "connections are refused", page, NOW - 1, Rates(9, 9, 9, 9))
     view = view_of(FACTS, seen, NOW)
     gone = view.members[0]
     assert (gone.role, gone.lag, gone.rates, gone.disk_used) == ("Unknown", None, None, None)
@@ -126,20 +130,20 @@ def test_a_member_that_does_not_answer_has_no_figures_and_delays_nothing() -> No
 def test_old_figures_are_not_shown_as_those_of_now() -> None:
     seen = whole()
     page = Page(2, 150, lags=(ConsumerLag("g", 5),))
-    seen[0] = Seen(PLACES[0], seen[0].status, "", page, NOW - FRESH_S - 1, Rates(9, 9, 9, 9))
+    seen[0] = LiveMember(PLACES[0], seen[0].status, "", page, NOW - FRESH_S - 1, Rates(9, 9, 9, 9))
     view = view_of(FACTS, seen, NOW)
     assert (view.rates, view.consumers, view.blind) == (None, (), ("a",))
 
 
 def test_a_report_that_no_correct_member_sends_is_a_reason() -> None:
     seen = whole()
-    seen[1] = Seen(PLACES[1], status(1) | {"epoch": -1})
-    seen[2] = Seen(PLACES[2], status(2) | {"disk": "full"})
+    seen[1] = LiveMember(PLACES[1], status(1) | {"epoch": -1})
+    seen[2] = LiveMember(PLACES[2], status(2) | {"disk": "full"})
     view = view_of(FACTS, seen, NOW)
     assert [m.role for m in view.members] == ["Master", "Unknown", "Unknown"]
     assert "epoch = -1" in view.members[1].reason
     assert "not a member's status" in view.members[2].reason
-    seen[2] = Seen(PLACES[2], status(2) | {"lag_bytes": "many"})
+    seen[2] = LiveMember(PLACES[2], status(2) | {"lag_bytes": "many"})
     assert "lag_bytes" in view_of(FACTS, seen, NOW).members[2].reason
     assert view.phase == "Degraded"
 
@@ -147,7 +151,7 @@ def test_a_report_that_no_correct_member_sends_is_a_reason() -> None:
 def test_a_raft_group_is_in_sync_when_its_voters_keep_up() -> None:
     far = [{"member": member(1), "acked": 10, "last_fetch_ms": 1, "in_sync": True}]
     seen = whole(end=1 << 30, confirmed=1 << 30, followers=far)
-    view = view_of(Facts("t", "Raft", PLACES), seen, NOW)
+    view = view_of(LiveCluster("t", "Raft", PLACES), seen, NOW)
     assert [m.in_sync for m in view.members] == [True, False, False]
 
 
@@ -155,17 +159,20 @@ def test_the_largest_lag_of_all_groups_is_first() -> None:
     places = (PLACES[0], MemberPlace("t-b-0", "b", 0, "http://127.0.0.1:9"))
     of_b = status(0, "Master") | {"group": "b", "name": "t-b-0"}
     seen = [
-        Seen(places[0], status(0, "Master", in_sync=(0,))).with_page(
+        LiveMember(places[0], status(0, "Master", in_sync=(0,))).with_page(
             Page(1, lags=(ConsumerLag("small", 3), ConsumerLag("both", 5, 1, 10))), NOW),
-        Seen(places[1], of_b).with_page(Page(1, lags=(ConsumerLag("both", 6, 2, 90), ConsumerLag("most", 99))), NOW),
+        LiveMember(places[1], of_b).with_page(
+            Page(1, lags=(ConsumerLag("both", 6, 2, 90), ConsumerLag("most", 99))), NOW),
     ]  # fmt: skip
-    view = view_of(Facts("t", "MasterSlave", places), seen, NOW)
+    view = view_of(LiveCluster("t", "MasterSlave", places), seen, NOW)
     assert view.consumers == (ConsumerLag("most", 99), ConsumerLag("both", 11, 3, 90), ConsumerLag("small", 3))
 
 
 def test_a_text_from_outside_moves_no_cursor() -> None:
     assert plain("a\x1b[2Jb\nc\x07") == "a [2Jb c "
     event = {"time": "2026-01-01T00:00:00Z", "type": "Warning", "reason": "R", "message": "m\x1b[31m"}
-    facts = Facts("t", "MasterSlave", PLACES, events=[event], last_failover={"to": "t-a-1", "reason": "\x1b]0;x\x07"})
+    facts = LiveCluster(
+        "t", "MasterSlave", PLACES, events=[event], last_failover={"to": "t-a-1", "reason": "\x1b]0;x\x07"}
+    )
     view = view_of(facts, whole(), NOW)
     assert "\x1b" not in view.events[0][2] + view.last_failover

@@ -13,7 +13,7 @@ from typing import Any
 
 from gantry_broker.http.models import DrainReport, Unread
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
-from gantry_operator.drain import GroupConfigs, Progress, Seen, decide, homeless, missing_on
+from gantry_operator.drain import GroupConfigs, LeavingGroup, Progress, decide, homeless, missing_on
 
 ROUTE_S = 30.0
 """Age of a route at which clients ask for a new one."""
@@ -313,7 +313,7 @@ class World:
             report = group.old.model_copy(update={"now_ms": report.now_ms})
         others = "" if all(g.joined and not g.drain for g in staying) else "not all can take over"
         lacks = homeless(group.configs(), [g.configs() for g in staying])
-        seen = Seen(self.now, report, group.epoch, "WhenConsumed", others, homeless=bool(lacks))
+        seen = LeavingGroup(self.now, report, group.epoch, "WhenConsumed", others, homeless=bool(lacks))
         self.memory[group.name], step = decide(self.memory.get(group.name, Progress()), seen)
         if step.action == "spread":
             for g in staying:

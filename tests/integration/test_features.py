@@ -38,7 +38,7 @@ SETTINGS = {
 }
 
 
-class Seen:
+class Observations:
     """The messages of a consumer, with their times."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ async def group(make_group: Callable[..., Awaitable[Group]]) -> Group:
 
 
 async def test_delayed_and_timed_messages_come_when_they_are_due(group: Group) -> None:
-    seen = Seen()
+    seen = Observations()
     async with (
         Producer(group.name_server) as producer,
         Consumer(group.name_server, "late", from_where=FromWhere.FIRST) as consumer,
@@ -91,7 +91,7 @@ async def test_delayed_and_timed_messages_come_when_they_are_due(group: Group) -
 
 async def test_a_message_that_always_fails_is_retried_and_then_dead(group: Group) -> None:
     tried: list[int] = []
-    dead = Seen()
+    dead = Observations()
 
     async def fail(message: ReceivedMessage) -> None:
         tried.append(message.reconsume_times)
@@ -113,7 +113,7 @@ async def test_a_message_that_always_fails_is_retried_and_then_dead(group: Group
 
 
 async def test_transactions_commit_roll_back_and_are_checked(group: Group) -> None:
-    seen = Seen()
+    seen = Observations()
     asked: list[bytes] = []
     given_up = asyncio.Event()
 
@@ -170,7 +170,7 @@ async def test_a_request_gets_its_reply(group: Group) -> None:
 
 
 async def test_sql_filters_on_the_broker(group: Group) -> None:
-    seen = Seen()
+    seen = Observations()
     async with (
         Producer(group.name_server) as producer,
         Consumer(group.name_server, "picky", from_where=FromWhere.FIRST) as consumer,
@@ -206,7 +206,7 @@ async def test_delays_and_half_messages_survive_a_failover(make_group: Callable[
     group = await make_group(3, settings={**SETTINGS, "messageDelayLevel": "4s 5s"})
     await group.lead(0)
     await group.all_in_sync()
-    seen = Seen()
+    seen = Observations()
 
     async def check(message: ReceivedMessage) -> TransactionState:
         return TransactionState.COMMIT

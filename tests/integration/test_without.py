@@ -28,7 +28,7 @@ async def until(condition: Callable[[], bool], timeout_s: float) -> float:
     return clock() - began
 
 
-class Seen:
+class Observations:
     """Bodies that a consumer received."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_
     group = await make_group(2)
     await group.lead(0)
     await group.all_in_sync()
-    port, registration_port, seen = group.names.port, group.names.registration_port or 0, Seen()
+    port, registration_port, seen = group.names.port, group.names.registration_port or 0, Observations()
     async with (
         Producer(group.name_server) as producer,
         Consumer(group.name_server, "g", from_where=FromWhere.FIRST) as consumer,
@@ -103,7 +103,7 @@ async def test_a_backlog_is_read_from_a_slave_while_there_is_no_master(
     await group.all_in_sync()
     async with Producer(group.name_server) as producer:
         sent = await send(producer, *(b"%d" % n for n in range(200)))
-    seen, running = Seen(), Seen()
+    seen, running = Observations(), Observations()
     async with Consumer(group.name_server, "running", from_where=FromWhere.FIRST) as consumer:
         await consumer.subscribe("T", running.take)
         await running.all_of(sent)

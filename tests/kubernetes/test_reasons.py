@@ -11,7 +11,7 @@ from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import volumes
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.member_state import lacking, node_lost, notable, why_not
+from gantry_operator.platforms.kubernetes.member_state import missing_objects, node_lost, notable, why_not
 from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons, in_words, newest_warning
 
 from tests.kubernetes.fake_api import FakeApi
@@ -135,7 +135,7 @@ async def test_events_are_read_only_while_something_is_missing(fake: FakeApi, ap
         fake.put(ready | {"metadata": {"name": name, "namespace": "mq"}})
     pods = (await caches_of(api, "Pod"))["Pod"]
     running = [("a", i, f"demo-a-{i}") for i in range(2)]
-    wanted = lacking(running, plan(cluster), pods, "mq", "demo")
+    wanted = missing_objects(running, plan(cluster), pods, "mq", "demo")
     assert wanted == [("StatefulSet", "demo-a")]
     fake.put(event(QUOTA, "2026-01-01T00:00:00Z"))
     reasons = Reasons(api, "mq")

@@ -118,7 +118,7 @@ def epochs_in_log(store: MessageStore) -> LeaderEpochs:
     return tuple(epoch for epoch in scan(store.log, store.start).epochs if epoch.start < store.end)
 
 
-class Keeper:
+class TableStore:
     """The tables of a broker, with their snapshot on disk."""
 
     def __init__(self, store: MessageStore) -> None:
@@ -160,7 +160,7 @@ class Pair:
         if self.rng.random() < 0.4:
             self._make_foreign()
         self.follower = MessageStore.open(self.follower_config)
-        self.tables, self.leaders_tables = Keeper(self.follower), Keeper(self.leader)
+        self.tables, self.leaders_tables = TableStore(self.follower), TableStore(self.leader)
         self._draw_trouble()
 
     def _make_foreign(self) -> None:
@@ -388,7 +388,7 @@ class Pair:
         assert damage is None or not (damage.flushed or damage.confirmed), f"no start misses a record: {damage}"
         self.follower.acknowledge_damage()
         self.follower.damage = None
-        self.tables = Keeper(self.follower)
+        self.tables = TableStore(self.follower)
         self.look()
         self.reset_in_progress = None
 

@@ -23,7 +23,7 @@ from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 
 from tests.store import test_failing_calls
-from tests.store.test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Keeper, Pair, play
+from tests.store.test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Pair, TableStore, play
 from tests.store.test_replica import HOST, copy, fill, fill_and_index, message
 
 HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
@@ -133,7 +133,7 @@ class PowerPair(Pair):
         assert self.follower.end >= flushed, "what was flushed is there"
         self.follower.acknowledge_damage()
         self.follower.damage = None
-        self.tables = Keeper(self.follower)
+        self.tables = TableStore(self.follower)
         self.look()
         self.reset_in_progress = None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_operator.topics import Decision, WantedGroup, decide_groups
-from gantry_operator.topics.model import Known
+from gantry_operator.topics.model import RecordedState
 
 from tests.topics.model import Broker, observed
 
@@ -16,7 +16,7 @@ from tests.topics.model import Broker, observed
 class Rig:
     def __init__(self, *groups: str) -> None:
         self.brokers = {g: Broker(g) for g in groups}
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, RecordedState] = {}
         self.notes: list[str] = []
 
     def look(self, *wanted: WantedGroup, silent: set[str] = frozenset(), **more: Any) -> Decision:  # type: ignore[assignment]

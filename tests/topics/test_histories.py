@@ -14,7 +14,7 @@ import pytest
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import Perm
 from gantry_operator.topics import WantedTopic, decide_topics
-from gantry_operator.topics.model import Known
+from gantry_operator.topics.model import RecordedState
 
 from tests.topics.model import Broker, observed
 
@@ -32,7 +32,7 @@ class History:
     random: random.Random
     brokers: dict[str, Broker] = field(default_factory=dict)
     wanted: dict[str, WantedTopic] = field(default_factory=dict)
-    kept: dict[str, Known] = field(default_factory=dict)
+    kept: dict[str, RecordedState] = field(default_factory=dict)
     """As in the status: it outlives an operator."""
     settling: dict = field(default_factory=dict)  # type: ignore[type-arg]
     ask: set[str] = field(default_factory=set)
@@ -115,13 +115,13 @@ class History:
     def operate(self, reliable: bool = False) -> int:
         """One pass. Returns the number of steps."""
         self.now += self.random.choice((0.3, 3.0, 30.0))
-        asked = [replace(w, known=self.kept.get(w.resource, Known())) for w in self.wanted.values()]
+        asked = [replace(w, known=self.kept.get(w.resource, RecordedState())) for w in self.wanted.values()]
         seen = observed(self.brokers, self.silent, self.ask)
         found = decide_topics(asked, seen, self.settling, self.now, SETTLE_S)
         self.settling, self.ask = found.settling, found.ask
         keep_results = reliable or self.random.random() < 0.9
         for name, result in found.results.items():
-            before = self.kept.get(name, Known())
+            before = self.kept.get(name, RecordedState())
             if before.origin:
                 assert result.known.origin == before.origin
             if keep_results:

@@ -18,7 +18,7 @@ from gantry_operator.topics import (
     decide_topics,
     queues_by_group,
 )
-from gantry_operator.topics.model import Known
+from gantry_operator.topics.model import RecordedState
 from gantry_operator.topics.plan import extension
 
 from tests.topics.model import Broker, observed
@@ -34,7 +34,7 @@ class Rig:
         self.now = 1_000.0
         self.settling: Any = {}
         self.ask: set[str] = set()
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, RecordedState] = {}
         self.notes: list[str] = []
 
     def look(self, *wanted: WantedTopic, silent: set[str] = frozenset(), **more: Any) -> Decision:  # type: ignore[assignment]

@@ -82,7 +82,7 @@ def existing(users: Mapping[str, User], name: str) -> User:
 
 
 def keeps_a_super_user(users: Mapping[str, User], name: str, after: User | None) -> None:
-    """Raises Wrong when nobody could change users any more."""
+    """Raises Wrong when no one could change users any more."""
     left = [user for user in users.values() if user.name != name] + ([] if after is None else [after])
     if not any(user.super and user.enabled for user in left):
         raise Wrong(f"{name} is the last enabled super user: make another one first")

@@ -5,7 +5,7 @@ every type, a literal name before a prefix, a longer prefix before a shorter one
 Between equals Deny comes before Allow. Without a matching rule the answer is no. A super user may do everything.
 
 Names with a meaning: `%RETRY%group` and `%DLQ%group` belong to their group. Topics that a broker keeps for itself are
-matched by literal rules only, so that nobody reads half messages by a prefix.
+matched by literal rules only, so that no one reads half messages by a prefix.
 
 The table comes as plain values (`AccessTable.model_dump()`, or JSON that a broker has checked): a NameServer has no
 models.

@@ -56,7 +56,7 @@ class Refused(NamedTuple):
     """The connection has to end: its address has sent too many wrong signatures."""
 
 
-class _Known:
+class _SignedUser:
     """A user that signed a request on a connection."""
 
     __slots__ = ("_grants", "decisions", "granted", "repeated", "user")
@@ -104,10 +104,10 @@ class Caller:
         self.ends = False
         """No request of it counts any more, and it closes in a moment."""
         self._policy: Policy | None = None
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _SignedUser] = {}
         self._again: dict[str, dict[int, Check]] = {}
 
-    def known(self, policy: Policy) -> dict[str, _Known]:
+    def known(self, policy: Policy) -> dict[str, _SignedUser]:
         """Return the users that signed here under this policy."""
         if self._policy is not policy:
             self._policy = policy
@@ -216,7 +216,7 @@ class Gate:
                 all_known.clear()
                 caller.again(policy).clear()
                 self._enter(caller, user)
-            known = all_known[name] = _Known(user)
+            known = all_known[name] = _SignedUser(user)
             caller.again(policy)[name] = known.repeated
         if not user.super:
             refused = self._without_right(caller, known, frame)
@@ -236,7 +236,7 @@ class Gate:
             return _NO_TABLE
         return Refused(_NO_PERMISSION, "the request is not signed", "anonymous")
 
-    def _without_right(self, caller: Caller, known: _Known, frame: Frame) -> Refused | None:
+    def _without_right(self, caller: Caller, known: _SignedUser, frame: Frame) -> Refused | None:
         names = NAMES.get(frame.code)
         named = None
         if names is not None:
@@ -273,7 +273,7 @@ class Gate:
         return None
 
     def _no_right(self, user: User, need: Need, frame: Frame) -> Refused:
-        """The remark names a resource only if the request did: the topic of a stored record is nobody's business."""
+        """The remark names a resource only if the request did: the topic of a stored record is no one's business."""
         name = self.cluster if need.kind == "Cluster" else need.name
         said = name if need.kind == "Cluster" or name in frame.ext.values() else ""
         what = f"{need.kind} {said[:255]}" if said else "this"

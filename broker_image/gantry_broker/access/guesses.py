@@ -1,4 +1,4 @@
-"""A limit for wrong signatures: nobody finds a key by trying, and a flood of them costs little.
+"""A limit for wrong signatures: no one finds a key by trying, and a flood of them costs little.
 
 It counts by address, and only what is wrong. A request that is signed right passes whatever others at its address do:
 clients behind one router share its address.

@@ -5,7 +5,7 @@ the table needs a super user, whether a port serves it or not. Names of a reques
 
 Where a request names a place of the log instead of a topic, the topic is that of the record there. A record that does
 not exist has the empty name. Of the requests in `PLACES` such a one is refused whatever the rules say: the record may
-come while the request waits for its turn, and nobody learns what exists.
+come while the request waits for its turn, and no one learns what exists.
 """
 
 from __future__ import annotations

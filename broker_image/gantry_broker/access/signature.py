@@ -125,7 +125,7 @@ def repeated(
     half of `is_valid`. None: these fields are not remembered.
 
     `names` reads what the request is about, `allowed` has what was allowed to the user. False of the check says
-    nothing: the signature is wrong, the fields are others, or nobody has decided about these names yet.
+    nothing: the signature is wrong, the fields are others, or no one has decided about these names yet.
     """
     values = _shapes.get(tuple(ext))  # reads all fields but the signature
     if values is None:

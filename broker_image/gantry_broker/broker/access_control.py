@@ -129,7 +129,7 @@ class AccessControl:
         return found
 
     def load(self) -> None:
-        """Reads both files, before the ports open. A damaged file counts as none: then nobody is let in."""
+        """Reads both files, before the ports open. A damaged file counts as none: then no one is let in."""
         for name, take in ((TABLE_FILE, self._take_table), (CHANGES_FILE, self._take_changes)):
             path = self._folder / name
             try:

@@ -25,7 +25,7 @@ ASK_S: Final = 1.0
 MAX_KNOWN: Final = 10_000
 
 
-class _Known(NamedTuple):
+class _CachedRoute(NamedTuple):
     asked_ms: int
     queues: list[MessageQueue]
 
@@ -38,7 +38,7 @@ class TopicRoutes:
         self._client = client
         self._meta = meta
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedRoute] = {}
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Returns all queues of a topic, sorted; none for an unknown topic.
@@ -59,7 +59,7 @@ class TopicRoutes:
         found.sort(key=lambda queue: (queue.topic, queue.broker, queue.queue_id))
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        self._known[topic] = _Known(now, found)
+        self._known[topic] = _CachedRoute(now, found)
         return found
 
     def _own(self, topic: str) -> list[MessageQueue]:

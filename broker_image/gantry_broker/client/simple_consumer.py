@@ -1,6 +1,6 @@
 """The simple consumer: receives messages on request, and acknowledges each one (POP, RocketMQ 5.x).
 
-No queue belongs to a member, so members come and go without a rebalance, and a slow one holds up nobody. A message that
+No queue belongs to a member, so members come and go without a rebalance, and a slow one holds up no one. A message that
 is not acknowledged within its invisible time is delivered again, to any member. A failover of the broker changes
 neither what is acknowledged nor until when a message is invisible.
 
@@ -61,7 +61,7 @@ _AGAIN: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AV
 _POP_CK: Final = Prop.POP_CK.encode()
 _FAILURES: Final = (RemotingError, BrokerError, ClientError, BodyError, BadField, RecordError)
 
-Place = tuple[str, str]
+TopicAtGroup = tuple[str, str]
 """(topic, broker group)."""
 
 
@@ -134,13 +134,13 @@ class SimpleConsumer:
         self._invisible_s = _seconds("invisible_s", invisible_s, MAX_INVISIBLE_S)
         self._ordered = ordered
         self._subscriptions: dict[str, SubscriptionData] = {}
-        self._polls: dict[Place, asyncio.Task[None]] = {}
-        self._attempts: dict[Place, str] = {}
+        self._polls: dict[TopicAtGroup, asyncio.Task[None]] = {}
+        self._attempts: dict[TopicAtGroup, str] = {}
         """The mark of an orderly pop whose answer did not come: with it the broker gives the same messages."""
         self._kept: deque[PoppedMessage] = deque()
         self._arrived = asyncio.Event()
-        self._failures: dict[Place, Exception] = {}
-        self._acks: dict[Place, list[Waiting]] = {}
+        self._failures: dict[TopicAtGroup, Exception] = {}
+        self._acks: dict[TopicAtGroup, list[Waiting]] = {}
         """Acknowledgements that this pass of the event loop has gathered."""
         self._turns = itertools.count()
         self._open = False
@@ -260,7 +260,7 @@ class SimpleConsumer:
                 found.append(message)
         return found
 
-    async def _places(self) -> list[Place]:
+    async def _places(self) -> list[TopicAtGroup]:
         """Returns the topics and broker groups to ask, another one first each time. Raises NoRoute."""
         places = []
         for topic in self._subscriptions:
@@ -275,11 +275,11 @@ class SimpleConsumer:
         first = next(self._turns) % len(places)
         return places[first:] + places[:first]
 
-    def _polled(self, place: Place) -> None:
+    def _polled(self, place: TopicAtGroup) -> None:
         self._polls.pop(place, None)
         self._arrived.set()
 
-    async def _poll(self, place: Place, most: int, invisible_s: float, wait_s: float) -> None:
+    async def _poll(self, place: TopicAtGroup, most: int, invisible_s: float, wait_s: float) -> None:
         topic, broker = place
         try:
             messages = await self._pop(topic, broker, most, invisible_s, wait_s)
@@ -348,7 +348,7 @@ class SimpleConsumer:
             self.session.spawn(self._ack_all(place))
         await done
 
-    async def _ack_all(self, place: Place) -> None:
+    async def _ack_all(self, place: TopicAtGroup) -> None:
         """Acknowledges what one pass of the event loop has gathered: by one request, if there is more than one."""
         waiting = self._acks.pop(place)
         try:
@@ -377,7 +377,7 @@ class SimpleConsumer:
 
         Raises as `ack`; then some may be finished, and a second call is no harm.
         """
-        places: dict[Place, list[PoppedMessage]] = {}
+        places: dict[TopicAtGroup, list[PoppedMessage]] = {}
         for message in messages:
             places.setdefault((message.topic, message.broker), []).append(message)
         late = []
@@ -468,7 +468,7 @@ class SimpleConsumer:
             await self.session.route_after_failure(message.topic)
 
     async def _give_back(self, message: PoppedMessage) -> None:
-        """Makes a message that nobody got visible again."""
+        """Makes a message that no one got visible again."""
         try:
             async with asyncio.timeout(1.0):
                 await self.change_invisible_duration(message, 0, suspend=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool = True) -> dict[str, Any]:
     """Return the tables. Works in slices: there may be very many topics and groups.
 
-    `ages` False: without the ages of unread messages, which nobody asked for.
+    `ages` False: without the ages of unread messages, which no one asked for.
 
     `settled`: a leader that knows how far its log is confirmed; until then the ends of queues may be too low. `config`:
     of topics and groups, as RocketMQ's protocol has it; a group without one has offsets only. `topics`: queues as

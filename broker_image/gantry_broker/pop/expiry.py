@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import Stats
     from gantry_broker.pop.clock import PopClock
-    from gantry_broker.pop.finding import Place
+    from gantry_broker.pop.finding import QueueKey
     from gantry_broker.pop.log import PopLog
     from gantry_broker.pop.state import Expired
     from gantry_broker.store.store import MessageStore
@@ -53,7 +53,7 @@ class Expiry:
         role: RoleState,
         stats: Stats,
         clock: PopClock,
-        unlocked: Callable[[Sequence[Place]], None],
+        unlocked: Callable[[Sequence[QueueKey]], None],
     ) -> None:
         """`unlocked` gets orderly queues that are not blocked any more."""
         self._store = store

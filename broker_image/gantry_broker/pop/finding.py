@@ -42,7 +42,7 @@ RECENT_BYTES: Final = 1 << 30
 REST_OF: Final = 64
 """Queues of one topic up to which an answer counts the messages of all of them that are left."""
 
-Place = tuple[str, int]
+QueueKey = tuple[str, int]
 """(topic, queue)."""
 
 
@@ -89,7 +89,7 @@ class Finder:
 
     # ---- where to look
 
-    def turn(self, request: Pop) -> Iterator[Place]:
+    def turn(self, request: Pop) -> Iterator[QueueKey]:
         """Returns the queues in which the next pop of a group looks: each begins at another one."""
         key = request.group, request.topic
         turn = self._turns.get(key, 0)
@@ -98,7 +98,7 @@ class Finder:
         self._turns[key] = turn + 1
         return self.places(request, turn)
 
-    def places(self, request: Pop, turn: int = 0) -> Iterator[Place]:
+    def places(self, request: Pop, turn: int = 0) -> Iterator[QueueKey]:
         """Yields the queues in which a pop looks, in its order."""
         topic = request.topic
         retries_first = turn % RETRY_FIRST_EACH == RETRY_FIRST_EACH - 1
@@ -115,7 +115,7 @@ class Finder:
         if not retries_first:
             yield from self._retries(request)
 
-    def _retries(self, request: Pop) -> Iterator[Place]:
+    def _retries(self, request: Pop) -> Iterator[QueueKey]:
         topic = request.topic
         if request.order or topic.startswith(RETRY_PREFIX):
             return
@@ -162,7 +162,7 @@ class Finder:
 
     # ---- taking
 
-    def take(self, wanted: Wanted, now_ms: int, places: Iterable[Place]) -> Found:
+    def take(self, wanted: Wanted, now_ms: int, places: Iterable[QueueKey]) -> Found:
         """Takes messages of the places, in their order, up to the pop's number. Raises OSError."""
         found = Found(now_ms)
         request = wanted.request

@@ -17,7 +17,7 @@ from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.pop.clock import PopClock
 from gantry_broker.pop.expiry import Expiry
-from gantry_broker.pop.finding import Finder, Found, Place, Wanted, answer
+from gantry_broker.pop.finding import Finder, Found, QueueKey, Wanted, answer
 from gantry_broker.pop.handle import ORDERLY_QUEUE, BadHandle, Handle, real_topic
 from gantry_broker.pop.log import PopLog
 from gantry_broker.pop.requests import (
@@ -345,7 +345,7 @@ class PopService:
         if self._log.waiting >= MAX_UNSTORED:
             raise RequestRejected(ResponseCode.SYSTEM_BUSY, "too many requests wait for replication; ask again")
 
-    def _take(self, wanted: Wanted, places: Sequence[Place] | None = None) -> Found:
+    def _take(self, wanted: Wanted, places: Sequence[QueueKey] | None = None) -> Found:
         begun = perf_counter()
         looked = self._finder.turn(wanted.request) if places is None else places
         found = self._finder.take(wanted, self._clock.unix_ms(), looked)
@@ -424,18 +424,18 @@ class PopService:
 
     # ---- waiting pops
 
-    def wake(self, places: Sequence[Place]) -> None:
+    def wake(self, places: Sequence[QueueKey]) -> None:
         """Tries the waiting pops that may get messages of these queues."""
         if not self._waiting or not self._log.ready.is_set():
             return
-        todo: deque[tuple[Pair, Place]] = deque()
+        todo: deque[tuple[Pair, QueueKey]] = deque()
         for place in places:
             for pair in self._waiting.pairs(place[0]):
                 todo.append((pair, place))
         if todo:
             self._try(todo)
 
-    def _try(self, todo: deque[tuple[Pair, Place]]) -> None:
+    def _try(self, todo: deque[tuple[Pair, QueueKey]]) -> None:
         """Tries pops for one slice, and the rest in later passes."""
         ends = perf_counter() + SLICE_S
         while todo:
@@ -447,7 +447,7 @@ class PopService:
                 self._slices.run(lambda: self._try(todo))
                 return
 
-    def _try_pair(self, pair: Pair, place: Place, ends: float) -> bool:
+    def _try_pair(self, pair: Pair, place: QueueKey, ends: float) -> bool:
         """Tries the pops of one group for one queue; returns True when its time was over before all had their turn."""
         group, asked = pair
         topic, queue_id = place

@@ -41,7 +41,7 @@ _LATER_LOOKS: Final = 8
 """By this factor grow the reads after a change of the layout, which costs as much as some 20 pulls."""
 
 CREDENTIALS: Final = frozenset({"AccessKey", "Signature", "SecurityToken"})
-"""Fields of a signed request that say who signed it: they go to nobody else, nor into a log."""
+"""Fields of a signed request that say who signed it: they go to no one else, nor into a log."""
 
 _JSON: Final = int(SerializeType.JSON)
 _ROCKETMQ: Final = int(SerializeType.ROCKETMQ)

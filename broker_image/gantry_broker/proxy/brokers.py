@@ -26,7 +26,7 @@ ABSENT_S: Final = 1.0
 """The same for what was not found."""
 MAX_KEPT: Final = 20_000
 RETRY_TIMES: Final = 16
-"""Deliveries after the first, of a group that nobody has configured."""
+"""Deliveries after the first, of a group that no one has configured."""
 
 T = TypeVar("T")
 _ALL_TYPES: Final = (MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION)
@@ -133,7 +133,7 @@ class Brokers:
         return await self._types.get(topic) if cached is None else cached
 
     def known_types(self, topic: str) -> tuple[MessageType, ...] | None:
-        """Return the same if nobody needs to be asked."""
+        """Return the same if no one needs to be asked."""
         return self._types.cached(topic)
 
     async def group(self, group: str) -> GroupConfig:

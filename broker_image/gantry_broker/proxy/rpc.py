@@ -51,7 +51,7 @@ class Call(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for an answer any more."""
+        """Whether no one waits for an answer any more."""
 
     async def send(self, message: bytes) -> None:
         """Send one message of a stream; waits while the client reads slowly. Does nothing when the call is over."""

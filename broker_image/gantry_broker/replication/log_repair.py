@@ -105,7 +105,7 @@ class LogRepair:
         """Answer another member's read of the log at an offset."""
         try:
             at = plausible.offset("at", plausible.integer("at", request.ext["at"]))
-            return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
+            return Frame.response_to(request, ResponseCode.SUCCESS, body=self._valid_bytes(at))
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")
         except BadRecords as error:
@@ -113,7 +113,7 @@ class LogRepair:
                 request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: the record is damaged here, too: {error}"
             )
 
-    def _sound_bytes(self, at: int) -> bytes:
+    def _valid_bytes(self, at: int) -> bytes:
         """Return good bytes from `at` on, at most up to the first damaged record.
 
         Raises as `store.verified_bytes` does.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gantry_operator.certificates.x509 import Facts
+from gantry_operator.certificates.x509 import CertificateInfo
 
 AUTHORITY_LIFETIME: Final = timedelta(days=5 * 365)
 LEAF_LIFETIME: Final = timedelta(days=90)
@@ -49,10 +49,10 @@ class Step(enum.Enum):
 class AuthorityState:
     """The authorities of a cluster and the times of the next steps."""
 
-    current: Facts | None
-    following: Facts | None = None
+    current: CertificateInfo | None
+    following: CertificateInfo | None = None
     """The authority that signs after the switch."""
-    former: Facts | None = None
+    former: CertificateInfo | None = None
     """The authority that signed before the switch."""
     switch_at: datetime | None = None
     drop_at: datetime | None = None
@@ -60,7 +60,7 @@ class AuthorityState:
     """The last request for a renewal that was followed."""
 
 
-def renewal_time(facts: Facts) -> datetime:
+def renewal_time(facts: CertificateInfo) -> datetime:
     return facts.made + (facts.not_after - facts.made) * RENEWED_AT
 
 
@@ -87,7 +87,7 @@ def overlap(state: AuthorityState, asked: str) -> timedelta:
 
 
 def leaf_reason(
-    leaf: Facts | None, wanted: frozenset[str], signer: str, asked: str, followed: str, now: datetime
+    leaf: CertificateInfo | None, wanted: frozenset[str], signer: str, asked: str, followed: str, now: datetime
 ) -> str:
     """Why a leaf certificate must be made again; empty: it is good. `signer`: the key id of the present authority."""
     if leaf is None:
@@ -107,7 +107,7 @@ def leaf_reason(
     return ""
 
 
-def next_look(state: AuthorityState, leaves: Sequence[Facts]) -> datetime | None:
+def next_look(state: AuthorityState, leaves: Sequence[CertificateInfo]) -> datetime | None:
     """The earliest time at which anything is due; None: there is nothing yet."""
     times = [renewal_time(leaf) for leaf in leaves]
     if state.following is not None:

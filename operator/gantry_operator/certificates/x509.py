@@ -39,7 +39,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CertificateInfo:
     """The facts of a certificate that decisions depend on."""
 
     made: datetime
@@ -53,7 +53,7 @@ class Facts:
 
 
 def names_of(names: Names) -> frozenset[str]:
-    """The names in the form of `Facts.names`."""
+    """The names in the form of `CertificateInfo.names`."""
     return frozenset(_canonical(h) for h in names.hosts) | frozenset(names.uris)
 
 
@@ -172,7 +172,7 @@ def _certificate(pem: bytes) -> x509.Certificate:
         raise UnusableCertificate(f"no certificate can be read: {error}") from None
 
 
-def read(pair: KeyPair) -> Facts:
+def read(pair: KeyPair) -> CertificateInfo:
     """The facts of a certificate with its key. Raises UnusableCertificate."""
     facts = read_certificate(pair.certificate)
     _check_key(pair)
@@ -194,7 +194,7 @@ def _check_key(pair: KeyPair) -> None:
         raise UnusableCertificate("the key does not belong to the certificate")
 
 
-def read_certificate(pem: bytes) -> Facts:
+def read_certificate(pem: bytes) -> CertificateInfo:
     """The facts of the first certificate. Raises UnusableCertificate."""
     from cryptography import x509
 
@@ -213,7 +213,7 @@ def read_certificate(pem: bytes) -> Facts:
             names |= set(value.get_values_for_type(x509.UniformResourceIdentifier))
         elif isinstance(value, x509.AuthorityKeyIdentifier):
             signer = "" if value.key_identifier is None else value.key_identifier.hex()
-    return Facts(
+    return CertificateInfo(
         made=certificate.not_valid_before_utc + BACKDATED,
         not_after=certificate.not_valid_after_utc,
         names=frozenset(names),

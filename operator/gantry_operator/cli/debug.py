@@ -34,7 +34,7 @@ WhatArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreLocation:
     """A store, and the files of its process when it is a member of a local cluster."""
 
     store: Path
@@ -42,7 +42,7 @@ class Place:
     token: Path | None = None
 
 
-def find_place(what: str, directory: Path | None, name: str | None) -> Place:
+def find_place(what: str, directory: Path | None, name: str | None) -> StoreLocation:
     """A path when it has a slash or is a folder here, else a member of a local cluster. Raises CliError."""
     from gantry_operator.cli.target import find_local
 
@@ -50,7 +50,7 @@ def find_place(what: str, directory: Path | None, name: str | None) -> Place:
     if "/" in what or (path.is_dir() and directory is None and name is None):
         if not path.is_dir():
             raise CliError(f"{what} is no folder; write the path of a store, or the name of a member", Exit.USAGE)
-        return Place(path)
+        return StoreLocation(path)
     folder = find_local(directory, name)
     config = folder.config(what)
     if not config.exists() or not folder.data(what).is_dir():
@@ -58,7 +58,7 @@ def find_place(what: str, directory: Path | None, name: str | None) -> Place:
         raise CliError(
             f"the cluster has no member {what!r}; its members are {members or 'not started yet'}", Exit.USAGE
         )
-    return Place(folder.data(what), config, folder.token_file)
+    return StoreLocation(folder.data(what), config, folder.token_file)
 
 
 @contextmanager
@@ -252,7 +252,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _status(place: Place) -> tuple[dict[str, Any] | None, str]:
+def _status(place: StoreLocation) -> tuple[dict[str, Any] | None, str]:
     """The status of a member that runs, or why there is none. Raises OSError, CliError."""
     if place.config is None or place.token is None:
         return None, ""

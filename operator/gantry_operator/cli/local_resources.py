@@ -25,7 +25,7 @@ class LocalResources:
 
     @property
     def waits_for(self) -> str:
-        """Who carries out a change; empty: nobody does now."""
+        """Who carries out a change; empty: no one does now."""
         return "" if control.supervisor_of(self._folder) is None else "gantry up"
 
     async def list(self, kind: topics.Kind) -> list[dict[str, Any]]:

@@ -26,11 +26,11 @@ from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.drain import (
     DrainStep,
     GroupConfigs,
+    LeavingGroup,
     Missing,
     Obstacle,
     Policy,
     Progress,
-    Seen,
     decide,
     homeless,
     missing_on,
@@ -257,7 +257,7 @@ class GroupChanges:
             except MemberRefused as error:
                 others = str(error)
         known = self._memory.get(group, Progress())
-        seen = Seen(
+        seen = LeavingGroup(
             time.monotonic(), report, None if leadership is None else leadership.epoch, wanted.policy, others,
             homeless=any(missing.values()),
         )  # fmt: skip

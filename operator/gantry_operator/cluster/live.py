@@ -146,7 +146,7 @@ class MemberPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LiveMember:
     """What is known of one member."""
 
     place: MemberPlace
@@ -158,7 +158,7 @@ class Seen:
     page_at: float = -math.inf
     rates: Rates | None = None
 
-    def with_page(self, page: Page, at: float) -> Seen:
+    def with_page(self, page: Page, at: float) -> LiveMember:
         return replace(self, page=page, page_at=at, rates=rates_between(self.page, page, self.rates))
 
 
@@ -166,7 +166,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LiveCluster:
     """What the platform knows of the cluster."""
 
     name: str
@@ -247,8 +247,8 @@ class View:
         }
 
 
-def view_of(facts: Facts, seen: Iterable[Seen], now: float, problem: str = "") -> View:
-    """Return the view at `now`, by the clock of `Seen.page_at`. `problem`: why the facts are old."""
+def view_of(facts: LiveCluster, seen: Iterable[LiveMember], now: float, problem: str = "") -> View:
+    """Return the view at `now`, by the clock of `LiveMember.page_at`. `problem`: why the facts are old."""
     read = [_read(s) for s in seen]
     lines: list[MemberLine] = []
     consumers: dict[str, ConsumerLag] = {}
@@ -289,14 +289,14 @@ def view_of(facts: Facts, seen: Iterable[Seen], now: float, problem: str = "") -
 class _Line(NamedTuple):
     """A status line as it can be used."""
 
-    seen: Seen
+    seen: LiveMember
     status: MemberStatus | None
     report: Report | None
     problem: str
     """Why there is no status of now; empty: there is one."""
 
 
-def _read(seen: Seen) -> _Line:
+def _read(seen: LiveMember) -> _Line:
     if seen.status is None:
         return _Line(seen, None, None, seen.problem or "it does not answer")
     try:
@@ -327,7 +327,7 @@ def _in_sync(lines: Sequence[_Line], mode: str, leader: _Line | None) -> frozens
     return keeping_up(newest.report) if mode == "Raft" and leader is not None else newest.report.in_sync
 
 
-def _fresh(seen: Seen, now: float) -> bool:
+def _fresh(seen: LiveMember, now: float) -> bool:
     return now - seen.page_at <= FRESH_S
 
 

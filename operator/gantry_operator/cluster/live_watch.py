@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gantry_operator.cluster.failures import in_words
-from gantry_operator.cluster.live import Facts, MemberPlace, Page, Seen, View, read_page, view_of
+from gantry_operator.cluster.live import LiveCluster, LiveMember, MemberPlace, Page, View, read_page, view_of
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 
@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
     client: httpx.AsyncClient
     """For the members' HTTP interface."""
-    facts: Callable[[], Awaitable[Facts]]
+    facts: Callable[[], Awaitable[LiveCluster]]
     facts_every_s: float
     failures: tuple[type[Exception], ...]
     """What `facts` may raise for a reason that may pass."""
@@ -39,9 +39,9 @@ class LiveWatch:
     def __init__(self, source: Source, interval_s: float) -> None:
         self._source = source
         self._interval_s = interval_s
-        self._facts: Facts | None = None
+        self._facts: LiveCluster | None = None
         self._problem = ""
-        self._seen: dict[MemberPlace, tuple[MemberWatch, Seen]] = {}
+        self._seen: dict[MemberPlace, tuple[MemberWatch, LiveMember]] = {}
         self._tasks: dict[MemberPlace, list[asyncio.Task[None]]] = {}
         self._main: asyncio.Task[None] | None = None
 
@@ -74,7 +74,7 @@ class LiveWatch:
             except self._source.failures as error:
                 self._problem = in_words(error)
 
-    def _take(self, facts: Facts) -> None:
+    def _take(self, facts: LiveCluster) -> None:
         """Follow exactly the members of these facts."""
         for place in set(self._tasks) - set(facts.members):
             for task in self._tasks.pop(place):
@@ -83,7 +83,7 @@ class LiveWatch:
         for place in facts.members:
             if place not in self._tasks:
                 watch = MemberWatch(place.name, place.url, self._source.client, lambda: None, time.monotonic)
-                self._seen[place] = (watch, Seen(place))
+                self._seen[place] = (watch, LiveMember(place))
                 self._tasks[place] = [asyncio.create_task(watch.run()), asyncio.create_task(self._pages(place))]
         self._facts = facts
 

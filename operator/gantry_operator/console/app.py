@@ -84,7 +84,7 @@ class Access(Protocol):
     """Browsers reach the console over HTTPS."""
 
 
-class Place:
+class ClusterRequest:
     """One cluster in one request: what all pages of a cluster need."""
 
     def __init__(self, collector: Collector, session: Session, writes: bool, now: float) -> None:
@@ -128,7 +128,7 @@ def make_app(
         }
         return HTMLResponse(env.get_template(template).render(**(known | values)), status)
 
-    def page(request: Request, place: Place, template: str, section: str, **values: Any) -> HTMLResponse:
+    def page(request: Request, place: ClusterRequest, template: str, section: str, **values: Any) -> HTMLResponse:
         return show(
             request, template, values.pop("code", 200), place=place, section=section, session=place.session,
             key=place.snapshot.key, snapshot=place.snapshot, health=health_of(place.snapshot, place.now),
@@ -165,17 +165,17 @@ def make_app(
             raise HTTPException(401, "a session is needed")
         return session
 
-    async def reading(request: Request, space: str, name: str) -> Place:
+    async def reading(request: Request, space: str, name: str) -> ClusterRequest:
         session = await person(request)
         key = ClusterKey(space, name)
         collector = clusters().get(key)
         if collector is None or not await access.may_read(session, key):
             raise HTTPException(404, f"there is no cluster {name} here, or you may not read it")
-        return Place(collector, session, await access.may_write(session, key), now())
+        return ClusterRequest(collector, session, await access.may_write(session, key), now())
 
     async def writing(
-        request: Request, place: Annotated[Place, Depends(reading)]
-    ) -> tuple[Place, dict[str, list[str]]]:
+        request: Request, place: Annotated[ClusterRequest, Depends(reading)]
+    ) -> tuple[ClusterRequest, dict[str, list[str]]]:
         if not place.writes:
             raise HTTPException(403, f"you may read {place.snapshot.key.name}, but not change it")
         form = await _form(request)
@@ -184,8 +184,8 @@ def make_app(
             raise HTTPException(403, refused)
         return place, form
 
-    Here = Annotated[Place, Depends(reading)]
-    Change = Annotated[tuple[Place, dict[str, list[str]]], Depends(writing)]
+    Here = Annotated[ClusterRequest, Depends(reading)]
+    Change = Annotated[tuple[ClusterRequest, dict[str, list[str]]], Depends(writing)]
 
     def opened(session: Session) -> Response:
         answer = RedirectResponse("/", 303)
@@ -514,7 +514,13 @@ def make_app(
 
 
 def _done(
-    page: Callable[..., HTMLResponse], request: Request, place: Place, section: str, said: str, command: str, back: str
+    page: Callable[..., HTMLResponse],
+    request: Request,
+    place: ClusterRequest,
+    section: str,
+    said: str,
+    command: str,
+    back: str,
 ) -> HTMLResponse:
     return page(request, place, "done.html", section, said=said, command=command, back=back)
 

@@ -43,7 +43,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LeavingGroup:
     """What is known of a leaving group now."""
 
     now: float
@@ -84,7 +84,7 @@ class DrainStep:
         return tuple(o for o in self.obstacles if o.blocks)
 
 
-def decide(progress: Progress, seen: Seen) -> tuple[Progress, DrainStep]:
+def decide(progress: Progress, seen: LeavingGroup) -> tuple[Progress, DrainStep]:
     """The next step of a drain, and what to remember."""
     report = seen.report
     if report is None:
@@ -108,7 +108,7 @@ def _wait(phase: Phase, reason: str, message: str) -> DrainStep:
     return DrainStep("wait", phase, (Obstacle(reason, message),))
 
 
-def _closing(progress: Progress, seen: Seen, report: DrainReport) -> tuple[Progress, DrainStep]:
+def _closing(progress: Progress, seen: LeavingGroup, report: DrainReport) -> tuple[Progress, DrainStep]:
     since = seen.now if progress.closing_since is None else progress.closing_since
     sends = progress.sends
     if sends is None or sends[0] != report.sends:
@@ -120,7 +120,7 @@ def _closing(progress: Progress, seen: Seen, report: DrainReport) -> tuple[Progr
     return progress, _wait("Closing", "RoutesMove", "producers move to the other groups by their next route")
 
 
-def _draining(progress: Progress, seen: Seen, report: DrainReport) -> tuple[Progress, DrainStep]:
+def _draining(progress: Progress, seen: LeavingGroup, report: DrainReport) -> tuple[Progress, DrainStep]:
     found = obstacles(report, seen.policy)
     if found or not report.settled:
         if not found:
@@ -177,7 +177,7 @@ def obstacles(report: DrainReport, policy: Policy) -> list[Obstacle]:
         found.append(
             Obstacle(
                 "DeadLetters",
-                f"{report.dead_letters} messages in dead letter topics were read by nobody: send them again with "
+                f"{report.dead_letters} messages in dead letter topics were read by no one: send them again with "
                 "`gantry dlq`, or delete the topics",
                 blocks=True,
             )
@@ -192,7 +192,7 @@ def unread_obstacle(row: Unread) -> Obstacle:
         )
     said = f"{row.messages} messages of topic {row.topic} that consumer group {row.consumer_group} has not acknowledged"
     if row.broadcast:
-        return Obstacle("Broadcast", f"{said}: it reads by broadcast, so nobody knows what its consumers have", True)
+        return Obstacle("Broadcast", f"{said}: it reads by broadcast, so no one knows what its consumers have", True)
     if not row.connected:
         return Obstacle("NotConnected", f"{said}: it has no connected consumer", True)
     return Obstacle("Unread", said)
@@ -208,6 +208,6 @@ def ways_on(report: DrainReport | None, group: str) -> str:
     until = ends_at_ms(report) if report is not None else 0
     when = f", which ends at {at(until)}" if until and report is not None and until > report.now_ms else ""
     return (
-        "let consumers read what is left; or delete the consumer group or topic that nobody needs; or write group "
+        "let consumers read what is left; or delete the consumer group or topic that no one needs; or write group "
         f"{group} back into spec.brokerGroups, which cancels the drain. Otherwise it ends after the retention{when}"
     )

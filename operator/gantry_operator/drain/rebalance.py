@@ -88,7 +88,7 @@ def changes(topics: Mapping[str, Mapping[str, TopicConfig]], rows: Iterable[Queu
 def surplus_is_empty(
     config: TopicConfig, ends: Mapping[int, tuple[int, int]], offsets: Iterable[Mapping[int, int]]
 ) -> bool:
-    """Whether nobody needs the queues from `config.read_queues` on. `ends`: first and next offset by queue; `offsets`:
+    """Whether no one needs the queues from `config.read_queues` on. `ends`: first and next offset by queue; `offsets`:
     the committed offset by queue, of each consumer group of the topic."""
     readers = list(offsets)
     for queue, (first, end) in ends.items():

@@ -41,7 +41,7 @@ class Step:
     member: str | None = None
     to: str | None = None
     urgent: bool = False
-    """Waiting for a better time would help nobody: the member does not work, or leaves."""
+    """Waiting for a better time would help no one: the member does not work, or leaves."""
 
 
 def replacement_order(members: Sequence[MemberState]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from gantry_operator.topics.model import Known, Origin, State, Step, WantedGroup, WantedTopic
+from gantry_operator.topics.model import Origin, RecordedState, State, Step, WantedGroup, WantedTopic
 
 W = TypeVar("W", WantedTopic, WantedGroup)
 
@@ -21,7 +21,7 @@ def first_of_each(wanted: Sequence[W], name: Callable[[W], str]) -> dict[str, W]
     return out
 
 
-def origin_of(known: Known, found: bool, answered: bool) -> Origin:
+def origin_of(known: RecordedState, found: bool, answered: bool) -> Origin:
     """Decided once, before the first step. `answered`: a broker group says what it has."""
     if known.origin or not answered:
         return known.origin

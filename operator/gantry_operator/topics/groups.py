@@ -26,10 +26,10 @@ from gantry_operator.topics.model import (
     Decision,
     DropGroup,
     DropTopic,
-    Known,
     Note,
     Observed,
     PutGroup,
+    RecordedState,
     Result,
     Row,
     State,
@@ -106,7 +106,7 @@ def _one(w: WantedGroup, seen: Observed, all_steps: list[Step], notes: list[Note
         notes.append(Note("Warning", "DriftCorrected", text, w.resource))
     all_steps.extend(steps)
     if not steps and not silent and not drift:
-        known = Known(origin, w.generation, rows)
+        known = RecordedState(origin, w.generation, rows)
     state = drifted(drift) if drift and w.report else applying(steps, ()) if steps else blind(silent, synced())
     return Result(
         blind(silent, usable), state, known, rows, *figures,

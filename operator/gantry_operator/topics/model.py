@@ -18,7 +18,7 @@ SETTLE_S = 75.0
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RecordedState:
     """What the status remembers of a resource."""
 
     origin: Origin = ""
@@ -49,7 +49,7 @@ class WantedTopic:
     force: bool = False
     deleting: bool = False
     """The resource is being deleted."""
-    known: Known = field(default_factory=Known)
+    known: RecordedState = field(default_factory=RecordedState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class WantedGroup:
     delete: bool = False
     force: bool = False
     deleting: bool = False
-    known: Known = field(default_factory=Known)
+    known: RecordedState = field(default_factory=RecordedState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Result:
 
     ready: State
     synced: State
-    known: Known = field(default_factory=Known)
+    known: RecordedState = field(default_factory=RecordedState)
     now: Mapping[str, Row] = field(default_factory=dict)
     """Its configuration by broker group, as the brokers have it."""
     members: int = 0

@@ -32,10 +32,10 @@ from gantry_operator.topics.model import (
     SETTLE_S,
     Decision,
     DropTopic,
-    Known,
     Note,
     Observed,
     PutTopic,
+    RecordedState,
     Result,
     Row,
     Settling,
@@ -162,7 +162,7 @@ class _Topic:
             self.notes.append(Note("Warning", "DriftCorrected", text, w.resource))
         complete = not self.steps and not self.waits and not silent and not (self.drift and w.report)
         if complete:
-            known = Known(origin, w.generation, rows, dict(w.attributes))
+            known = RecordedState(origin, w.generation, rows, dict(w.attributes))
         return Result(
             usable if not silent else blind(silent, usable),
             self._synced(silent),
@@ -331,9 +331,9 @@ class _Topic:
     # ---- conditions
 
     def _usable(self, targets: Mapping[str, int], found: Mapping[str, SeenTopic]) -> State:
-        lacking = [g for g, n in targets.items() if n and g not in found and self.seen.tables.get(g) is not None]
-        if lacking:
-            return State("False", "Missing", f"{', '.join(lacking)} has no topic {self.w.topic} yet")
+        without_topic = [g for g, n in targets.items() if n and g not in found and self.seen.tables.get(g) is not None]
+        if without_topic:
+            return State("False", "Missing", f"{', '.join(without_topic)} has no topic {self.w.topic} yet")
         few = [g for g, n in targets.items() if g in found and found[g].config.write_queues < min(n, MAX_QUEUES)]
         if few:
             return State("False", "TooFewQueues", f"{', '.join(few)} has fewer queues than the spec says")

@@ -108,7 +108,7 @@ class BrokerTables:
             raise BadTables(f"group {name}: {error}") from None
 
     def members(self, group: str) -> Members:
-        """Of a consumer group; without clients: nobody is connected."""
+        """Of a consumer group; without clients: no one is connected."""
         found = self._consumers.get(group)
         if not isinstance(found, Mapping):
             return Members(frozenset(), False, frozenset())
@@ -174,7 +174,7 @@ class BrokerTables:
         return None
 
     def undelivered(self, name: str) -> str | None:
-        """What is not delivered to the topic yet: none, delayed, half, or unknown. None: nobody has asked."""
+        """What is not delivered to the topic yet: none, delayed, half, or unknown. None: no one has asked."""
         found = self._undelivered.get(name)
         return found if found is None else str(found)
 
@@ -192,7 +192,7 @@ class BrokerTables:
         for group in readers:
             if self.members(group).broadcasting:
                 return Unread(
-                    sum(q.messages for _, q in full), f"{group} consumes by broadcast, so nobody knows how far"
+                    sum(q.messages for _, q in full), f"{group} consumes by broadcast, so no one knows how far"
                 )
             offsets = self.committed(name, group)
             left = sum(max(q.end - max(offsets.get(number, q.first), q.first), 0) for number, q in full)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.api.topic import PERMISSIONS
-from gantry_operator.topics.model import Known, Row, WantedGroup, WantedTopic
+from gantry_operator.topics.model import RecordedState, Row, WantedGroup, WantedTopic
 
 TOPIC_ROW = ("writeQueues", "readQueues", "permission")
 GROUP_ROW = ("retryMax", "retryQueues", "consumeOrderly", "consumeEnable", "broadcast")
@@ -34,11 +34,11 @@ def _rows(listed: Any, fields: tuple[str, ...]) -> dict[str, Row]:
     return found
 
 
-def known_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> Known:
+def known_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedState:
     """From the status as JSON: of its own making, but it may be of another version."""
     generation, origin = status.get("syncedGeneration"), status.get("origin")
     attributes = status.get("syncedAttributes") or {}
-    return Known(
+    return RecordedState(
         origin if origin in ("Created", "Adopted") else "",
         generation if isinstance(generation, int) else None,
         _rows(status.get("syncedGroups"), fields),

@@ -64,7 +64,7 @@ from gantry_operator.platforms.kubernetes.leaving_groups import GroupRemoval
 from gantry_operator.platforms.kubernetes.member_state import (
     awaited_change,
     former_images,
-    lacking,
+    missing_objects,
     notable,
     observed_members,
     observed_name_servers,
@@ -757,7 +757,7 @@ class ClusterController:
             await asyncio.sleep(LOOK_S / 2)
             if self._cluster is not None and self._cluster.spec.hibernate:
                 continue
-            wanted = lacking(self._running(), self._plan, self._shared.caches["Pod"], self.namespace, self.name)
+            wanted = missing_objects(self._running(), self._plan, self._shared.caches["Pod"], self.namespace, self.name)
             if await self._reasons.look(wanted):
                 self._report.wake()
                 if self._reasons.missing_classes():

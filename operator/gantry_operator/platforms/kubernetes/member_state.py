@@ -220,7 +220,7 @@ def _container_problem(found: Mapping[str, Any]) -> str:
     return ""
 
 
-def lacking(
+def missing_objects(
     running: Iterable[tuple[str, int, str]], plan: Plan | None, pods: InformerCache, namespace: str, cluster: str
 ) -> list[tuple[str, str]]:
     """Kind and name of the objects whose events may say why a pod is missing or does not start."""

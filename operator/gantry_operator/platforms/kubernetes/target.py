@@ -19,7 +19,7 @@ from gantry_broker.client import Credentials
 
 from gantry_operator.access import ADMIN
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
-from gantry_operator.cluster.live import Facts, MemberPlace
+from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
@@ -247,7 +247,7 @@ class KubeTarget:
         async with make_client(lambda: token) as client:
             yield Source(client, self.live_facts, FACTS_S, (ApiError, ApiUnavailable, TargetError))
 
-    async def live_facts(self) -> Facts:
+    async def live_facts(self) -> LiveCluster:
         """What the API server knows of the cluster, with the forwarded port of each member. Raises TargetError."""
         resource = await self.resource()
         try:
@@ -260,7 +260,7 @@ class KubeTarget:
             self._forwarded = None
         urls = (await self._forward(resource)).members_http
         status = resource.get("status") or {}
-        return Facts(
+        return LiveCluster(
             name=cluster.name,
             mode=cluster.spec.mode,
             namespace=self.namespace,

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow, ProxyRow, ProxyStatus
 from gantry_operator.api.status import Addresses, DrainRow
-from gantry_operator.cluster.live import Facts, MemberPlace
+from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import BadStatus, report_from
@@ -310,21 +310,21 @@ def http_urls(folder: ClusterFolder) -> list[str]:
 async def live_source(folder: ClusterFolder) -> AsyncIterator[Source]:
     """Where a live view of this cluster has its figures from."""
 
-    async def facts() -> Facts:
+    async def facts() -> LiveCluster:
         return live_facts(folder)
 
     async with make_client(folder.token.read, lambda: read_authorities(folder)) as client:
         yield Source(client, facts, FACTS_S, (OSError, ValueError, NoPort))
 
 
-def live_facts(folder: ClusterFolder) -> Facts:
+def live_facts(folder: ClusterFolder) -> LiveCluster:
     """What the folder says of the cluster. Raises OSError, pydantic.ValidationError."""
     cluster = running_cluster(folder, load_saved(folder))
     planned = plan(cluster)
     planned = with_leaving(planned, leaving_members(folder, planned).values())
     ports = Ports.load(folder.ports)
     last = _last_failover(folder)
-    return Facts(
+    return LiveCluster(
         name=cluster.name,
         mode=cluster.spec.mode,
         automatic=cluster.spec.failover.automatic,
@@ -336,7 +336,7 @@ def live_facts(folder: ClusterFolder) -> Facts:
 
 
 def _member_url(cluster: BrokerCluster, ports: Ports, m: MemberPlan) -> str:
-    """Of its HTTP interface. A member without a port yet has port 0, which answers nobody."""
+    """Of its HTTP interface. A member without a port yet has port 0, which answers no one."""
     return f"{scheme(cluster)}://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}"
 
 

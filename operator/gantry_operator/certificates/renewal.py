@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from gantry_operator.certificates import schedule, x509
 from gantry_operator.certificates.schedule import AuthorityState, Step
-from gantry_operator.certificates.x509 import Facts, KeyPair, Names, UnusableCertificate
+from gantry_operator.certificates.x509 import CertificateInfo, KeyPair, Names, UnusableCertificate
 
 MAX_STEPS = 4
 """Steps of an authority in one pass; more would be an error of the schedule."""
@@ -192,7 +192,7 @@ def _state(authority: Authority | None) -> AuthorityState:
     )
 
 
-def _facts(pair: KeyPair | None) -> Facts | None:
+def _facts(pair: KeyPair | None) -> CertificateInfo | None:
     if pair is None:
         return None
     try:
@@ -201,7 +201,7 @@ def _facts(pair: KeyPair | None) -> Facts | None:
         return None
 
 
-def _certificate_facts(pem: bytes) -> Facts | None:
+def _certificate_facts(pem: bytes) -> CertificateInfo | None:
     try:
         return x509.read_certificate(pem)
     except UnusableCertificate:
