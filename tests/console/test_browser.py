@@ -221,7 +221,7 @@ def test_actions_show_their_command_and_do_what_they_say(desk: Page, live: LiveC
     expect(shown).to_have_text(f"gantry topic create Invoices --queues 3 --dir {live.cluster.folder.root}")
     topic.get_by_label("Kept by").select_option("a BrokerTopic")
     expect(shown).to_have_text(f"gantry topic create Invoices --queues 3 --managed --dir {live.cluster.folder.root}")
-    topic.get_by_label("Kept by").select_option("nobody")
+    topic.get_by_label("Kept by").select_option("no one")
     topic.get_by_role("button", name="Create").click()
     expect(desk.get_by_role("status").last).to_have_text("Invoices: 3 queues in a")
     go(desk, "/topics?q=Invoices")
