@@ -35,7 +35,7 @@ from send_path import CountingTransport, reads
 
 TOPIC = "BenchmarkTest"
 UNREAD = "BenchmarkIdle"
-"""A topic that nobody consumes, with a name of the same length."""
+"""A topic that no one consumes, with a name of the same length."""
 POSTPONED = 140
 """Pulls that fit into one read of 64 KiB."""
 _PULL = (
@@ -149,7 +149,7 @@ class Bench:
         return conn
 
     async def create_topic(self) -> None:
-        """Creates the topic that nobody consumes."""
+        """Creates the topic that no one consumes."""
         queues = self.options.queues
         self.producer.data_received(_frame(_CREATE % (RequestCode.UPDATE_AND_CREATE_TOPIC, UNREAD, queues, queues)))
         await asyncio.sleep(0.2)

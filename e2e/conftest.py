@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The analytics come first: they take a third of the run, and wait for most of it."""
+    """The analytics come first: they take longest, and mostly wait."""
     items.sort(key=lambda item: item.path.name != "test_m_analytics.py")
 
 
