@@ -1,9 +1,9 @@
 # One file, three targets: operator, broker, spark.
 #   docker build --target broker -t gantry-broker:dev .
-# BASE_IMAGE is any image with Python 3.11 or later, pip and a Debian userland. A release names it with its digest, which
-# a registry tells (CONTRIBUTING.md, "A release"): --build-arg BASE_IMAGE=python:3.11-slim@sha256:...
+# BASE_IMAGE is any image with Python 3.11 or later, pip and a Debian userland. The digest is that of the image for all
+# platforms. A release brings it up to date (CONTRIBUTING.md, "A release").
 # All stages use this one base, and the label org.opencontainers.image.base.name says which it was.
-ARG BASE_IMAGE=python:3.11-slim
+ARG BASE_IMAGE=python:3.11-slim@sha256:e41613d42d4891e4930f79523f93f81bbc7632584ec65e36ab055f41a800b41e
 
 # --- what each image runs is installed apart from pip and its caches, into one folder that is then copied -----------
 FROM ${BASE_IMAGE} AS install
@@ -54,11 +54,11 @@ FROM runtime AS operator
 COPY --from=install-operator /opt/gantry /opt/gantry
 CMD ["python", "-m", "gantry_operator.platforms.kubernetes.operator"]
 
-# Spark needs a Java runtime besides; Debian's own, without a display.
+# Spark needs a Java runtime besides; the default one of Debian (17 in bookworm, 21 in trixie), without a display.
 FROM runtime AS spark
 USER 0
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends openjdk-17-jre-headless tini \
+    && apt-get install -y --no-install-recommends default-jre-headless tini \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=install-spark /opt/gantry /opt/gantry
 ENV SPARK_HOME=/opt/gantry/pyspark PYSPARK_PYTHON=python PYSPARK_DRIVER_PYTHON=python

@@ -25,7 +25,8 @@ def load() -> ModuleType:
 
 
 def test_every_stage_begins_with_the_one_base_image() -> None:
-    """So one digest in a build argument fixes all of them."""
+    """So one digest fixes all of them."""
+    assert re.search(r"^ARG BASE_IMAGE=python:3\.\d+-slim@sha256:[0-9a-f]{64}$", DOCKERFILE, re.MULTILINE)
     stages = {"${BASE_IMAGE}"}
     for base, name in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE):
         assert base in stages, f"FROM {base}"
