@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.store.async_sync import AsyncSync
 from gantry_broker.store.log import commit_log
 from hypothesis import settings
+
+from tests.support.failing_calls import heed_replaced_fdatasync
 
 # The same cases in every run, so that a red run is a change's doing. HYPOTHESIS_PROFILE=explore looks for new ones.
 # No case has a time limit: on a busy machine it would be the machine's doing.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+heed_replaced_fdatasync(AsyncSync)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.failing_calls import ERRORS, fail
+from tests.support.failing_calls import ERRORS, fail, heed_replaced_fdatasync
 
 LOOK_S = 0.05
 
@@ -65,7 +65,7 @@ def _failing(name: str, data: str, faults: Faults) -> Callable[..., Any]:
     return instead
 
 
-def plant(path: Path, data: Path) -> None:
+def plant(path: Path, data: Path) -> Faults:
     """Replace the clock and the disk of this process; `data`: the folder of its store."""
     faults = Faults()
     sleep, time_ns = time.sleep, time.time_ns
@@ -96,12 +96,15 @@ def plant(path: Path, data: Path) -> None:
     for name in ERRORS:
         setattr(os, name, _failing(name, str(data), faults))
     threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
+    return faults
 
 
 if __name__ == "__main__":
     config = Path(sys.argv[sys.argv.index("--config") + 1])
     folder = config.parent.parent
-    plant(folder / "faults" / f"{config.stem}.json", folder / "data")
+    planted = plant(folder / "faults" / f"{config.stem}.json", folder / "data")
     from gantry_broker.broker.process import main
+    from gantry_broker.store.async_sync import AsyncSync
 
+    heed_replaced_fdatasync(AsyncSync, lambda: planted.sync_s > 0 or planted.fails > 0)
     sys.exit(main())

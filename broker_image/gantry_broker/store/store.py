@@ -344,6 +344,13 @@ class MessageStore:
             self.log.sync(start, point.offset)
         return point
 
+    def flush_of_one_file(self, opened: OpenSegment) -> tuple[int, FlushPoint] | None:
+        """A descriptor in `opened`, and what its fdatasync makes durable; None: only `flush` does. Raises OSError."""
+        point = FlushPoint(self.log.generation, self.log.end)
+        start = min(self.state.flushed, point.offset)
+        fd = self.log.file_to_sync(start, point.offset, opened) if point.offset > start else None
+        return None if fd is None else (fd, point)
+
     def write_ahead(self) -> None:
         """Make the next flushes cheaper if flushes are small; call it after the start of a flush."""
         if self.log.end - self.state.flushed <= SMALL_FLUSH:

@@ -214,20 +214,28 @@ class CommitLog:
 
     def sync_end(self, start: int, stop: int, opened: OpenSegment) -> None:
         """As `sync`, for a thread that calls it often and keeps the last segment open in `opened`. Raises OSError."""
+        fd = self.file_to_sync(start, stop, opened)
+        if fd is None:
+            self.sync(start, stop)
+        else:
+            os.fdatasync(fd)
+
+    def file_to_sync(self, start: int, stop: int, opened: OpenSegment) -> int | None:
+        """The descriptor, in `opened`, whose fdatasync makes [start, stop) durable; None: only `sync` does. Raises
+        OSError.
+        """
         path = self.path_of(stop)
         if start < stop - stop % self.segment_size or self._new_names:
-            self.sync(start, stop)
-        elif opened.fd >= 0 and opened.path == path and opened.generation == self.generation:
-            os.fdatasync(opened.fd)
-        else:
+            return None
+        if opened.fd < 0 or opened.path != path or opened.generation != self.generation:
             opened.close()
             generation = self.generation
             try:
                 opened.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                return  # As in `sync_file`.
+                return None
             opened.path, opened.generation = path, generation
-            os.fdatasync(opened.fd)
+        return opened.fd
 
     def drop_before(self, offset: int) -> list[str]:
         """Remove whole segments below `offset`, never the last one; returns the removed files. Raises OSError."""
