@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication import wire
-from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.pace import Pace
 from gantry_broker.replication.types import MemberId
 
@@ -217,7 +217,11 @@ class PendingFetches:
 
     @staticmethod
     def _answer(conn: Connection, request: Frame, answer: FetchAnswer) -> None:
-        if not conn.closed:
+        if conn.closed:
+            return
+        if answer.kind is AnswerKind.RECORDS:
+            conn.send_with(wire.answer_without_data(request, answer), answer.data)
+        else:
             conn.send(wire.answer_frame(request, answer))
             conn.push()
 

@@ -260,6 +260,12 @@ class MessageStore:
             raise OffsetGone(at, self.log.start, limit)
         return self.log.whole_records(at, max_bytes, limit)
 
+    def read_view(self, at: int, max_bytes: int) -> memoryview:
+        """As `read_raw` up to `end`, without a copy of what was read."""
+        if at < self.log.start:
+            raise OffsetGone(at, self.log.start, self.log.end)
+        return self.log.whole_records_view(at, max_bytes, self.log.end)
+
     def read_soon(self, at: int, size: int) -> None:
         """Ask the kernel to read these bytes of the log in the background, for a later read."""
         self.log.read_soon(at, size)

@@ -298,21 +298,30 @@ class CommitLog:
 
         Raises OffsetGone; ValueError when no record begins at `offset`, as far as its size and magic show; OSError.
         """
+        data, size = self._read_whole(offset, max_bytes, limit)
+        return data[:size] if size < len(data) else data
+
+    def whole_records_view(self, offset: int, max_bytes: int, limit: int) -> memoryview:
+        """As `whole_records`, without a copy of what was read."""
+        data, size = self._read_whole(offset, max_bytes, limit)
+        return memoryview(data)[:size]
+
+    def _read_whole(self, offset: int, max_bytes: int, limit: int) -> tuple[bytes, int]:
+        """Bytes of the log, and how many of them are whole records and fillers."""
         if offset >= limit:
             if offset > limit:
                 raise OffsetGone(offset, self.start, limit)
-            return b""
+            return b"", 0
         data = self.read_some(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
         size = size_of_first(data)
         if not 0 < size <= min(limit - offset, self.room(offset)):
             raise ValueError(f"offset {offset} is not a record boundary")
         have = len(data)
         if offset + have == limit:
-            return data
+            return data, have
         if size > have:
-            return self.read(offset, size)
-        end = size_of_whole(data, size)
-        return data[:end] if end < have else data
+            return self.read(offset, size), size
+        return data, size_of_whole(data, size)
 
     def begins_record(self, offset: int) -> bool:
         """Whether `offset` is the end, or a record or filler begins there, as far as its size and magic show.
