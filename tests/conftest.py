@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.store.async_sync import AsyncSync
 from gantry_broker.store.log import commit_log
 from hypothesis import settings
 
-from tests.support.failing_calls import heed_replaced_fdatasync
+from tests.support.planted_syncs import let_a_thread_flush
 
 # The same cases in every run, so that a red run is a change's doing. HYPOTHESIS_PROFILE=explore looks for new ones.
 # No case has a time limit: on a busy machine it would be the machine's doing.
@@ -23,7 +22,13 @@ settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
-heed_replaced_fdatasync(AsyncSync)
+@pytest.fixture(params=["kernel", "thread"])
+def flushed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who runs fdatasync: both ways of group commit. (For a new segment it is the thread in both.)"""
+    way = str(request.param)
+    if way == "thread":
+        let_a_thread_flush(monkeypatch.setattr)
+    return way
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ The file `faults/NAME.json` in the cluster's folder describes the faults. The pr
     write_s   seconds added to every write; the whole process waits, as for a full device queue
     fails     the share of the store's system calls that fail, with one of `errors` (numbers of `errno`)
 
-The broker itself has no such hooks: this module replaces functions of `time` and `os` before it imports the broker.
+The broker itself has no such hooks: this module replaces functions of `time` and `os` before it imports the broker,
+and then those by which the kernel runs fdatasync in the background.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -22,7 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.failing_calls import ERRORS, fail, heed_replaced_fdatasync
+from tests.support.failing_calls import ERRORS, fail
+from tests.support.planted_syncs import Report, plant_async_sync
 
 LOOK_S = 0.05
 
@@ -65,7 +68,27 @@ def _failing(name: str, data: str, faults: Faults) -> Callable[..., Any]:
     return instead
 
 
-def plant(path: Path, data: Path) -> Faults:
+def _in_kernel(faults: Faults) -> Callable[[int], Callable[[int, Report], None]]:
+    """What the kernel runs in the background: late, or with another result."""
+
+    def begun(fd: int) -> Callable[[int, Report], None]:
+        fails = faults.fails and random.random() < faults.fails
+        error = random.choice(faults.errors) if fails else 0
+
+        def ended(result: int, report: Report) -> None:
+            if error in ERRORS["fdatasync"]:
+                result = -error
+            if faults.sync_s:
+                asyncio.get_running_loop().call_later(faults.sync_s, report, result)
+            else:
+                report(result)
+
+        return ended
+
+    return begun
+
+
+def plant(path: Path, data: Path) -> None:
     """Replace the clock and the disk of this process; `data`: the folder of its store."""
     faults = Faults()
     sleep, time_ns = time.sleep, time.time_ns
@@ -95,16 +118,14 @@ def plant(path: Path, data: Path) -> Faults:
     os.pwrite, os.pwritev = slow_pwrite, slow_pwritev
     for name in ERRORS:
         setattr(os, name, _failing(name, str(data), faults))
+    plant_async_sync(setattr, _in_kernel(faults))
     threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
-    return faults
 
 
 if __name__ == "__main__":
     config = Path(sys.argv[sys.argv.index("--config") + 1])
     folder = config.parent.parent
-    planted = plant(folder / "faults" / f"{config.stem}.json", folder / "data")
+    plant(folder / "faults" / f"{config.stem}.json", folder / "data")
     from gantry_broker.broker.process import main
-    from gantry_broker.store.async_sync import AsyncSync
 
-    heed_replaced_fdatasync(AsyncSync, lambda: planted.sync_s > 0 or planted.fails > 0)
     sys.exit(main())

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from gantry_broker.store.async_sync import AsyncSync
+from typing import Any, Final
 
 ERRORS: Final = {
     "open": {errno.EMFILE, errno.ENOSPC, errno.EIO},
@@ -34,14 +31,3 @@ def fail(name: str, error: int, call: Callable[..., Any], args: tuple[Any, ...],
     if name == "pwrite" and error == errno.ENOSPC and partly:
         call(args[0], bytes(args[1])[: len(args[1]) // 2], args[2])
     raise OSError(error, os.strerror(error))
-
-
-def heed_replaced_fdatasync(
-    kind: type[AsyncSync], is_replaced: Callable[[], bool] = lambda: os.fdatasync is not _FDATASYNC
-) -> None:
-    """Let group commit flush in its thread while `os.fdatasync` is replaced: the kernel calls no replacement."""
-    begin = kind.begin
-    kind.begin = lambda self, fd: not is_replaced() and begin(self, fd)  # type: ignore[method-assign]
-
-
-_FDATASYNC: Final = os.fdatasync

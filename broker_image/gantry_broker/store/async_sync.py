@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from gantry_broker.store.files import sync_failure
+
 _FDSYNC: Final = 3
 """IOCB_CMD_FDSYNC of linux/aio_abi.h; Linux 4.18 and later."""
 _RESFD: Final = 1
@@ -55,7 +57,11 @@ class _Event(ctypes.Structure):
 
 
 class AsyncSync:
-    """One fdatasync at a time, for one event loop."""
+    """One fdatasync at a time, for one event loop.
+
+    The kernel keeps the file and the eventfd until the end, and reads the request only in `begin`. So neither has to
+    outlive a request here.
+    """
 
     def __init__(self, done: Callable[[OSError | None], None]) -> None:
         """`done` is called in the running loop at the end of each fdatasync, with its error. Raises OSError when the
@@ -65,20 +71,22 @@ class AsyncSync:
         if numbers is None or sys.platform != "linux" or sys.byteorder != "little" or sys.maxsize < 2**32:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         setup, self._destroy, getevents, submit = numbers
-        # The library's own lock stays locked during a call: none of them blocks.
+        # The interpreter's lock stays locked during a call, because these do not block: the kernel queues the work.
         self._call = ctypes.PyDLL(None, use_errno=True).syscall
         self._call.restype = ctypes.c_long
         context = ctypes.c_ulong(0)
         if self._call(ctypes.c_long(setup), ctypes.c_long(1), ctypes.byref(context)) < 0:
-            raise OSError(ctypes.get_errno(), "io_setup")
+            number = ctypes.get_errno()
+            raise OSError(number, f"io_setup: {os.strerror(number)}")
         self._context: ctypes.c_ulong = context
         try:
             self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError:
-            self._call(ctypes.c_long(self._destroy), context)
+            self.destroy()
             raise
         self._done = done
-        self._offered = True
+        self.offered = True
+        """False: the kernel has refused a request, and gets no more."""
         self._request = _Request(opcode=_FDSYNC, flags=_RESFD, result_fd=self._eventfd)
         self._event = _Event()
         requests = (ctypes.c_void_p * 1)(ctypes.addressof(self._request))
@@ -92,13 +100,13 @@ class AsyncSync:
         self._loop.add_reader(self._eventfd, self._ended)
 
     def begin(self, fd: int) -> bool:
-        """Begin an fdatasync. The file may be closed meanwhile. False: use a thread."""
-        if not self._offered:
+        """Begin an fdatasync. The file may be closed meanwhile. False: nothing has begun, use a thread."""
+        if not self.offered:
             return False
         self._request.fd = fd
         if self._call(*self._submit) == 1:
             return True
-        self._offered = ctypes.get_errno() == errno.EAGAIN
+        self.offered = ctypes.get_errno() == errno.EAGAIN
         return False
 
     def _ended(self) -> None:
@@ -106,15 +114,26 @@ class AsyncSync:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             return
-        if self._call(*self._getevents) == 1:
-            result = self._event.result
-            self._done(OSError(-result, os.strerror(-result)) if result < 0 else None)
+        # The result is there before the eventfd says so. One that cannot be read is a failure: it may be one.
+        got = self._call(*self._getevents) == 1
+        self._report(self._event.result if got else -errno.EIO)
 
-    def close(self) -> None:
-        """End it; nothing may be under way."""
+    def _report(self, result: int) -> None:
+        """Report a result: 0, or an error's negative number."""
+        self._done(sync_failure(-result) if result < 0 else None)
+
+    def stop(self) -> None:
+        """Begin and report nothing more. Call `destroy` then."""
         if self._eventfd >= 0:
-            self._offered = False
+            self.offered = False
             self._loop.remove_reader(self._eventfd)
-            self._call(ctypes.c_long(self._destroy), self._context)
             os.close(self._eventfd)
             self._eventfd = -1
+
+    def destroy(self) -> None:
+        """Give the kernel's memory back, in any thread. It takes tens of milliseconds, and as long as a request runs;
+        a process that ends waits for that, too.
+        """
+        context, self._context = self._context, ctypes.c_ulong(0)
+        if context.value:
+            ctypes.CDLL(None).syscall(ctypes.c_long(self._destroy), context)

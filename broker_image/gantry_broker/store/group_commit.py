@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.log.commit_log import OpenSegment
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import FlushPoint
+
+_log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 0.1
 """Seconds between two tries when no descriptor is free."""
@@ -42,8 +45,11 @@ class GroupCommit:
         self._wanted: SimpleQueue[bool] = SimpleQueue()
         """True: flush; False: end."""
         self._async_sync: AsyncSync | None = None
-        with contextlib.suppress(OSError):
+        """None: the thread runs every fdatasync."""
+        try:
             self._async_sync = AsyncSync(self._async_ended)
+        except OSError as error:
+            _log.info("a thread flushes the log, which costs more CPU time: no asynchronous fdatasync (%s)", error)
         self._opened = OpenSegment()
         self._async_point: FlushPoint | None = None
         """What the fdatasync under way makes durable."""
@@ -87,13 +93,24 @@ class GroupCommit:
             one = self._store.flush_of_one_file(self._opened)
         except OSError:
             return False  # The thread meets the error as well.
-        if one is None or not self._async_sync.begin(one[0]):
+        if one is None:
+            return False
+        if not self._async_sync.begin(one[0]):
+            if not self._async_sync.offered:
+                _log.info("a thread flushes the log, which costs more CPU time: the kernel has refused an fdatasync")
+                self._stop_async()
             return False
         self._async_point = one[1]
         return True
 
     def _async_ended(self, error: OSError | None) -> None:
         self._flushed(self._async_point if error is None else None, error)
+
+    def _stop_async(self) -> None:
+        if self._async_sync is not None:
+            self._async_sync.stop()
+            self._slow_worker.submit(self._async_sync.destroy)
+            self._async_sync = None
 
     async def wait(self, offset: int) -> int:
         """Wait until everything below `offset` is on disk; returns `flushed`.
@@ -227,8 +244,7 @@ class GroupCommit:
         if self._checkpointing is not None:
             with contextlib.suppress(FlushFailed, asyncio.CancelledError):
                 await asyncio.shield(self._checkpointing)
-        if self._async_sync is not None:
-            self._async_sync.close()
+        self._stop_async()
         self._opened.close()
         self._wanted.put(False)
         self._slow_worker.shutdown(wait=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.store.errors import OffsetGone, StoreFull
-from gantry_broker.store.files import NO_ROOM, FdCache, fsync_dir, is_zero, read_all, sync_file, write_all
+from gantry_broker.store.files import NO_ROOM, FdCache, fdatasync, fsync_dir, is_zero, read_all, sync_file, write_all
 from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
 
 NAME_DIGITS: Final = 20
@@ -218,7 +218,7 @@ class CommitLog:
         if fd is None:
             self.sync(start, stop)
         else:
-            os.fdatasync(fd)
+            fdatasync(fd)
 
     def file_to_sync(self, start: int, stop: int, opened: OpenSegment) -> int | None:
         """The descriptor, in `opened`, whose fdatasync makes [start, stop) durable; None: only `sync` does. Raises
