@@ -13,11 +13,22 @@ import pytest
 from gantry_broker.store.log import commit_log
 from hypothesis import settings
 
+from tests.support.planted_syncs import let_a_thread_flush
+
 # The same cases in every run, so that a red run is a change's doing. HYPOTHESIS_PROFILE=explore looks for new ones.
 # No case has a time limit: on a busy machine it would be the machine's doing.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(params=["kernel", "thread"])
+def flushed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who runs fdatasync: both ways of group commit. (For a new segment it is the thread in both.)"""
+    way = str(request.param)
+    if way == "thread":
+        let_a_thread_flush(monkeypatch.setattr)
+    return way
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,27 +22,34 @@ from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.types import Put
 
 from tests.support.free_ports import free_ports
+from tests.support.planted_syncs import plant_fdatasync
 
 if TYPE_CHECKING:
     from tests.broker.conftest import Bench
 
 
 class BadDisk:
-    """`os.fdatasync` and `os.fsync`, until the disk fails."""
+    """Syncs of both ways of group commit, until the disk fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, part: str = "commitlog") -> None:
         self.failed = False
         self._part = part
-        for name in ("fdatasync", "fsync"):
-            monkeypatch.setattr(os, name, self._instead_of(getattr(os, name)))
+        fsync = os.fsync
 
-    def _instead_of(self, real: Any) -> Any:
-        def sync(fd: int) -> None:
-            if self.failed and self._part in os.readlink(f"/proc/self/fd/{fd}"):
+        def failing(fd: int) -> None:
+            if self._fails(fd):
                 raise OSError(errno.EIO, "Input/output error")
-            real(fd)
+            fsync(fd)
 
-        return sync
+        def begun(fd: int) -> Callable[[int], int]:
+            fails = self._fails(fd)
+            return lambda result: -errno.EIO if fails else result
+
+        monkeypatch.setattr(os, "fsync", failing)
+        plant_fdatasync(monkeypatch.setattr, begun)
+
+    def _fails(self, fd: int) -> bool:
+        return self.failed and self._part in os.readlink(f"/proc/self/fd/{fd}")
 
 
 def _config(tmp_path: Path, **options: Any) -> BrokerConfig:
@@ -60,7 +68,7 @@ def _put(body: bytes) -> Put:
 @pytest.mark.parametrize("part", ["commitlog", ""], ids=["of the log", "of any file"])
 @pytest.mark.parametrize("flush", ["Sync", "Async"])
 async def test_a_process_ends_and_the_next_one_knows_the_proof_of_the_boot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, part: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, part: str, flushed_by: str
 ) -> None:
     """Also where no flush works any more: as long as the machine runs, what was written without one can be read."""
     disk = BadDisk(monkeypatch, part)
@@ -83,7 +91,7 @@ async def test_a_process_ends_and_the_next_one_knows_the_proof_of_the_boot(
         await broker.replication.assign(Assignment(LeadershipRecord().promoted(me, [me]), config.member_address))
         broker.writer.append([_put(b"flushed")])
         broker.writer.appended(None)
-        while broker.store.flushed < broker.store.end:  # noqa: ASYNC110 (a thread says it)
+        while broker.store.flushed < broker.store.end:  # noqa: ASYNC110 (the flush says it)
             await asyncio.sleep(0.01)
         flushed = broker.store.flushed
         disk.failed = True

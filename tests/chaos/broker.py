@@ -7,11 +7,13 @@ The file `faults/NAME.json` in the cluster's folder describes the faults. The pr
     write_s   seconds added to every write; the whole process waits, as for a full device queue
     fails     the share of the store's system calls that fail, with one of `errors` (numbers of `errno`)
 
-The broker itself has no such hooks: this module replaces functions of `time` and `os` before it imports the broker.
+The broker itself has no such hooks: this module replaces functions of `time` and `os` before it imports the broker,
+and then those by which the kernel runs fdatasync in the background.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.failing_calls import ERRORS, fail
+from tests.support.planted_syncs import Report, plant_async_sync
 
 LOOK_S = 0.05
 
@@ -65,6 +68,26 @@ def _failing(name: str, data: str, faults: Faults) -> Callable[..., Any]:
     return instead
 
 
+def _in_kernel(faults: Faults) -> Callable[[int], Callable[[int, Report], None]]:
+    """What the kernel runs in the background: late, or with another result."""
+
+    def begun(fd: int) -> Callable[[int, Report], None]:
+        fails = faults.fails and random.random() < faults.fails
+        error = random.choice(faults.errors) if fails else 0
+
+        def ended(result: int, report: Report) -> None:
+            if error in ERRORS["fdatasync"]:
+                result = -error
+            if faults.sync_s:
+                asyncio.get_running_loop().call_later(faults.sync_s, report, result)
+            else:
+                report(result)
+
+        return ended
+
+    return begun
+
+
 def plant(path: Path, data: Path) -> None:
     """Replace the clock and the disk of this process; `data`: the folder of its store."""
     faults = Faults()
@@ -95,6 +118,7 @@ def plant(path: Path, data: Path) -> None:
     os.pwrite, os.pwritev = slow_pwrite, slow_pwritev
     for name in ERRORS:
         setattr(os, name, _failing(name, str(data), faults))
+    plant_async_sync(setattr, _in_kernel(faults))
     threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import orjson
 import pytest
-from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
+from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame, encode_head
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +54,13 @@ def test_a_damaged_frame_gives_a_frame_or_a_frame_error(frame: Frame, data: st.D
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with suppress(FrameError):
         assert all(isinstance(value, str) for got in FrameDecoder().feed(bytes(raw)) for value in got.ext.values())
+
+
+@given(frames)
+def test_a_head_and_a_body_are_the_whole_frame(frame: Frame) -> None:
+    whole, body = encode_frame(frame), frame.body
+    frame.body = b""
+    assert encode_head(frame, len(body)) + body == whole
 
 
 def json_frame(header: object, body: bytes = b"") -> bytes:

@@ -142,6 +142,23 @@ async def test_large_bodies(served: Served, client: RemotingClient) -> None:
     assert (await client.request(served.address, Frame(ECHO, body=body), 10)).body == body
 
 
+async def test_a_body_that_is_sent_as_it_is_keeps_its_place_among_other_frames(served: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+    await until(lambda: served.handler.opened == 1, "connected")
+    [conn] = served.server.connections
+    body = memoryview(bytes(range(256)) * 20_000)[7:-3]
+    conn.send(Frame(0, 1, 1, body=b"before"))
+    conn.send_with(Frame(0, 2, 1, ext={"a": "b"}), body)
+    conn.send_with(Frame(0, 3, 1), b"")
+    conn.send(Frame(0, 4, 1, body=b"after"))
+    conn.close()
+    conn.send_with(Frame(0, 5, 1), b"too late")
+    got = FrameDecoder().feed(await reader.read())
+    assert [(frame.opaque, frame.body) for frame in got] == [(1, b"before"), (2, body), (3, b""), (4, b"after")]
+    assert got[1].ext == {"a": "b"}
+    writer.close()
+
+
 async def test_oneway_wants_no_answer(served: Served, client: RemotingClient) -> None:
     await client.oneway(served.address, Frame(ECHO))
     await client.request(served.address, Frame(ECHO), 5)

@@ -26,11 +26,8 @@ class Follower:
     def __init__(self) -> None:
         self.answered = asyncio.Event()
 
-    def send(self, frame: Frame) -> None:
+    def send_with(self, frame: Frame, body: bytes) -> None:
         self.answered.set()
-
-    def push(self) -> None:
-        """Nothing is gathered here."""
 
 
 async def unanswered(news: bool) -> int:

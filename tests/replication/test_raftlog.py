@@ -156,7 +156,7 @@ def test_a_change_that_was_cut_before_the_list_was_written_does_not_come_back(
 def test_a_full_disk_does_not_prevent_a_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = with_changes(tmp_path)
     start = log.member_changes[1].at
-    data = log.read_raw(start, 1 << 20)
+    data = bytes(log.read_raw(start, 1 << 20))
     with monkeypatch.context() as full:
         full.setattr(raftlog, "atomic_write", raising(OSError(errno.ENOSPC, "full")))
         log.truncate(start)
@@ -223,7 +223,7 @@ def test_a_change_that_cannot_be_listed_is_not_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
 ) -> None:
     source, other = with_changes(tmp_path / "leader")
-    data = other.read_raw(0, 1 << 20)
+    data = bytes(other.read_raw(0, 1 << 20))
     store, log = opened(tmp_path)
     if leads:
         log.begin_epoch(1, 1)

@@ -24,6 +24,8 @@ from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.support.planted_syncs import Report, plant_async_sync, plant_fdatasync
+
 HOST = pack_host("10.1.2.3", 50_000)
 
 
@@ -39,31 +41,57 @@ async def store(tmp_path: Path, small: BrokerSettings) -> AsyncIterator[MessageS
 
 
 @pytest_asyncio.fixture
-async def commit(store: MessageStore) -> AsyncIterator[GroupCommit]:
+async def commit(store: MessageStore, flushed_by: str) -> AsyncIterator[GroupCommit]:
+    """Of a store with one record: the name of the first segment is durable."""
     made = GroupCommit(store)
+    store.put(messages(1), 1)
+    await made.flush()
     yield made
     await made.close()
 
 
 class SlowDisk:
-    """An fdatasync that counts its calls and waits for a release."""
+    """An fdatasync that counts its calls and waits for a release, in both ways of group commit."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go = threading.Event()
         self.started = threading.Event()
         self.calls = 0
+        self.ways: set[str] = set()
         self.error: OSError | None = None
+        self._go = threading.Event()
+        self._reports: list[Callable[[], None]] = []
         real = os.fdatasync
 
         def fdatasync(fd: int) -> None:
-            self.calls += 1
-            self.started.set()
-            assert self.go.wait(30)
+            self._begun("thread")
+            assert self._go.wait(30)
             if self.error is not None:
                 raise self.error
             real(fd)
 
         monkeypatch.setattr(files.os, "fdatasync", fdatasync)
+        plant_async_sync(monkeypatch.setattr, self._in_kernel)
+
+    def _begun(self, way: str) -> None:
+        self.calls += 1
+        self.ways.add(way)
+        self.started.set()
+
+    def _in_kernel(self, fd: int) -> Callable[[int, Report], None]:
+        def ended(result: int, report: Report) -> None:
+            self._reports.append(lambda: report(result if self.error is None else -(self.error.errno or errno.EIO)))
+            if self._go.is_set():
+                self.release()
+
+        self._begun("kernel")
+        return ended
+
+    def release(self) -> None:
+        """Let all calls end, in the event loop."""
+        self._go.set()
+        reports, self._reports = self._reports, []
+        for report in reports:
+            report()
 
     async def entered(self) -> None:
         """Wait until the first fsync has begun."""
@@ -71,9 +99,9 @@ class SlowDisk:
 
 
 async def test_one_fsync_serves_all_waiting_callers_and_the_loop_runs(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch, flushed_by: str
 ) -> None:
-    disk = SlowDisk(monkeypatch)
+    disk, before = SlowDisk(monkeypatch), store.end
     waits = []
     for _ in range(50):
         store.put(messages(2), 1)
@@ -87,12 +115,13 @@ async def test_one_fsync_serves_all_waiting_callers_and_the_loop_runs(
         await asyncio.sleep(0)
     assert time.monotonic() - started < 5
     assert not any(wait.done() for wait in waits)
-    assert store.flushed == 0
-    disk.go.set()
+    assert store.flushed == before
+    disk.release()
     flushed = await asyncio.gather(*waits)
-    assert min(flushed) > 0
+    assert min(flushed) > before
     assert store.flushed == store.end
     assert disk.calls == 2
+    assert disk.ways == {flushed_by}
 
 
 async def test_rule_11_flushed_counts_only_durable_bytes(
@@ -104,7 +133,7 @@ async def test_rule_11_flushed_counts_only_durable_bytes(
     waiting = asyncio.create_task(commit.wait(end))
     await disk.entered()
     store.put(messages(2), 1)
-    disk.go.set()
+    disk.release()
     assert await waiting == end < store.end
 
 
@@ -152,23 +181,27 @@ async def test_a_flush_does_not_count_after_a_truncation_during_it(
     assert await commit.flush() == store.end
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENFILE])
 async def test_a_failed_fsync_ends_all_writes(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch, flushed_by: str, number: int
 ) -> None:
-    disk = SlowDisk(monkeypatch)
-    disk.go.set()
-    disk.error = OSError(errno.EIO, "the disk is gone")
+    """Also with an error of the file system that elsewhere means that nothing was tried."""
+    disk, before = SlowDisk(monkeypatch), store.end
+    disk.release()
+    disk.error = OSError(number, "the disk is gone")
     store.put(messages(2), 1)
     store.confirm(store.end)
     with pytest.raises(FlushFailed):
         await commit.wait(store.end)
-    assert store.flushed == 0
+    assert store.flushed == before
+    assert store.state.disk_untrusted
     disk.error = None
     # A second fsync would report success without the lost bytes.
     with pytest.raises(FlushFailed):
         await commit.wait(store.end)
     with pytest.raises(FlushFailed):
         store.put(messages(1), 1)
+    assert (disk.calls, disk.ways) == (1, {flushed_by})
     assert store.get("Orders", 0, 0, 1, 1).count == 1
 
 
@@ -183,7 +216,7 @@ async def test_a_cancelled_waiter_does_not_end_the_flush_of_others(
     impatient.cancel()
     with pytest.raises(asyncio.CancelledError):
         await impatient
-    disk.go.set()
+    disk.release()
     assert await patient == store.end
 
 
@@ -196,7 +229,7 @@ async def test_a_checkpoint_moves_the_recovery_point_for_a_power_loss(store: Mes
 
 
 async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
-    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch, flushed_by: str
 ) -> None:
     threads: set[str] = set()
     for name in ("fsync", "fdatasync", "replace"):
@@ -213,7 +246,8 @@ async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
     store.put(messages(200), 2)
     store.run_periodic_tasks(10_000)
     await commit.close()
-    assert threads == {"store-flush", "store-checkpoint_0", "store-background_0"}
+    flushing = {"store-flush"} if flushed_by == "thread" else set()
+    assert threads == {*flushing, "store-checkpoint_0", "store-background_0"}
     recovery_point = RecoveryPoint.load(store.recovery_point_file.path)
     assert recovery_point is not None
     assert recovery_point.durable == store.confirmed
@@ -282,17 +316,16 @@ async def test_a_new_segment_is_not_taken_for_an_open_one_of_the_same_name(
 ) -> None:
     """The flush keeps the last segment open; after a truncation the name may belong to another file."""
     synced: list[tuple[int, int]] = []
-    real = os.fdatasync
 
-    def fdatasync(fd: int) -> None:
+    def begun(fd: int) -> Callable[[int], int]:
         synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_nlink))
-        real(fd)
+        return lambda result: result
 
     size = store.log.segment_size
     while store.end < size + size // 2:
         store.put(messages(5), 1)
         await commit.flush()
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    plant_fdatasync(monkeypatch.setattr, begun)
     for _ in range(3):
         store.truncate(size)
         while store.end < size + size // 2:
@@ -315,7 +348,8 @@ async def test_a_flush_after_one_without_descriptors_makes_the_name_of_a_segment
         real(path)
 
     monkeypatch.setattr(commit_log, "fsync_dir", fsync_dir)
-    store.put(messages(1), 1)
+    while store.end < store.log.segment_size:
+        store.put(messages(1), 1)
     assert await commit.flush() == store.end
     assert tried == 2
 
@@ -363,7 +397,7 @@ async def test_a_close_syncs_the_files_of_a_failed_checkpoint(
     await asyncio.sleep(0.01)
     closing = asyncio.create_task(commit.close())
     await asyncio.sleep(0.01)
-    disk.go.set()
+    disk.release()
     await closing
     with pytest.raises(FlushFailed):
         await asked

@@ -25,6 +25,7 @@ from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 from tests.store import test_failing_calls
 from tests.store.test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Pair, TableStore, play
 from tests.store.test_replica import HOST, copy, fill, fill_and_index, message
+from tests.support.planted_syncs import Report, plant_async_sync
 
 HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
 SEEDS: Final = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
@@ -39,15 +40,21 @@ class Disk:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
         self._data: dict[int, bytes] = {}
+        """By inode: what a power loss leaves."""
+        self._syncs: dict[int, int] = {}
+        """By inode: how many syncs have ended."""
         self._names: dict[str, int] = {}
         for name in ("fsync", "fdatasync"):
             monkeypatch.setattr(os, name, self._syncing(name, getattr(os, name)))
+        plant_async_sync(monkeypatch.setattr, self._begun)
+        self.off = False
+        """The power is off: no sync counts."""
 
     def _syncing(self, name: str, call: Callable[[int], None]) -> Callable[[int], None]:
         def instead(fd: int) -> None:
             call(fd)
             path = os.readlink(f"/proc/self/fd/{fd}")
-            if path.startswith(str(self._root)):
+            if path.startswith(str(self._root)) and not self.off:
                 self._synced(name, fd, path)
 
         return instead
@@ -59,8 +66,24 @@ class Disk:
         inode = os.fstat(fd).st_ino
         new = inode not in self._data
         self._data[inode] = Path(f"/proc/self/fd/{fd}").read_bytes()
+        self._syncs[inode] = self._syncs.get(inode, 0) + 1
         if new or name == "fsync":
             self._names = self._files()
+
+    def _begun(self, fd: int) -> Callable[[int, Report], None]:
+        """A request to the kernel makes durable what the file has at its begin, and not before its end."""
+        ours = os.readlink(f"/proc/self/fd/{fd}").startswith(str(self._root))
+        inode, data = os.fstat(fd).st_ino, Path(f"/proc/self/fd/{fd}").read_bytes() if ours else b""
+        names = self._files() if ours and inode not in self._data else None
+        syncs = self._syncs.get(inode, 0)
+
+        def ended(result: int, report: Report) -> None:
+            if ours and result == 0 and not self.off and self._syncs.get(inode, 0) == syncs:
+                self._data[inode] = data
+                self._names = names or self._names
+            report(result)
+
+        return ended
 
     def _files(self) -> dict[str, int]:
         return {str(path): path.stat().st_ino for path in self._root.rglob("*") if path.is_file()}

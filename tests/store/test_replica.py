@@ -112,14 +112,20 @@ def test_rule_6_answers_end_on_record_boundaries(leader: MessageStore, follower:
     fill(leader, 0, 300, size=900)
     rng = random.Random(7)
     while follower.end < leader.end:
-        data = leader.read_raw(follower.end, rng.choice((1, 100, 3_000, 200_000)))
+        most = rng.choice((1, 100, 3_000, 200_000))
+        data = leader.read_raw(follower.end, most)
         assert data
+        assert leader.read_view(follower.end, most) == data
         follower.append_raw(follower.end, data)
     assert leader.read_raw(leader.end, 1_000) == b""
-    with pytest.raises(OffsetGone):
-        leader.read_raw(leader.end + 1, 1_000)
-    with pytest.raises(ValueError, match="boundary"):
-        leader.read_raw(1, 1_000)
+    assert leader.read_view(leader.end, 1_000) == b""
+    for read in (leader.read_raw, leader.read_view):
+        with pytest.raises(OffsetGone):
+            read(leader.end + 1, 1_000)
+        with pytest.raises(OffsetGone):
+            read(leader.start - 1, 1_000)
+        with pytest.raises(ValueError, match="boundary"):
+            read(1, 1_000)
 
 
 @pytest.mark.parametrize("damage", ["body", "size", "place", "truncate", "magic", "topic", "order"])

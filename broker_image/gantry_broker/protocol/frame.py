@@ -162,6 +162,19 @@ class RepeatedPull(Frame):
 
 def encode_frame(frame: Frame) -> bytes:
     """Encodes a frame with its length field. Raises FrameError when a field does not fit its form."""
+    header, body = _encode_header(frame), frame.body
+    size = len(header)
+    return b"".join((_LENGTHS.pack(4 + size + len(body), frame.serialize << 24 | size), header, body))
+
+
+def encode_head(frame: Frame, body_size: int) -> bytes:
+    """Encodes what precedes a body of `body_size` bytes, which the caller sends itself. Raises as `encode_frame`."""
+    header = _encode_header(frame)
+    size = len(header)
+    return _LENGTHS.pack(4 + size + body_size, frame.serialize << 24 | size) + header
+
+
+def _encode_header(frame: Frame) -> bytes:
     try:
         if frame.serialize == _ROCKETMQ:
             header = _encode_compact(frame)
@@ -188,8 +201,7 @@ def encode_frame(frame: Frame) -> bytes:
         raise FrameError(
             f"header of {size} bytes is over the limit of {MAX_HEADER}", opaque=frame.opaque, serialize=frame.serialize
         )
-    body = frame.body
-    return b"".join((_LENGTHS.pack(4 + size + len(body), frame.serialize << 24 | size), header, body))
+    return header
 
 
 def _encode_compact(frame: Frame) -> bytes:

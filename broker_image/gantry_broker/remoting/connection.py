@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
-from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame
+from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame, encode_head
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.budget import DEFAULT_BUDGET, RemotingBudget
@@ -378,6 +378,18 @@ class Connection(asyncio.Protocol):
                 )
             )
         self.write(data)
+
+    def send_with(self, frame: Frame, body: bytes | memoryview) -> None:
+        """Send a frame with this body now. The body is not copied, so the caller never changes its bytes. Raises
+        FrameError.
+        """
+        head = encode_head(frame, len(body))
+        self.push()
+        if self.closed or self._transport is None:
+            return
+        self._transport.writelines((head, body))
+        if self.paused:
+            self._shared.wait(self, self._transport.get_write_buffer_size())
 
     async def request(
         self,

@@ -70,9 +70,9 @@ class Follower:
                 else:
                     self._log.truncate(to)
             else:
-                self._log.reset(answer.to, answer.leader_epochs, answer.data)
+                self._log.reset(answer.to, answer.leader_epochs, bytes(answer.data))
         elif answer.data:
-            self._log.append_raw(self._log.end, answer.data)
+            self._log.append_raw(self._log.end, bytes(answer.data))
         # Rule 3: only now, and never above the follower's own end.
         self._log.confirm(min(answer.confirmed, self._log.end))
         return True

@@ -237,7 +237,7 @@ class Leader:
         """
         return fetch.confirmed < min(self._log.confirmed, fetch.end)
 
-    def records(self, fetch: Fetch, data: bytes, now_ms: int) -> FetchAnswer:
+    def records(self, fetch: Fetch, data: bytes | memoryview, now_ms: int) -> FetchAnswer:
         """Return an answer with `data`, which may be empty when a held fetch ends."""
         view = self.followers.get(fetch.member)
         if view is not None:
@@ -270,7 +270,7 @@ class Leader:
         *,
         to: int = 0,
         divergence_offset: int = 0,
-        data: bytes = b"",
+        data: bytes | memoryview = b"",
         leader_epochs: LeaderEpochs = (),
     ) -> FetchAnswer:
         log = self._log

@@ -65,7 +65,7 @@ class FetchAnswer:
     to: int = 0
     divergence_offset: int = 0
     """TRUNCATE, RESET: the offset up to which both logs agree; the follower gives up what lies above it."""
-    data: bytes = b""
+    data: bytes | memoryview = b""
     """RECORDS: the records. RESET: what the log's owner needs besides them (`Log.reset_state`)."""
     leader_epochs: LeaderEpochs = ()
     reason: str = ""

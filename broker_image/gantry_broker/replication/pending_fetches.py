@@ -12,13 +12,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication import wire
-from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.pace import Pace
 from gantry_broker.replication.types import MemberId
 
@@ -37,8 +36,6 @@ later.
 """
 CATCH_UP_BYTES: Final = 4 << 20
 """A follower that lacks more than this catches up, and is throttled while producers send."""
-PIECE_BYTES: Final = 256 << 10
-"""Bytes of one chunk then: for a megabyte the kernel would allocate and free memory each time."""
 BUSY_S: Final = 0.25
 """Producers count as active for this long after the last append."""
 
@@ -158,12 +155,9 @@ class PendingFetches:
                 held.gathered, held.not_before = True, now + GATHER_S
                 continue
             throttled = self.lacks_much(held.fetch) and now - self._appended_at < BUSY_S
-            fetch = held.fetch
-            if throttled and fetch.max_bytes > PIECE_BYTES:
-                fetch = replace(fetch, max_bytes=PIECE_BYTES)
             started = time.perf_counter()
             try:
-                answer = self._ask(fetch, held.news_at <= now, held.empty_at <= now or self._closed)
+                answer = self._ask(held.fetch, held.news_at <= now, held.empty_at <= now or self._closed)
             except (ValueError, OSError) as error:
                 # A fetch that cannot be read must not block the answers to the others.
                 del self._held[member]
@@ -217,7 +211,11 @@ class PendingFetches:
 
     @staticmethod
     def _answer(conn: Connection, request: Frame, answer: FetchAnswer) -> None:
-        if not conn.closed:
+        if conn.closed:
+            return
+        if answer.kind is AnswerKind.RECORDS:
+            conn.send_with(wire.answer_without_data(request, answer), answer.data)
+        else:
             conn.send(wire.answer_frame(request, answer))
             conn.push()
 

@@ -39,7 +39,7 @@ class Log(Protocol):
         """Append the epoch's control record and extend the leader epochs durably (rule 7)."""
         ...
 
-    def read_raw(self, at: int, max_bytes: int) -> bytes:
+    def read_raw(self, at: int, max_bytes: int) -> bytes | memoryview:
         """Return whole records from `at` on; empty at the end. At least one record, even if it is larger than
         `max_bytes`.
         """

@@ -106,8 +106,8 @@ class StoreLog:
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
         self._store.begin_epoch(epoch, self._hooks.epoch_body(epoch), self._hooks.unix_ms())
 
-    def read_raw(self, at: int, max_bytes: int) -> bytes:
-        return self._store.read_raw(at, max_bytes)
+    def read_raw(self, at: int, max_bytes: int) -> memoryview:
+        return self._store.read_view(at, max_bytes)
 
     def append_raw(self, at: int, data: bytes) -> None:
         self._store.append_raw(at, data)

@@ -154,6 +154,12 @@ def _check_leader_epochs(leader_epochs: LeaderEpochs, epoch: int, end: int) -> N
 
 
 def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
+    frame = answer_without_data(request, answer)
+    frame.body = bytes(answer.data)
+    return frame
+
+
+def answer_without_data(request: Frame, answer: FetchAnswer) -> Frame:
     ext = {
         "kind": answer.kind.value,
         "epoch": str(answer.epoch),
@@ -167,7 +173,7 @@ def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
         ext["divergence"] = str(answer.divergence_offset)
         ext["leaderEpochs"] = _leader_epochs_bytes(answer.leader_epochs).decode()
     remark = answer.reason or None
-    return Frame.response_to(request, ResponseCode.SUCCESS, remark, ext, answer.data)
+    return Frame.response_to(request, ResponseCode.SUCCESS, remark, ext)
 
 
 def parse_answer(frame: Frame) -> FetchAnswer:

@@ -121,6 +121,19 @@ def _open_dir(path: str | Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def fdatasync(fd: int) -> None:
+    """Make the content of a file durable. Raises `sync_failure`."""
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        raise sync_failure(error.errno or errno.EIO) from error
+
+
+def sync_failure(number: int) -> OSError:
+    """The error of a failed fdatasync. It is never one of NO_DESCRIPTORS, after which a caller would try again."""
+    return OSError(errno.EIO if number in NO_DESCRIPTORS else number, os.strerror(number))
+
+
 def sync_file(path: str) -> None:
     """Make the content of a file durable; nothing to do for a removed file. Raises OSError."""
     try:
@@ -128,7 +141,7 @@ def sync_file(path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        os.fdatasync(fd)
+        fdatasync(fd)
     finally:
         os.close(fd)
 

@@ -1,13 +1,15 @@
-"""Group commit: one fsync in a worker thread serves all waiting callers; the event loop never blocks.
+"""Group commit: one fsync serves all waiting callers; the event loop never blocks.
 
 This is the asyncio edge of the store. Callers that arrive during an fsync wait for the next one, which covers all of
-them.
+them. The kernel runs the fsync in the background, or a worker thread where the kernel cannot, or where more than the
+last segment has to be synced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,11 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Final
 
+from gantry_broker.store.async_sync import AsyncSync
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.log.commit_log import OpenSegment
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import FlushPoint
+
+_log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 0.1
 """Seconds between two tries when no descriptor is free."""
@@ -39,6 +44,15 @@ class GroupCommit:
         self._worker = threading.Thread(target=self._run, name="store-flush", daemon=True)
         self._wanted: SimpleQueue[bool] = SimpleQueue()
         """True: flush; False: end."""
+        self._async_sync: AsyncSync | None = None
+        """None: the thread runs every fdatasync."""
+        try:
+            self._async_sync = AsyncSync(self._async_ended)
+        except OSError as error:
+            _log.info("a thread flushes the log, which costs more CPU time: no asynchronous fdatasync (%s)", error)
+        self._opened = OpenSegment()
+        self._async_point: FlushPoint | None = None
+        """What the fdatasync under way makes durable."""
         # A checkpoint may fsync many files; senders do not wait for them.
         self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
         self._background_worker = ThreadPoolExecutor(1, thread_name_prefix="store-background")
@@ -63,12 +77,40 @@ class GroupCommit:
         """Start a flush of the log, unless one runs. Does nothing after a failure of the disk or `close`."""
         if self._flushing or self._closed or self._store.failed is not None:
             return
-        if not self._worker.ident:
-            self._worker.start()
         self._flushing = True
         self._begun = time.perf_counter()
-        self._wanted.put(True)
+        if not self._begin_async():
+            if not self._worker.ident:
+                self._worker.start()
+            self._wanted.put(True)
         self._store.write_ahead()
+
+    def _begin_async(self) -> bool:
+        """Let the kernel flush; False: the thread has to."""
+        if self._async_sync is None:
+            return False
+        try:
+            one = self._store.flush_of_one_file(self._opened)
+        except OSError:
+            return False  # The thread meets the error as well.
+        if one is None:
+            return False
+        if not self._async_sync.begin(one[0]):
+            if not self._async_sync.offered:
+                _log.info("a thread flushes the log, which costs more CPU time: the kernel has refused an fdatasync")
+                self._stop_async()
+            return False
+        self._async_point = one[1]
+        return True
+
+    def _async_ended(self, error: OSError | None) -> None:
+        self._flushed(self._async_point if error is None else None, error)
+
+    def _stop_async(self) -> None:
+        if self._async_sync is not None:
+            self._async_sync.stop()
+            self._slow_worker.submit(self._async_sync.destroy)
+            self._async_sync = None
 
     async def wait(self, offset: int) -> int:
         """Wait until everything below `offset` is on disk; returns `flushed`.
@@ -202,6 +244,8 @@ class GroupCommit:
         if self._checkpointing is not None:
             with contextlib.suppress(FlushFailed, asyncio.CancelledError):
                 await asyncio.shield(self._checkpointing)
+        self._stop_async()
+        self._opened.close()
         self._wanted.put(False)
         self._slow_worker.shutdown(wait=False)
         self._background_worker.shutdown(wait=False)

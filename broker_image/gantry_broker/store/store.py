@@ -260,6 +260,12 @@ class MessageStore:
             raise OffsetGone(at, self.log.start, limit)
         return self.log.whole_records(at, max_bytes, limit)
 
+    def read_view(self, at: int, max_bytes: int) -> memoryview:
+        """As `read_raw` up to `end`, without a copy of what was read."""
+        if at < self.log.start:
+            raise OffsetGone(at, self.log.start, self.log.end)
+        return self.log.whole_records_view(at, max_bytes, self.log.end)
+
     def read_soon(self, at: int, size: int) -> None:
         """Ask the kernel to read these bytes of the log in the background, for a later read."""
         self.log.read_soon(at, size)
@@ -343,6 +349,13 @@ class MessageStore:
         elif point.offset > start:
             self.log.sync(start, point.offset)
         return point
+
+    def flush_of_one_file(self, opened: OpenSegment) -> tuple[int, FlushPoint] | None:
+        """A descriptor in `opened`, and what its fdatasync makes durable; None: only `flush` does. Raises OSError."""
+        point = FlushPoint(self.log.generation, self.log.end)
+        start = min(self.state.flushed, point.offset)
+        fd = self.log.file_to_sync(start, point.offset, opened) if point.offset > start else None
+        return None if fd is None else (fd, point)
 
     def write_ahead(self) -> None:
         """Make the next flushes cheaper if flushes are small; call it after the start of a flush."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.store.errors import OffsetGone, StoreFull
-from gantry_broker.store.files import NO_ROOM, FdCache, fsync_dir, is_zero, read_all, sync_file, write_all
+from gantry_broker.store.files import NO_ROOM, FdCache, fdatasync, fsync_dir, is_zero, read_all, sync_file, write_all
 from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
 
 NAME_DIGITS: Final = 20
@@ -214,20 +214,28 @@ class CommitLog:
 
     def sync_end(self, start: int, stop: int, opened: OpenSegment) -> None:
         """As `sync`, for a thread that calls it often and keeps the last segment open in `opened`. Raises OSError."""
+        fd = self.file_to_sync(start, stop, opened)
+        if fd is None:
+            self.sync(start, stop)
+        else:
+            fdatasync(fd)
+
+    def file_to_sync(self, start: int, stop: int, opened: OpenSegment) -> int | None:
+        """The descriptor, in `opened`, whose fdatasync makes [start, stop) durable; None: only `sync` does. Raises
+        OSError.
+        """
         path = self.path_of(stop)
         if start < stop - stop % self.segment_size or self._new_names:
-            self.sync(start, stop)
-        elif opened.fd >= 0 and opened.path == path and opened.generation == self.generation:
-            os.fdatasync(opened.fd)
-        else:
+            return None
+        if opened.fd < 0 or opened.path != path or opened.generation != self.generation:
             opened.close()
             generation = self.generation
             try:
                 opened.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                return  # As in `sync_file`.
+                return None
             opened.path, opened.generation = path, generation
-            os.fdatasync(opened.fd)
+        return opened.fd
 
     def drop_before(self, offset: int) -> list[str]:
         """Remove whole segments below `offset`, never the last one; returns the removed files. Raises OSError."""
@@ -290,21 +298,30 @@ class CommitLog:
 
         Raises OffsetGone; ValueError when no record begins at `offset`, as far as its size and magic show; OSError.
         """
+        data, size = self._read_whole(offset, max_bytes, limit)
+        return data[:size] if size < len(data) else data
+
+    def whole_records_view(self, offset: int, max_bytes: int, limit: int) -> memoryview:
+        """As `whole_records`, without a copy of what was read."""
+        data, size = self._read_whole(offset, max_bytes, limit)
+        return memoryview(data)[:size]
+
+    def _read_whole(self, offset: int, max_bytes: int, limit: int) -> tuple[bytes, int]:
+        """Bytes of the log, and how many of them are whole records and fillers."""
         if offset >= limit:
             if offset > limit:
                 raise OffsetGone(offset, self.start, limit)
-            return b""
+            return b"", 0
         data = self.read_some(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
         size = size_of_first(data)
         if not 0 < size <= min(limit - offset, self.room(offset)):
             raise ValueError(f"offset {offset} is not a record boundary")
         have = len(data)
         if offset + have == limit:
-            return data
+            return data, have
         if size > have:
-            return self.read(offset, size)
-        end = size_of_whole(data, size)
-        return data[:end] if end < have else data
+            return self.read(offset, size), size
+        return data, size_of_whole(data, size)
 
     def begins_record(self, offset: int) -> bool:
         """Whether `offset` is the end, or a record or filler begins there, as far as its size and magic show.
