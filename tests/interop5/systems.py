@@ -30,7 +30,7 @@ QUEUES = 4
 
 # Short times, because the defaults take minutes.
 COMMON: dict[str, Any] = {
-    "transactionTimeOut": 1000, "transactionCheckInterval": 1000, "recallMessageEnable": True,
+    "transactionTimeOut": 3000, "transactionCheckInterval": 3000, "recallMessageEnable": True,
 }  # fmt: skip
 # Apache's broker refuses a send that has waited for 200 ms, or for a second in its store: on a busy machine messages
 # would be missing. It writes a commit or rollback down after 3 s, and asks for the message until then.
