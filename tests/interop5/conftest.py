@@ -34,7 +34,7 @@ _RUN = f"{time.time_ns() // 1_000_000 % 10_000_000:07d}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*features): what a client must be able to do: see Client.lacks")
+    config.addinivalue_line("markers", "needs(*features): what a client must be able to do: see Client.cannot")
     config.addinivalue_line("markers", "main: runs each time with Java, too")
     config.addinivalue_line("markers", "nightly: runs with INTEROP=full only")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,19 +22,22 @@ from benchmarks.rig.processes import Started, free_port, until
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Refused, Wire
 from tests.interop5.clients import java_classpath
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Files
 
 APACHE_PORT = 8081
+_APACHE_PORTS = itertools.count(APACHE_PORT + 1)
 QUEUES = 4
 
 # Short times, because the defaults take minutes.
 COMMON: dict[str, Any] = {
-    "transactionTimeOut": 1000, "transactionCheckInterval": 1000, "transactionCheckMax": 3,
-    "recallMessageEnable": True,
+    "transactionTimeOut": 3000, "transactionCheckInterval": 3000, "recallMessageEnable": True,
 }  # fmt: skip
 # Apache's broker refuses a send that has waited for 200 ms, or for a second in its store: on a busy machine messages
-# would be missing.
-APACHE = {"waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": "10000", "autoCreateTopicEnable": "true"}
+# would be missing. It writes a commit or rollback down after 3 s, and asks for the message until then.
+APACHE = {
+    "waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": "10000", "autoCreateTopicEnable": "true",
+    "transactionOpBatchInterval": "100",
+}  # fmt: skip
 RETRY_MS = [1000] * 18
 """Delays of a push consumer's attempts, from the group's retry policy."""
 
@@ -51,6 +56,20 @@ class System:
 
     def broker(self) -> Wire:
         return Wire(self.target.broker_address, prefix=self.target.prefix)
+
+    def port(self) -> int:
+        """Returns a port for one more proxy."""
+        return next(_APACHE_PORTS) if self.name == "rocketmq" else free_port()
+
+    @contextlib.contextmanager
+    def another_proxy(
+        self, folder: Path, name: str, port: int = 0, tls: Files | None = None
+    ) -> Iterator[tuple[str, int]]:
+        """Starts one more proxy and yields its endpoints and process id. `tls`: its certificate."""
+        port = port or self.port()
+        start = apache_proxy if self.name == "rocketmq" else gantry_proxy
+        with start(folder, self.target, port, name, tls) as proxy:
+            yield f"127.0.0.1:{port}", proxy.pid
 
     def topic(self, name: str, kind: str = "NORMAL", queues: int = QUEUES) -> str:
         """Makes a topic of a message type, and waits for its route."""
@@ -101,17 +120,25 @@ def apache(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[Sys
     with ExitStack() as stack:
         started = rocketmq.rocketmq(folder, APACHE | texts, heap="768m", direct="1g", server=jars)
         target = stack.enter_context(started)
+        # The Rust client makes its message ids from a hardware address, and this namespace has the loopback only.
+        words = ["ip", "link", "set", "lo", "address", "02:00:00:00:00:01"]
+        subprocess.run([*target.prefix, *words], check=True)
         proxy = stack.enter_context(apache_proxy(folder, target))
         yield System(target, f"127.0.0.1:{APACHE_PORT}", proxy)
 
 
 @contextlib.contextmanager
-def apache_proxy(folder: Path, target: Target, port: int = APACHE_PORT, name: str = "proxy") -> Iterator[Started]:
+def apache_proxy(
+    folder: Path, target: Target, port: int = APACHE_PORT, name: str = "proxy", tls: Files | None = None
+) -> Iterator[Started]:
+    own = {"tlsTestModeEnable": False, "tlsCertPath": str(tls.cert), "tlsKeyPath": str(tls.key)} if tls else {}
     config = folder / f"{name}.json"
     config.write_text(json.dumps({
         "rocketMQClusterName": target.cluster, "namesrvAddr": target.namesrv, "grpcServerPort": port,
         "remotingListenPort": port + 100, "proxyName": name, "localServeAddr": "127.0.0.1", "enableGrpcEpoll": False,
         "useEndpointPortFromRequest": True,
+        # So often it names its transaction producers to the broker, by default each 20 s: until then checks reach none.
+        "transactionHeartbeatPeriodSecond": 1, **own,
     }))  # fmt: skip
     words = java.command(
         java_classpath("server55"), "org.apache.rocketmq.proxy.ProxyStartup", "-pm", "cluster", "-n", target.namesrv,
@@ -126,17 +153,19 @@ def apache_proxy(folder: Path, target: Target, port: int = APACHE_PORT, name: st
 @contextlib.contextmanager
 def ours(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[System]:
     """Starts Gantry's NameServer, a broker and a proxy with TLS and plaintext."""
-    with gantry.single(folder, {**COMMON, **(settings or {})}) as target, gantry_proxy(folder, target) as (proxy, port):
+    port = free_port()
+    with gantry.single(folder, {**COMMON, **(settings or {})}) as target, gantry_proxy(folder, target, port) as proxy:
         yield System(target, f"127.0.0.1:{port}", proxy)
 
 
 @contextlib.contextmanager
 def gantry_proxy(
-    folder: Path, target: Target, name: str = "proxy", port: int = 0, more: dict[str, Any] | None = None
-) -> Iterator[tuple[Started, int]]:
-    """Starts a proxy and yields it with its port."""
-    port, http_port = port or free_port(), free_port()
-    files = Authority().issue(folder / "tls", "127.0.0.1", "localhost")
+    folder: Path, target: Target, port: int, name: str = "proxy", tls: Files | None = None,
+    more: dict[str, Any] | None = None,
+) -> Iterator[Started]:  # fmt: skip
+    """Starts a proxy. `tls`: its certificate, without it one of its own authority."""
+    http_port = free_port()
+    files = tls or Authority().issue(folder / "tls", "127.0.0.1", "localhost")
     config = folder / f"{name}.json"
     config.write_text(json.dumps({
         "cluster": target.cluster, "name": name, "name_servers": [target.namesrv], "listen_host": "127.0.0.1",
@@ -153,4 +182,4 @@ def gantry_proxy(
 
     with Started(words, folder / f"{name}.log") as proxy:
         until("Gantry's proxy", ready, 30, [proxy])
-        yield proxy, port
+        yield proxy

@@ -6,6 +6,7 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from gantry_broker.protocol.message import format_properties
 
 from benchmarks.rig.driver import Line, Result
 from benchmarks.rig.processes import until
+from tests.interop5.clients import Driven
 from tests.interop5.conftest import World
 from tests.interop5.systems import gantry_proxy
+from tests.support.certificates import Authority
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(240, func_only=True)  # without the first build of a client, which takes minutes
 LATE_MS = 10_000
 """How much later than wanted something may happen on a busy machine."""
 
@@ -99,7 +102,19 @@ def test_a_changed_invisible_time_counts(world: World) -> None:
 def test_order_with_a_simple_consumer(world: World) -> None:
     topic, group = world.topic("FIFO"), world.group(orderly=True)
     world.produce(topic, 24, "fifo", groups=3)
-    got = taken(world.receive(topic, group, 24, timeout_ms=60_000))
+    check_order(taken(world.receive(topic, group, 24, timeout_ms=60_000)))
+
+
+@pytest.mark.nightly
+@pytest.mark.needs("push")
+def test_order_with_a_push_consumer(world: World) -> None:
+    topic, group = world.topic("FIFO"), world.group(orderly=True)
+    world.produce(topic, 24, "fifo", groups=3)
+    check_order(world.run("push", topic=topic, group=group, count=24, timeout_ms=60_000).of("message"))
+
+
+def check_order(got: list[Line]) -> None:
+    """Three message groups share 24 messages, and each came in order, each message once."""
     by_group: dict[str, list[int]] = defaultdict(list)
     for line in got:
         by_group[line["group"]].append(line["n"])
@@ -260,7 +275,8 @@ def test_the_right_key_and_wrong_ones(world: World, tmp_path: Path) -> None:
     file = tmp_path / "access.json"
     file.write_bytes(table_json(table))
     access = {"access": {"file": str(file)}}
-    with gantry_proxy(tmp_path, world.system.target, "guarded", more=access) as (_, port):
+    port = world.system.port()
+    with gantry_proxy(tmp_path, world.system.target, port, "guarded", more=access):
         place: dict[str, Any] = {"endpoints": f"127.0.0.1:{port}", "topic": topic}
         right = {**place, "access_key": "orders", "secret_key": "the-right-key-of-orders"}
         sent = world.run("produce", kind="normal", count=3, **right)
@@ -271,4 +287,32 @@ def test_the_right_key_and_wrong_ones(world: World, tmp_path: Path) -> None:
             refused = world.run("produce", kind="normal", count=1, **place, access_key=user, secret_key=key)
             assert refused.errors, (user, refused.lines)
             assert not refused.of("sent"), (user, key)
+    assert world.system.stored(topic) == 3
+
+
+@pytest.mark.needs("verification")
+def test_tls_by_a_private_authority(world: World, tmp_path: Path) -> None:
+    """A client that has the authority's certificate connects. Without it, or to another name, it does not."""
+    topic, group, authority = world.topic(), world.group(), Authority()
+    right = authority.issue(tmp_path, "127.0.0.1", name="right")
+    wrong = authority.issue(tmp_path, "elsewhere.example", name="wrong")
+    with ExitStack() as stack:
+        here, _ = stack.enter_context(world.system.another_proxy(tmp_path, "right", tls=right))
+        elsewhere, _ = stack.enter_context(world.system.another_proxy(tmp_path, "wrong", tls=wrong))
+
+        def driver(name: str, endpoints: str, trust: Path | None) -> Driven:
+            prefix = world.system.target.prefix
+            driven = world.client.session(tmp_path / name, prefix, endpoints, trust, tls=True, topic=topic)
+            stack.callback(driven.close)
+            return driven
+
+        trusting = driver("trusting", here, right.ca)
+        sent = trusting.run("produce", kind="normal", count=3)
+        assert len(sent.of("sent")) == 3, sent.errors
+        got = trusting.run("simple", group=group, count=3)
+        assert numbers(got.of("message")) == [0, 1, 2], got.errors
+        for driven in (driver("without", here, None), driver("elsewhere", elsewhere, right.ca)):
+            refused = driven.run("produce", kind="normal", count=1)
+            assert refused.errors, refused.lines
+            assert not refused.of("sent")
     assert world.system.stored(topic) == 3

@@ -14,7 +14,6 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,13 @@ from typing import Any
 import pytest
 
 from benchmarks.rig.driver import Running
-from benchmarks.rig.processes import free_port, until
-from tests.interop5 import systems
+from benchmarks.rig.processes import until
 from tests.interop5.clients import RAW, Driven, ToolMissing
 from tests.interop5.conftest import FULL, World
 from tests.interop5.raw import RawClient, endpoints, message, number
 from tests.interop5.systems import System
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(240, func_only=True)  # without the first build of a client, which takes minutes
 _NAMES = itertools.count(time.time_ns() // 1_000_000 % 1_000_000_000)
 
 
@@ -207,30 +205,18 @@ def test_7837_a_message_in_work_for_longer_than_its_invisible_time(place: Place)
 
 
 @pytest.fixture
-def second_proxy(place: Place, tmp_path: Path) -> Iterator[Callable[[], tuple[str, int]]]:
-    """Starts further proxies of the same system; yields a function that returns address and process id."""
-    with ExitStack() as stack:
-
-        def start(number: list[int] = [0]) -> tuple[str, int]:  # noqa: B006
-            number[0] += 1
-            name = f"proxy-{number[0]}"
-            target = place.system.target
-            if place.system.name == "rocketmq":
-                port = systems.APACHE_PORT + number[0]
-                proxy = stack.enter_context(systems.apache_proxy(tmp_path, target, port, name))
-            else:
-                proxy, port = stack.enter_context(systems.gantry_proxy(tmp_path, target, name))
-            return f"127.0.0.1:{port}", proxy.pid
-
-        yield start
+def second_proxy(place: Place, tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """The endpoints and the process id of one more proxy of the same system."""
+    with place.system.another_proxy(tmp_path, "second") as started:
+        yield started
 
 
-def test_10278_a_handle_outlives_its_proxy(place: Place, second_proxy: Callable[[], tuple[str, int]]) -> None:
+def test_10278_a_handle_outlives_its_proxy(place: Place, second_proxy: tuple[str, int]) -> None:
     """10278: a proxy that crashes takes the handles of its renewals with it. Here another proxy takes the handle that
     the client has, also after a change of the invisible time.
     """
     topic, group = place.topic(), place.group()
-    address, pid = second_proxy()
+    address, pid = second_proxy
     producer = place.client()
     telemetry = producer.settings("PRODUCER", topic)
     for n in range(2):
@@ -252,26 +238,21 @@ def test_10278_a_handle_outlives_its_proxy(place: Place, second_proxy: Callable[
 @pytest.mark.nightly
 def test_1137_a_client_goes_on_after_a_restart_of_the_proxy(world: World, tmp_path: Path) -> None:
     """clients 1137: a restarted proxy does not know the settings of its clients, which fail for up to five minutes."""
-    target, topic, group = world.system.target, world.topic(), world.group()
-    ours = world.system.name == "gantry"
-    # The place of a proxy whose port stays. TLS clients do not check its certificate.
-    port = free_port() if ours else systems.APACHE_PORT + 7
-
-    def proxy() -> Any:
-        if ours:
-            return systems.gantry_proxy(tmp_path, target, "restarted", port)
-        return systems.apache_proxy(tmp_path, target, port, "restarted")
-
+    if (world.system.name, world.client.name) == ("rocketmq", "rust-5.0.0"):
+        pytest.skip(
+            "the Rust client sends its settings once, and a restarted proxy of Apache's then refuses each receive"
+        )
+    topic, group, port = world.topic(), world.group(), world.system.port()
     place: dict[str, Any] = {"endpoints": f"127.0.0.1:{port}"}
-    with proxy():
+    with world.system.another_proxy(tmp_path, "restarted", port):
         consumer = world.start("simple", topic=topic, group=group, count=4, timeout_ms=90_000, **place)
         consumer.wait_for("started")
         producer = world.start(
-            "produce", topic=topic, kind="normal", count=40, pause_ms=500, settle_ms=0, **place
+            "produce", topic=topic, kind="normal", count=120, pause_ms=500, settle_ms=0, **place
         )  # fmt: skip
         producer.wait_for("sent")
         consumer.wait_for("message")
-    with proxy():
+    with world.system.another_proxy(tmp_path, "restarted", port):
         began = time.monotonic()
         sent = _next(producer, "sent")
         assert sent is not None
@@ -286,7 +267,7 @@ def test_1137_a_client_goes_on_after_a_restart_of_the_proxy(world: World, tmp_pa
 
 def _next(running: Running, event: str) -> dict[str, Any] | None:
     """Returns the next such event after what has come until now."""
-    while not running.queue.empty():
+    while not running.done and not running.queue.empty():
         running.next(1)
     return running.wait_for(event, 60)
 
@@ -330,24 +311,31 @@ def test_endpoints_are_those_of_the_caller(place: Place) -> None:
 
 @pytest.mark.nightly
 def test_a_thousand_idle_clients(place: Place) -> None:
-    """1,000 connections with telemetry streams stay, and cost others nothing."""
-    topic = place.topic()
+    """1,000 connections with telemetry streams stay while others send, and then each of them sends a message."""
+    topic, group = place.topic(), place.group()
     settings = {"clientType": "PRODUCER", "publishing": {"topics": [{"name": topic}]}, "requestTimeout": "3s",
                 "accessPoint": endpoints(place.system.endpoints)}  # fmt: skip
     idle = place.driven.start("connections", client="idle", count=1_000, first={"settings": settings})
     assert idle.wait_for("connected", 120)["count"] == 1_000
-    producer = place.client()
-    stream = producer.settings("PRODUCER", topic)
-    spent = []
+    producer, consumer = place.client(), place.client()
+    telemetry = producer.settings("PRODUCER", topic)
+    stream = consumer.settings("SIMPLE_CONSUMER", topic, group)
     for n in range(50):
-        began = time.monotonic()
-        producer.send(message(topic, n))
-        spent.append(time.monotonic() - began)
+        producer.send(message(topic, 1_000 + n))
     time.sleep(20)
+    place.driven.send(idle, [message(topic, n) for n in range(1_000)])
+    assert idle.wait_for("sent", 120)["codes"] == {"OK": 1_000}
+    got: set[int] = set()
+    while len(got) < 1_050:
+        batch = consumer.receive(topic, group, batch=32)
+        assert batch, f"{len(got)} of 1,050 messages came"
+        got |= {number(one) for one in batch}
+        assert set(consumer.ack(topic, group, *batch)) == {"OK"}
+    assert got == set(range(1_050))
     place.driven.stop(idle)
-    assert idle.wait_for("connected")["count"] == 1_000
-    assert sorted(spent)[25] < 0.2, spent
-    producer.stop(stream)
+    assert idle.wait_for("connected")["count"] == 1_000, "each stream is still the first one"
+    producer.stop(telemetry)
+    consumer.stop(stream)
 
 
 def test_order_of_each_message_group(place: Place) -> None:

@@ -263,6 +263,24 @@ def test_after_go_away_streams_end_and_new_ones_are_refused() -> None:
     assert peer.taken()[0][:3] == (HEADERS, 5, 1)
 
 
+@pytest.mark.parametrize(("stops", "more"), [(False, [(RST, 0, 1)]), (True, [])])
+def test_trailers_before_the_end_of_a_request_are_the_last_frame_of_a_server_that_stops(
+    stops: bool, more: list[tuple[int, int, int]]
+) -> None:
+    """The official Rust client takes no reset after trailers: it reads the same error again and again, on a whole core.
+    Otherwise the reset ends the request.
+    """
+    peer = Peer()
+    peer.send(frame(HEADERS, 0x4, 1, REQUEST))
+    if stops:
+        peer.connection.go_away()
+        assert peer.taken()[0][0] == GOAWAY
+    [stream] = peer.owner.requests
+    peer.connection.finish(stream, hpack.status(200))
+    assert [one[:3] for one in peer.taken()] == [(HEADERS, 5, 1), *more]
+    assert peer.send(frame(DATA, 0x1, 1, b"late")) == [], "what is under way counts for the windows only"
+
+
 def test_random_frames_end_in_answers_or_a_fault() -> None:
     chance = random.Random(11)
     for _ in range(HISTORIES):

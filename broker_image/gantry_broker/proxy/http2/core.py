@@ -612,6 +612,8 @@ class ServerConnection:
         stream.call = None
         if not stream.ended:
             self._remember(stream.id)
+            if self.going_away:
+                return  # The end of the connection says it, and RocketMQ's Rust client takes no reset after trailers.
             self._frame(_RST, 0, stream.id, _INT.pack(Fault.NO_ERROR))
 
     def _drop(self, stream: Stream) -> None:

@@ -68,7 +68,7 @@ async function produce(c) {
   await producer.startup();
   say(c, 'started');
   const first = c.first ?? 0;
-  for (let n = first; n < first + c.count; n++) {
+  for (let n = first; n < first + c.count && !stopped.has(c.id); n++) {
     try {
       const began = Date.now();
       let receipt;

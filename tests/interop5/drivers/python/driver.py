@@ -119,6 +119,8 @@ def produce(c):
     producer.startup()
     say(c["id"], "started")
     for n in range(c.get("first", 0), c.get("first", 0) + c["count"]):
+        if STOPS[c["id"]].is_set():
+            break
         try:
             began = time.time()
             if checker:

@@ -76,19 +76,31 @@ async def telemetry(c):
 
 
 async def connections(c):
-    """Many idle clients, each with a connection and a telemetry stream."""
+    """Many idle clients, each with a connection and a telemetry stream. `send` gives each of them a message to send."""
     first = ParseDict(c["first"], service_pb2.TelemetryCommand())
-    streams = []
+    streams, stubs = [], []
     for n in range(c["count"]):
         own = {**c, "client": f"{c['client']}-{n}"}
-        stream = MessagingServiceStub(channel(own)).Telemetry(metadata=metadata(own))
+        stubs.append(MessagingServiceStub(channel(own)))
+        stream = stubs[-1].Telemetry(metadata=metadata(own))
         await stream.write(first)
         answer = MessageToDict(await asyncio.wait_for(stream.read(), 20))
         assert answer["status"]["code"] == "OK", answer
         streams.append(stream)
     say(c["id"], "connected", count=len(streams))
     commands = STREAMS[c["id"]] = asyncio.Queue()
-    await commands.get()
+    some = asyncio.Semaphore(32)
+
+    async def send(n, message):
+        request = ParseDict({"messages": [message]}, service_pb2.SendMessageRequest())
+        async with some:
+            given = metadata({**c, "client": f"{c['client']}-{n}"})
+            answer = await stubs[n].SendMessage(request, metadata=given, timeout=30)
+        return MessageToDict(answer)["status"]["code"]
+
+    while (messages := await commands.get()) is not None:
+        codes = await asyncio.gather(*(send(n, message) for n, message in enumerate(messages)))
+        say(c["id"], "sent", codes={code: codes.count(code) for code in set(codes)})
     still = sum(not stream.done() for stream in streams)
     say(c["id"], "connected", count=still)
     for stream in streams:

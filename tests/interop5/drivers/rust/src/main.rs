@@ -77,7 +77,8 @@ impl Command {
         option.set_access_url(self.text("endpoints"));
         option.set_enable_tls(self.0["tls"].as_bool().unwrap_or(false));
         option.set_timeout(self.ms("requestMs", 5000));
-        option.set_long_polling_timeout(self.ms("awaitMs", 5000));
+        // The client's deadline of a receive is the time for which it asks to wait. Proxies wait for 20 s at most.
+        option.set_long_polling_timeout(self.ms("awaitMs", 25_000));
         if !self.text("accessKey").is_empty() {
             option.set_access_key(self.text("accessKey"));
             option.set_secret_key(self.text("secretKey"));
@@ -142,7 +143,11 @@ async fn produce(c: &Command) -> Result<(), ClientError> {
     producer.start().await?;
     c.say("started", json!({}));
     let first = c.number("first", 0);
+    let stop = c.stop();
     for n in first..first + c.number("count", 0) {
+        if *stop.borrow() {
+            break;
+        }
         let began = Instant::now();
         match send(c, &producer, n).await {
             Ok(id) => c.say(
@@ -154,7 +159,6 @@ async fn produce(c: &Command) -> Result<(), ClientError> {
         tokio::time::sleep(c.ms("pauseMs", 0)).await;
     }
     c.pause(c.ms("settleMs", 0)).await;
-    c.say("done", json!({}));
     producer.shutdown().await
 }
 
@@ -219,7 +223,6 @@ async fn simple(c: &Command) -> Result<(), ClientError> {
         }
     }
     c.pause(c.ms("settleMs", 0)).await;
-    c.say("done", json!({}));
     consumer.shutdown().await
 }
 
@@ -230,8 +233,8 @@ async fn run(c: Command) {
     };
     if let Err(error) = result {
         c.failed(&error, None);
-        c.say("done", json!({}));
     }
+    c.say("done", json!({}));
 }
 
 #[tokio::main]
