@@ -47,9 +47,9 @@ def token_of(secret: dict[str, Any]) -> str | None:
 def network_policies(cluster: BrokerCluster, plan: Plan, operator_namespace: str) -> list[dict[str, Any]]:
     """Who may connect to which port.
 
-    `<cluster>-broker`: clients to the ports for clients; operator, console, reports and monitoring to HTTP. `<cluster>-namesrv`:
-    the cluster's brokers to the registration port. `<cluster>-<group>`: the group's members to the replication port.
-    Kubernetes adds the policies of a pod up, and everything else is closed.
+    `<cluster>-broker`: clients to the ports for clients; operator, console, reports and monitoring to HTTP.
+    `<cluster>-namesrv`: the cluster's brokers to the registration port. `<cluster>-<group>`: the group's members to the
+    replication port. Kubernetes adds the policies of a pod up, and everything else is closed.
     """
     brokers = _pods(names.selector(cluster.name, names.BROKER))
     out = [
