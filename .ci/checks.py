@@ -103,11 +103,11 @@ def bring_go() -> str:
 
 
 def bring_firewall() -> str:
-    """The chaos runs lose packets by it. Empty: it is there; else why not."""
-    if shutil.which("iptables") and shutil.which("ip"):
+    """Chaos runs lose packets by it, and e2e enforces NetworkPolicies. Empty: it is there; else why not."""
+    if all(shutil.which(command) for command in ("iptables", "ip", "ipset")):
         return ""
-    print("installing iptables and iproute2, by which chaos runs lose packets", flush=True)
-    return apt_install("iptables", "iproute2")
+    print("installing iptables, iproute2 and ipset, by which packets are lost and refused", flush=True)
+    return apt_install("iptables", "iproute2", "ipset")
 
 
 def bring_prometheus() -> str:

@@ -334,15 +334,18 @@ class Load:
         senders: int = 4,
         secret: str | None = None,
         script: str = "load.py",
+        labels: dict[str, str] | None = None,
     ) -> None:
-        """`secret`: with the keys of the user that sends; default: the super user. `script`: in client/."""
+        """`secret`: with the keys of the user that sends; default: the super user. `script`: in client/. `labels`: of
+        the pod.
+        """
         self.cluster = cluster
         self.name = name
         source = (Path(__file__).parent / "client" / script).read_text()
         pod: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "labels": labels or {}},
             "spec": {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 0,

@@ -1,4 +1,4 @@
-"""The Go side: finds Go, builds `tests/interop/go` once, and runs its commands."""
+"""The Go side: finds Go, builds programs once, and runs the commands of `tests/interop/go`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -22,38 +23,42 @@ OUT = ROOT / "build" / "interop"
 Line = dict[str, Any]
 
 
-INSTALL = "install Go 1.18 or later (`python .ci/checks.py --tools`, as root, on Debian)"
+TOO_OLD = re.compile("requires go|unknown directive", re.IGNORECASE)
 
 
 class GoMissing(Exception):
     """This machine cannot run the Go part; the text has the reason and the package to install."""
 
 
-def build() -> Path:
+def build(sources: Path = SOURCES, package: str = ".", name: str = "go-driver") -> Path:
     """Returns the program, and builds it after a change of its sources. Only a build needs Go and its modules.
     Raises GoMissing.
+
+    `sources`: a folder with go.mod and go.sum. `package`: of this folder, or of a module that go.mod requires.
     """
-    digest = hashlib.sha256()
-    for path in sorted([*SOURCES.glob("*.go"), SOURCES / "go.mod", SOURCES / "go.sum"]):
+    digest = hashlib.sha256(package.encode())
+    for path in sorted([*sources.glob("*.go"), sources / "go.mod", sources / "go.sum"]):
         digest.update(path.name.encode() + path.read_bytes())
     OUT.mkdir(parents=True, exist_ok=True)
-    program = OUT / f"go-driver-{digest.hexdigest()[:16]}"
-    with (OUT / "go-lock").open("w") as lock:
+    program = OUT / f"{name}-{digest.hexdigest()[:16]}"
+    with (OUT / f"{name}-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if program.exists():
             return program
+        version = re.findall(r"^go (\S+)", (sources / "go.mod").read_text(), re.MULTILINE)[0]
+        install = f"install Go {version} or later (`python .ci/checks.py --tools`, as root, on Debian)"
         go = shutil.which("go")
         if go is None:
-            raise GoMissing(f"there is no Go here: {INSTALL}")
+            raise GoMissing(f"there is no Go here: {install}")
         made = subprocess.run(
-            [go, "build", "-o", str(program), "."], cwd=SOURCES, capture_output=True, text=True, check=False
+            [go, "build", "-o", str(program), package], cwd=sources, capture_output=True, text=True, check=False
         )
         if made.returncode != 0:
-            if "requires go" in made.stderr:
-                raise GoMissing(f"this Go is too old: {INSTALL}; {made.stderr.strip()[-200:]}")
+            if TOO_OLD.search(made.stderr):
+                raise GoMissing(f"this Go is too old: {install}; {made.stderr.strip()[-200:]}")
             if any(word in made.stderr for word in ("dial tcp", "lookup", "proxy", "missing go.sum")):
-                raise GoMissing(f"Go could not get the client's modules: {made.stderr.strip()[-400:]}")
-            raise RuntimeError(f"tests/interop/go does not build:\n{made.stderr[-4000:]}")
+                raise GoMissing(f"Go could not get the program's modules: {made.stderr.strip()[-400:]}")
+            raise RuntimeError(f"{sources.relative_to(ROOT)} does not build:\n{made.stderr[-4000:]}")
     return program
 
 

@@ -331,4 +331,3 @@ def test_the_chart_grants_the_verbs_that_the_console_uses() -> None:
     }  # fmt: skip
     reviews = re.findall(r"resources: \[(\w+reviews)]\n    verbs: \[create]", text)
     assert reviews == [KINDS["TokenReview"].plural, KINDS["SubjectAccessReview"].plural]
-    assert 'gantry.dev/monitoring: "true"' in text

@@ -57,6 +57,33 @@ def test_one_more_label_in_a_selector_is_drift() -> None:
     assert outdated(wanted, live) == [".spec.selector.extra"]
 
 
+@pytest.mark.parametrize(
+    ("added", "seen"),
+    [
+        ({"from": [{"podSelector": {}}]}, ".spec.ingress[0].from"),
+        ({"ports": [{"protocol": "TCP", "port": 9876, "endPort": 65535}]}, ".spec.ingress[0].ports[0].endPort"),
+    ],
+)
+def test_a_policys_rule_with_more_than_wanted_is_drift(added: dict[str, Any], seen: str) -> None:
+    """`from` is left over when the last of the allowed clients goes."""
+    wanted = copy.deepcopy(find("NetworkPolicy", "demo-broker"))
+    wanted["spec"]["ingress"] = [{"ports": [{"protocol": "TCP", "port": 9876}]}]
+    live = as_stored(wanted)
+    live["spec"]["ingress"][0] |= added
+    assert outdated(wanted, live) == [seen]
+
+
+def test_a_policys_peer_or_pods_with_one_more_selector_is_drift() -> None:
+    """Pods of all namespaces, instead of the members; and members without a policy."""
+    wanted = find("NetworkPolicy", "demo-a")
+    live = as_stored(wanted)
+    live["spec"]["ingress"][0]["from"][0]["namespaceSelector"] = {}
+    live["spec"]["podSelector"]["matchExpressions"] = [{"key": "none", "operator": "Exists"}]
+    assert outdated(wanted, live) == [
+        ".spec.podSelector.matchExpressions", ".spec.ingress[0].from[0].namespaceSelector",
+    ]  # fmt: skip
+
+
 def test_edits_are_seen() -> None:
     wanted = find("StatefulSet", "demo-a")
     live = as_stored(wanted)

@@ -324,7 +324,7 @@ def test_clients_may_be_a_network_without_a_part_of_it() -> None:
     assert peers[0] == block
 
 
-def test_http_is_for_operator_members_reports_and_monitoring() -> None:
+def test_http_is_for_operator_console_members_reports_and_monitoring() -> None:
     found = admitted(rendered(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}])))
     marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
     system = {"matchLabels": {"kubernetes.io/metadata.name": "gantry-system"}}
@@ -332,6 +332,7 @@ def test_http_is_for_operator_members_reports_and_monitoring() -> None:
         assert found["demo-broker", port] == [
             {"podSelector": {"matchLabels": {names.CLUSTER_LABEL: "demo"}}},
             {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_NAME}}},
+            {"namespaceSelector": system, "podSelector": {"matchLabels": {names.NAME_LABEL: names.CONSOLE_NAME}}},
             {"podSelector": {"matchLabels": {names.REPORT_LABEL: "demo"}}},
             {"namespaceSelector": marked},
             {"podSelector": marked},

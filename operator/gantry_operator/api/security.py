@@ -54,7 +54,7 @@ class Security(Model):
         default_factory=list,
         max_length=64,
         description="Clients that may connect to the ports for clients, as peers of a NetworkPolicy. Empty: all. The "
-        "cluster's members, the operator and reports always may.",
+        "cluster's members, the operator and the console always may.",
     )
 
     @field_validator("topicQuotas")

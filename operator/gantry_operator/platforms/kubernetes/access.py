@@ -47,9 +47,9 @@ def token_of(secret: dict[str, Any]) -> str | None:
 def network_policies(cluster: BrokerCluster, plan: Plan, operator_namespace: str) -> list[dict[str, Any]]:
     """Who may connect to which port.
 
-    `<cluster>-broker`: clients to the ports for clients; operator, reports and monitoring to HTTP. `<cluster>-namesrv`:
-    the cluster's brokers to the registration port. `<cluster>-<group>`: the group's members to the replication port.
-    Kubernetes adds the policies of a pod up, and everything else is closed.
+    `<cluster>-broker`: clients to the ports for clients; operator, console, reports and monitoring to HTTP.
+    `<cluster>-namesrv`: the cluster's brokers to the registration port. `<cluster>-<group>`: the group's members to the
+    replication port. Kubernetes adds the policies of a pod up, and everything else is closed.
     """
     brokers = _pods(names.selector(cluster.name, names.BROKER))
     out = [
@@ -115,7 +115,7 @@ def _pods(labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _console(namespace: str) -> dict[str, Any]:
-    """The console's pods, which ask members as clients do."""
+    """The console's pods, which ask members as clients do, and by HTTP."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": {names.NAME_LABEL: names.CONSOLE_NAME}},
@@ -146,6 +146,7 @@ def _http(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
         [
             _pods({names.CLUSTER_LABEL: cluster.name}),
             _operator(operator_namespace),
+            _console(operator_namespace),
             _pods({names.REPORT_LABEL: cluster.name}),
             *_monitoring(),
         ],

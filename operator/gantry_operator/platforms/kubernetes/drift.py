@@ -10,6 +10,10 @@ from gantry_operator.api.base import parse_quantity
 EXACT = ("selector", "matchLabels", "data")
 """Maps without additions by others: an additional label in a selector disables a Service."""
 
+POLICY = (".spec.ingress", ".spec.podSelector")
+"""Parts of a NetworkPolicy without additions: a peer with one more selector, or a port with an `endPort`, admits more.
+Each has one owner as a whole, so its owners do not show additions.
+"""
 
 CLAIM_TEMPLATES = ".spec.volumeClaimTemplates"
 
@@ -25,7 +29,7 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
         if not isinstance(found, Mapping):
             return [path] if wanted else []
         out = [d for k, v in wanted.items() for d in differences(v, found.get(k), f"{path}.{k}")]
-        if _is_exact(path) and "matchLabels" not in wanted:
+        if path.startswith(POLICY) or (_is_exact(path) and "matchLabels" not in wanted):
             out += [f"{path}.{k}" for k in found if k not in wanted]
         return out
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
