@@ -168,9 +168,11 @@ def all_allowed(*namespaces: str) -> Iterator[None]:
     """Policies add up: with this one each pod of the namespaces accepts everything."""
     for namespace in namespaces:
         apply(namespace, policy("everything", {}, [{}]))
-    yield
-    for namespace in namespaces:
-        kubectl("-n", namespace, "delete", "networkpolicy", "everything")
+    try:
+        yield
+    finally:
+        for namespace in namespaces:
+            kubectl("-n", namespace, "delete", "networkpolicy", "everything")
 
 
 @pytest.fixture(scope="module")
