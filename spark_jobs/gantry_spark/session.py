@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 LOGGING: Final = Path(__file__).with_name("log4j2-local.properties")
 JAVA_VERSIONS: Final = (17, 21)
 INSTALL: Final = (
-    "Spark 4 needs Java 17 or 21. Install it, for example `apt-get install openjdk-21-jre-headless` (Ubuntu, Debian 13; "
-    "Debian 12 has openjdk-17-jre-headless), "
+    "Spark 4 needs Java 17 or 21. Install it, for example `apt-get install openjdk-21-jre-headless` (Ubuntu, Debian "
+    "13, or openjdk-17-jre-headless in Debian 12), "
     "`dnf install java-21-openjdk-headless` (Fedora, RHEL) or `brew install openjdk@21` (macOS), and set JAVA_HOME if "
     "it is not on the PATH. (The JRE wheels on PyPI lack the module jdk.incubator.vector, which Spark 4 requires.)"
 )
