@@ -348,30 +348,16 @@ class Scenario:
         if not all_sent or not self._failover_at:
             return False
         await asyncio.sleep(2)
-        if not all(self._popped_all(group) for group in self._groups if group in POP_GROUPS):
-            return False
         try:
             async with Admin(servers) as admin:
                 for group in self._groups:
-                    if group in POP_GROUPS:
-                        continue
-                    stats = await admin.consume_stats(group)
+                    stats = await admin.consume_stats(group)  # of a POP group up to its first message in flight
                     own = sum(queue.topic == TOPIC for queue in stats)
                     if own < QUEUES or any(item.broker_offset > item.consumer_offset for item in stats.values()):
                         return False
             return ALL not in self._groups or not judge_dead(self._plan, await self._letters(servers))
         except (ClientError, RemotingError):
             return False
-
-    def _acks(self, group: str) -> list[Path]:
-        return [log.with_name(log.name + ".acks") for log in self._logs[group]]
-
-    def _popped_all(self, group: str) -> bool:
-        """Whether the members of a POP group have acknowledged each message."""
-        if sum(log.stat().st_size for log in self._acks(group)) < self._plan.messages * LOG_ENTRY.size:
-            return False
-        lines = DeliveryLog.read(self._acks(group)).lines
-        return len({(key, number) for _, key, number, _ in lines}) == self._plan.per_key * QUEUES
 
     async def _letters(self, servers: str) -> list[tuple[int, int]]:
         async with DeadLetters(servers) as dead:
@@ -388,8 +374,10 @@ class Scenario:
         for group in self._groups:
             delivered = DeliveryLog.read(self._logs[group])
             if group in POP_GROUPS:
-                acknowledged = DeliveryLog.read(self._acks(group))
+                acknowledged = DeliveryLog.read([log.with_name(log.name + ".acks") for log in self._logs[group]])
                 problems, again = judge_popped(self._plan, group, delivered, acknowledged)
+                if 2 * len(acknowledged.lines) < self._plan.messages:
+                    problems.append(f"the members of {group} recorded {len(acknowledged.lines)} acknowledgements only")
             else:
                 problems, again = judge(self._plan, group, delivered)
             outcome.problems += problems
