@@ -142,7 +142,7 @@ async def test_a_full_copy_replaces_the_tables(
 
     def catch_up() -> None:
         while copy.end < source.end:
-            copy.append_raw(copy.end, source.read_raw(copy.end, 1 << 18))
+            copy.append_raw(copy.end, bytes(source.read_raw(copy.end, 1 << 18)))
         copy.confirm(source.confirmed)
 
     both = [TopicConfig(name, 4, 4, 6).to_json() for name in ("Gone", "Stays")]
@@ -191,7 +191,7 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
     for number in range(5):
         await master.send(b"%d" % number, "Stays")
     copy.truncate(0)
-    copy.append_raw(0, source.read_raw(0, 1 << 20))
+    copy.append_raw(0, bytes(source.read_raw(0, 1 << 20)))
     copy.confirm(source.confirmed)
     assert set(away.broker.meta.confirmed.topics) == set(master.broker.meta.confirmed.topics)
     config = away.config
