@@ -42,6 +42,10 @@ class NotInTime(Exception):
     """The expected state was not reached in time after the faults."""
 
 
+class PortsTaken(Exception):
+    """Another program took a port before the cluster started, which therefore uses other ones than this one knows."""
+
+
 class Cluster:
     """Three members of one group, two NameServers, and their supervisor. Use as an async context manager."""
 
@@ -116,6 +120,10 @@ class Cluster:
         try:
             self.start_supervisor()
             await self.until("ready", self._ready, READY_S)
+            chosen = json.loads(self.folder.ports.read_text())
+            moved = [use for use, port in self.real.items() if chosen.get(use) != port]
+            if moved:
+                raise PortsTaken(f"the ports of {', '.join(moved)} were taken before the cluster started")
         except BaseException:
             await self.__aexit__()
             raise

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.chaos.bound import LEAVES_S, SETTLES_S, at_the_latest, within
 from tests.chaos.checker import check, missing
-from tests.chaos.cluster import READY_S, Cluster, NotInTime
+from tests.chaos.cluster import READY_S, Cluster, NotInTime, PortsTaken
 from tests.chaos.faults import (
     ALONE,
     EVERY_FAULT,
@@ -240,11 +240,23 @@ async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, L
     return leader, {name: await work.read(name) for name in cluster.members}
 
 
+STARTS = 3
+"""Tries to start a cluster, each on other ports."""
+
+
 def play(plan: Plan, say: Callable[[str], None] = print, keep: Path | None = None, again: str = "") -> Outcome:
     """`run`, from outside of an event loop. Ends this process when even the cancellation does not end; the last line
-    then
-    has `again`, the command that repeats the run.
+    then has `again`, the command that repeats the run. Raises PortsTaken.
     """
+    for _ in range(STARTS - 1):
+        try:
+            return _play_once(plan, say, keep, again)
+        except PortsTaken as error:
+            say(str(error))
+    return _play_once(plan, say, keep, again)
+
+
+def _play_once(plan: Plan, say: Callable[[str], None], keep: Path | None, again: str) -> Outcome:
     base = Path(tempfile.mkdtemp(prefix="gantry-chaos-"))
     cluster = Cluster(
         base / "cluster",

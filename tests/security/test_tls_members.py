@@ -155,6 +155,8 @@ async def test_rotation_between_members_interrupts_nothing(tmp_path: Path) -> No
         await group.registered()
         await group.all_in_sync()
         before = [(await m.status()).certificates["internal"] for m in group.members]
+        # A handshake that is too slow at the start is made again.
+        handshakes = await metric(group.members[0], "gantry_tls_handshakes_total", port="replication")
         sent = 0
         async with Producer(started.name_server, tls=started.options, retries=0) as producer:
             for number in (0, 1):
@@ -168,7 +170,7 @@ async def test_rotation_between_members_interrupts_nothing(tmp_path: Path) -> No
                 after = [(await m.status()).certificates["internal"] for m in group.members]
                 renewed = all(new > old for new, old in zip(after, before, strict=True))
         assert sent > 100
-        assert await metric(group.members[0], "gantry_tls_handshakes_total", port="replication") == 1
+        assert await metric(group.members[0], "gantry_tls_handshakes_total", port="replication") == handshakes >= 1
         await group.members[1].kill(signal.SIGKILL)
         await group.members[1].start()
         await group.send_assignments()
