@@ -26,15 +26,22 @@ def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:
     if caller.ends:
         return []
     again = caller.again(gate.policy)
-    admitted = []
-    for frame in frames:
-        if not frame.known_unsigned:
-            ext = frame.ext
-            checks = again.get(ext.get(ACCESS_KEY, ""))
+    admitted: list[Frame] = []
+    at, end = 0, len(frames)
+    while at < end:
+        frame = frames[at]
+        if again and not frame.known_unsigned:
+            checks = again.get(frame.ext.get(ACCESS_KEY, ""))
             check = None if checks is None else checks.get(frame.code)
-            if check is not None and check(ext, frame.body):
-                admitted.append(frame)
-                continue
+            if check is not None:
+                passed = check(frames, at)
+                if passed == end:
+                    return frames
+                if passed:
+                    admitted += frames[at : at + passed]
+                    at += passed
+                    continue
+        at += 1
         refused = gate.check(caller, frame, time.monotonic(), time.time_ns() // 1_000_000)
         if refused is None:
             admitted.append(frame)

@@ -66,7 +66,7 @@ def reason(made: Gate, frame: Frame, caller: Caller | None = None, now: float = 
 def passes(made: Gate, caller: Caller, frame: Frame) -> bool:
     """As at a port: what the caller remembers, or else a check. What it remembers never allows more."""
     check = caller.again(made.policy).get(frame.ext.get("AccessKey", ""), {}).get(frame.code)
-    again = check is not None and check(frame.ext, frame.body)
+    again = check is not None and check([frame], 0) == 1
     checked = made.check(caller, frame, 0.0, 0) is None
     assert checked or not again, frame
     return again

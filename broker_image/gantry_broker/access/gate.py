@@ -7,14 +7,13 @@ what was decided for them. A new policy is another object, so everything remembe
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from operator import itemgetter
 from typing import Final, NamedTuple
 
 from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
 from gantry_broker.access.guesses import Guesses
 from gantry_broker.access.quota import Meter
-from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMES, PLACES, ROWS, USER_CODES, Need, Records
+from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMED, NAMES, PLACES, ROWS, USER_CODES, Need, Records
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Check, is_valid, repeated
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -64,7 +63,7 @@ class _SignedUser:
     def __init__(self, user: User) -> None:
         self.user = user
         self.repeated: dict[int, Check] = {}
-        """By code: the check of requests with the header of the last one. Codes of `NAMES` alone; no quota counts."""
+        """By code: the check of requests with the header of the last one. Codes of `NAMED` alone; no quota counts."""
         self.decisions: dict[Need, bool] = {}
         self.granted: dict[int, set[Hashable]] = {}
         """By code: the names that `NAMES` reads of requests that were allowed."""
@@ -82,14 +81,13 @@ class _SignedUser:
     def repeat(self, frame: Frame) -> None:
         """Remembers how a request was signed that was allowed."""
         code, user = frame.code, self.user
-        try:
-            NAMES[code](frame.ext)
-        except KeyError:
+        names = NAMED[code]
+        if not all(name in frame.ext for name in names):
             return
         if user.super:
-            check = repeated(frame.ext, user.keys, itemgetter(ACCESS_KEY), (user.name,))
+            check = repeated(frame, user.name, user.keys, (ACCESS_KEY,), (user.name,))
         else:
-            check = repeated(frame.ext, user.keys, NAMES[code], self.granted.setdefault(code, set()))
+            check = repeated(frame, user.name, user.keys, names, self.granted.setdefault(code, set()))
         if check is not None:
             self.repeated[code] = check
 

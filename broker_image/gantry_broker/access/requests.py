@@ -344,11 +344,15 @@ ROWS: Final[dict[int, Row]] = {
 }
 """What a request needs, by its code. Users themselves are for super users alone, so their codes are not here."""
 
-NAMES: Final[dict[int, Callable[[Mapping[str, str]], Hashable]]] = {
-    int(code): itemgetter(*row.fields) for code, row in ROWS.items() if isinstance(row, (_Named, _All)) and row.fields
+NAMED: Final[dict[int, tuple[str, ...]]] = {
+    int(code): tuple(row.fields) for code, row in ROWS.items() if isinstance(row, (_Named, _All)) and row.fields
 }
-"""For codes whose resources stand in the header and nowhere else: reads their names. Requests of one code with the
-same names need the same rights. Raises KeyError when a name is absent."""
+"""For codes whose resources stand in the header and nowhere else: the fields of their names. Requests of one code with
+the same names need the same rights."""
+NAMES: Final[dict[int, Callable[[Mapping[str, str]], Hashable]]] = {
+    code: itemgetter(*fields) for code, fields in NAMED.items()
+}
+"""Reads these names. Raises KeyError when one is absent."""
 
 USER_CODES: Final = frozenset(
     int(code)

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+    from gantry_broker.protocol.frame import Frame
+
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 SECURITY_TOKEN: Final = "SecurityToken"
@@ -67,8 +69,6 @@ def _keyed(key: bytes) -> tuple[_Hash, _Hash]:
 
 _BLOCK: Final = 64
 """Bytes that SHA-1 takes in one step."""
-_SHORT: Final = 1_024
-"""Bytes of a body that is hashed together with the header."""
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
@@ -77,11 +77,8 @@ def _digest(keyed: tuple[_Hash, _Hash], text: bytes, body: bytes) -> bytes:
     """Return the signature as it stands in the header."""
     start, end = keyed
     inner, outer = start.copy(), end.copy()
-    if len(body) <= _SHORT:
-        inner.update(text + body)  # one call costs more than the copy
-    else:
-        inner.update(text)
-        inner.update(body)
+    inner.update(text)
+    inner.update(body)
     outer.update(inner.digest())
     return b2a_base64(outer.digest(), newline=False)
 
@@ -111,55 +108,70 @@ def is_valid(ext: Mapping[str, str], body: bytes, keys: Sequence[bytes]) -> bool
     return valid and bool(keys)
 
 
-Check = Callable[[Mapping[str, str], bytes], bool]
-"""Whether a request with these fields and this body is valid and allowed."""
+Check = Callable[[Sequence["Frame"], int], int]
+"""Returns how many of the frames from this place on are valid and allowed, up to the first that it cannot decide."""
 
 
 def repeated(
-    ext: Mapping[str, str],
-    keys: Iterable[bytes],
-    names: Callable[[Mapping[str, str]], Hashable],
-    allowed: Container[Hashable],
+    frame: Frame, user: str, keys: Iterable[bytes], names: Sequence[str], allowed: Container[Hashable]
 ) -> Check | None:
-    """Return the check of further requests with the fields of one that was valid just now, by the same user: it costs
-    half of `is_valid`. None: these fields are not remembered.
+    """Return the check of further requests like this one, which was valid just now, by the same user: it costs half of
+    `is_valid`. None: the fields of this request are not remembered.
 
-    `names` reads what the request is about, `allowed` has what was allowed to the user. False of the check says
-    nothing: the signature is wrong, the fields are others, or no one has decided about these names yet.
+    `names`: the fields of what the request is about, one at least. `allowed` has what was allowed to the user, as
+    `itemgetter(*names)` reads it. A frame at which the check ends may be valid: the signature is wrong, the fields are
+    others, or no one has decided about these names yet.
     """
-    values = _shapes.get(tuple(ext))  # reads all fields but the signature
+    shape = tuple(frame.ext)
+    values = _shapes.get(shape)  # reads all fields but the signature
     if values is None:
         return None
-    count = len(ext)
-    copies = [(start.copy, end.copy) for start, end in map(_keyed, keys)]
+    code, count = frame.code, len(shape)
+    order = _order(shape)
+    user_at = order.index(ACCESS_KEY)
+    about_at = list(map(order.index, names))
+    name_at = about_at[0]
+    about = itemgetter(*about_at) if len(about_at) > 1 else None
+    newest, *older = map(_keyed, keys)
+    start, end = newest[0].copy, newest[1].copy
 
     def check(
-        ext: Mapping[str, str],
-        body: bytes,
+        frames: Sequence[Frame],
+        first: int,
         join: Callable[[Iterable[str]], str] = "".join,
         same: Callable[[bytes, bytes], bool] = compare_digest,
         base64: Callable[..., bytes] = b2a_base64,
-    ) -> bool:
-        if len(ext) != count:
-            return False
-        try:
-            text = join(values(ext)).encode()
-            given = ext["Signature"].encode()
-            if names(ext) not in allowed:
-                return False
-        except (KeyError, UnicodeEncodeError):
-            return False
-        for start, end in copies:  # `_digest`, without a call for each
-            inner = start()
-            if len(body) <= _SHORT:
-                inner.update(text + body)
-            else:
-                inner.update(text)
-                inner.update(body)
+    ) -> int:
+        at, last = first, None
+        for frame in frames[first:] if first else frames:
+            if frame.code != code:
+                break
+            ext = frame.ext
+            if len(ext) != count:
+                break
+            try:
+                found = values(ext)
+                text = join(found).encode()
+                given = ext["Signature"].encode()
+            except (KeyError, UnicodeEncodeError):
+                break
+            if found[user_at] != user:
+                break
+            name = found[name_at] if about is None else about(found)
+            if name != last:
+                if name not in allowed:
+                    break
+                last = name
+            inner = start()  # `_digest`, without a call
+            inner.update(text)
+            inner.update(frame.body)
             outer = end()
             outer.update(inner.digest())
-            if same(base64(outer.digest(), newline=False), given):
-                return True
-        return False
+            if not same(base64(outer.digest(), newline=False), given) and not any(
+                same(_digest(key, text, frame.body), given) for key in older
+            ):
+                break
+            at += 1
+        return at - first
 
     return check
