@@ -3,6 +3,10 @@
     python benchmarks/end_to_end.py                        # one broker; 1 and 3 groups; 16 threads, 1 KiB and 64, 128 B
     python benchmarks/end_to_end.py --threads 64 --size 128 --groups 1 --groups 3 --other-work no --rounds 2
     python benchmarks/end_to_end.py --kind Sync --kind Raft --threads 64 --size 1024
+    python benchmarks/end_to_end.py --queues 8             # a topic as clients create it, instead of BenchmarkTest
+
+RocketMQ's benchmark has the topic BenchmarkTest, which has 1,024 queues at both systems. With `--queues 8` the programs
+use another topic, which is created by a send before and has 8 queues, RocketMQ's default.
 
 Kinds: `single` is one broker beside RocketMQ 4.9.7, `Sync` a group of three beside three of 5.5.0 with a controller,
 `Raft` a group of three beside three of 4.9.7 with DLedger. Each row starts its system, the consumers and the producer
@@ -42,6 +46,8 @@ from rig.processes import NamespaceUnavailable, Started, busy_s, exit_on_sigterm
 
 KINDS = ("single", "Sync", "Raft")
 CASES = ((16, 1024), (64, 128))
+TOPICS = {1024: "BenchmarkTest", 8: "EndToEnd"}
+"""By number of queues."""
 _SENT = re.compile(r"Send TPS: (\d+).*?Send Failed: (\d+).*?Response Failed: (\d+)")
 _CONSUMED = re.compile(r"TPS: (\d+) FAIL: (\d+) AVG\(B2C\) RT:\s*(\S+) AVG\(S2C\) RT:\s*(\S+) MAX")
 WINDOW_S = 10
@@ -68,6 +74,7 @@ class Row:
     threads: int
     size: int
     groups: int
+    queues: int
     other_work: bool
     sent: float
     consumed: float
@@ -82,14 +89,14 @@ class Row:
     def text(self) -> str:
         return (
             f"{self.kind:<8}{self.system:<18}{self.threads:>4}{self.size:>6}{self.groups:>4}"
-            f"{'yes' if self.other_work else 'no':>6}{self.sent:>9.0f}{self.consumed:>10.0f}{self.cpu_us:>8.1f}"
+            f"{self.queues:>7}{'yes' if self.other_work else 'no':>6}{self.sent:>9.0f}{self.consumed:>10.0f}{self.cpu_us:>8.1f}"
             f"{self.s2c_ms:>9.2f}{self.p50_ms:>8.2f}{self.p99_ms:>9.2f}{self.rss_mib:>9.0f}{self.others:>9.0f}"
             f"{self.failed:>7}"
         )
 
 
 HEADER = (
-    f"{'kind':<8}{'system':<18}{'thr':>4}{'B':>6}{'grp':>4}{'work':>6}{'sent/s':>9}{'cons./s':>10}{'CPU us':>8}"
+    f"{'kind':<8}{'system':<18}{'thr':>4}{'B':>6}{'grp':>4}{'queues':>7}{'work':>6}{'sent/s':>9}{'cons./s':>10}{'CPU us':>8}"
     f"{'S2C ms':>9}{'p50 ms':>8}{'p99 ms':>9}{'RSS MiB':>9}{'others %':>9}{'failed':>7}"
 )
 
@@ -122,10 +129,10 @@ SYSTEMS: dict[str, Callable[[str, Path], contextlib.AbstractContextManager[Syste
 }
 
 
-def _java(system: System, folder: Path, main: str, *words: str) -> list[str]:
+def _java(system: System, folder: Path, topic: str, main: str, *words: str) -> list[str]:
     flags = [f"-Duser.home={folder}", f"-Drocketmq.client.logRoot={folder}"]
     command = java.command(
-        "bench47", f"org.apache.rocketmq.example.benchmark.{main}", "-t", "BenchmarkTest", "-n", system.namesrv, *words,
+        "bench47", f"org.apache.rocketmq.example.benchmark.{main}", "-t", topic, "-n", system.namesrv, *words,
         heap="512m", flags=flags,
     )  # fmt: skip
     return [*system.prefix, *command]
@@ -136,16 +143,23 @@ def _windows(pattern: re.Pattern[str], process: Started) -> list[tuple[str, ...]
 
 
 def measure(
-    kind: str, system: System, threads: int, size: int, count: int, other_work: bool, options: argparse.Namespace,
-    folder: Path,
+    kind: str, system: System, threads: int, size: int, count: int, queues: int, other_work: bool,
+    options: argparse.Namespace, folder: Path,
 ) -> Row:  # fmt: skip
+    topic = TOPICS[queues]
     with ExitStack() as stack:
 
         def start(words: list[str], name: str) -> Started:
             return stack.enter_context(Started(words, folder / f"{name}.log"))
 
+        def ours(program: str, *words: str) -> list[str]:
+            file = Path(__file__).with_name("rig") / program
+            return [*system.prefix, sys.executable, str(file), "--namesrv", system.namesrv, *words]
+
+        making = start(ours("load.py", "--topic", topic, "--senders", "1", "--seconds", "1", "--every", "1"), "topic")
+        until("the topic", lambda: '"sent"' in making.tail(), 60)
         consumers = [
-            start(_java(system, folder, "Consumer", "-g", f"bench_{n}", "-p", "false"), f"consumer-{n}")
+            start(_java(system, folder, topic, "Consumer", "-g", f"bench_{n}", "-p", "false"), f"consumer-{n}")
             for n in range(count)
         ]
         until("the consumers", lambda: all("Started" in c.tail() for c in consumers), 60, consumers)
@@ -153,13 +167,9 @@ def measure(
         own = [*consumers]
         if other_work:
             own.append(start([sys.executable, "-c", "while True: pass"], "other-work"))
-        producer = start(_java(system, folder, "Producer", "-w", str(threads), "-s", str(size)), "producer")
+        producer = start(_java(system, folder, topic, "Producer", "-w", str(threads), "-s", str(size)), "producer")
         warmup_s, seconds = WINDOW_S * options.warmup, WINDOW_S * options.windows
-        probe = start(
-            [*system.prefix, sys.executable, str(Path(__file__).with_name("rig") / "probe.py"), "--namesrv",
-             system.namesrv, "--warmup", str(warmup_s), "--seconds", str(seconds)],
-            "probe",
-        )  # fmt: skip
+        probe = start(ours("probe.py", "--warmup", str(warmup_s), "--seconds", str(seconds)), "probe")
         own += [producer, probe]
         watched = [producer, *consumers]
 
@@ -192,7 +202,7 @@ def measure(
     sent_s = statistics.mean(float(w[0]) for w in sent)
     consumed_s = sum(statistics.mean(float(w[0]) for w in rows) for rows in consumed)
     return Row(
-        kind, system.name, threads, size, count, other_work, sent_s, consumed_s,
+        kind, system.name, threads, size, count, queues, other_work, sent_s, consumed_s,
         1e6 * used / ((sent_s + consumed_s / count) / 2 * passed),
         statistics.mean(float(w[3]) for rows in consumed for w in rows),
         latency.get("p50_ms", float("nan")), latency.get("p99_ms", float("nan")),
@@ -219,16 +229,16 @@ def ratios(rows: list[Row]) -> list[str]:
     """Compares the medians of each case."""
     cases: dict[tuple[object, ...], tuple[list[Row], list[Row]]] = {}
     for row in rows:
-        pair = cases.setdefault((row.kind, row.threads, row.size, row.groups, row.other_work), ([], []))
+        pair = cases.setdefault((row.kind, row.threads, row.size, row.groups, row.queues, row.other_work), ([], []))
         pair[row.system != "Gantry"].append(row)
     shown = []
-    for (kind, threads, size, count, other_work), (mine, other) in cases.items():
+    for (kind, threads, size, count, queues, other_work), (mine, other) in cases.items():
         if mine and other:
             pairs = zip(_medians(mine), _medians(other), strict=True)
             consumed, cpu, s2c, rss = (x / y if y else float("nan") for x, y in pairs)
             work = ", other work" if other_work else ""
             shown.append(
-                f"{kind}, {threads} threads, {size} B, {count} consumer groups{work}: {consumed:.2f} times consumed, "
+                f"{kind}, {threads} threads, {size} B, {count} consumer groups, {queues} queues{work}: {consumed:.2f} times consumed, "
                 f"{cpu:.2f} of the CPU a message, {s2c:.3f} of S2C, {rss:.3f} of the memory"
             )
     return shown
@@ -240,6 +250,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, action="append", help="senders; may be repeated (default: 16, 64)")
     parser.add_argument("--size", type=int, action="append", help="bytes of a body; may be repeated")
     parser.add_argument("--groups", type=int, action="append", help="consumer groups; may be repeated (default: 1, 3)")
+    parser.add_argument(
+        "--queues", type=int, choices=list(TOPICS), action="append", help="of the topic; may be repeated (default: 1024)"
+    )
     parser.add_argument("--other-work", choices=["no", "yes", "both"], default="both")
     parser.add_argument("--only", choices=list(SYSTEMS), help="leave the other one out")
     parser.add_argument("--warmup", type=int, default=3, help=f"windows of {WINDOW_S} s that do not count (default 3)")
@@ -267,13 +280,15 @@ def main() -> int:
     if options.output == "text":
         print(HEADER, flush=True)
     for _ in range(options.rounds):
-        for kind, (threads, size), count, busy in product(kinds, cases, options.groups or [1, 3], work):
+        for kind, (threads, size), count, queues, busy in product(
+            kinds, cases, options.groups or [1, 3], options.queues or [1024], work
+        ):
             for name in systems:
                 with (
                     tempfile.TemporaryDirectory(prefix="end-to-end-", dir=options.dir) as folder,
                     SYSTEMS[name](kind, Path(folder) / "system") as system,
                 ):
-                    rows.append(measure(kind, system, threads, size, count, busy, options, Path(folder)))
+                    rows.append(measure(kind, system, threads, size, count, queues, busy, options, Path(folder)))
                 if options.output == "text":
                     print(rows[-1].text(), flush=True)
     load = f"load average before: {', '.join(begun)}; after: {', '.join(f'{x:.1f}' for x in os.getloadavg())}"
