@@ -89,15 +89,15 @@ class Row:
     def text(self) -> str:
         return (
             f"{self.kind:<8}{self.system:<18}{self.threads:>4}{self.size:>6}{self.groups:>4}"
-            f"{self.queues:>7}{'yes' if self.other_work else 'no':>6}{self.sent:>9.0f}{self.consumed:>10.0f}{self.cpu_us:>8.1f}"
-            f"{self.s2c_ms:>9.2f}{self.p50_ms:>8.2f}{self.p99_ms:>9.2f}{self.rss_mib:>9.0f}{self.others:>9.0f}"
+            f"{self.queues:>7}{'yes' if self.other_work else 'no':>6}{self.sent:>9.0f}{self.consumed:>10.0f}"
+            f"{self.cpu_us:>8.1f}{self.s2c_ms:>9.2f}{self.p50_ms:>8.2f}{self.p99_ms:>9.2f}{self.rss_mib:>9.0f}{self.others:>9.0f}"
             f"{self.failed:>7}"
         )
 
 
 HEADER = (
-    f"{'kind':<8}{'system':<18}{'thr':>4}{'B':>6}{'grp':>4}{'queues':>7}{'work':>6}{'sent/s':>9}{'cons./s':>10}{'CPU us':>8}"
-    f"{'S2C ms':>9}{'p50 ms':>8}{'p99 ms':>9}{'RSS MiB':>9}{'others %':>9}{'failed':>7}"
+    f"{'kind':<8}{'system':<18}{'thr':>4}{'B':>6}{'grp':>4}{'queues':>7}{'work':>6}{'sent/s':>9}{'cons./s':>10}"
+    f"{'CPU us':>8}{'S2C ms':>9}{'p50 ms':>8}{'p99 ms':>9}{'RSS MiB':>9}{'others %':>9}{'failed':>7}"
 )
 
 
@@ -238,7 +238,8 @@ def ratios(rows: list[Row]) -> list[str]:
             consumed, cpu, s2c, rss = (x / y if y else float("nan") for x, y in pairs)
             work = ", other work" if other_work else ""
             shown.append(
-                f"{kind}, {threads} threads, {size} B, {count} consumer groups, {queues} queues{work}: {consumed:.2f} times consumed, "
+                f"{kind}, {threads} threads, {size} B, {count} consumer groups, {queues} queues{work}: "
+                f"{consumed:.2f} times consumed, "
                 f"{cpu:.2f} of the CPU a message, {s2c:.3f} of S2C, {rss:.3f} of the memory"
             )
     return shown
@@ -251,7 +252,11 @@ def main() -> int:
     parser.add_argument("--size", type=int, action="append", help="bytes of a body; may be repeated")
     parser.add_argument("--groups", type=int, action="append", help="consumer groups; may be repeated (default: 1, 3)")
     parser.add_argument(
-        "--queues", type=int, choices=list(TOPICS), action="append", help="of the topic; may be repeated (default: 1024)"
+        "--queues",
+        type=int,
+        choices=list(TOPICS),
+        action="append",
+        help="of the topic; may be repeated (default: 1024)",
     )
     parser.add_argument("--other-work", choices=["no", "yes", "both"], default="both")
     parser.add_argument("--only", choices=list(SYSTEMS), help="leave the other one out")

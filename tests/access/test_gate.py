@@ -18,7 +18,7 @@ from gantry_broker.access.guesses import MAX_ADDRESSES, WRONG_A_SECOND, Guesses
 from gantry_broker.access.requests import ADMINISTRATIVE, ROWS, USER_CODES
 from gantry_broker.access.signature import sign
 from gantry_broker.access.table import AccessTable
-from gantry_broker.admission import admit_again
+from gantry_broker.admission import admit, admit_again
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, RepeatedPull, encode_frame
 from gantry_broker.protocol.message import BatchItem, encode_batch
@@ -454,6 +454,52 @@ def test_what_a_connection_remembers_never_allows_more_than_a_check() -> None:
         user = rng.choice(["orders", "orders", "billing", "admin"])
         again += passes(made, caller, signed(code, user, rng.choice([None, None, None, "wrong-key"]), **ext))
     assert again > 50
+
+
+def test_a_read_is_admitted_as_its_requests_one_by_one() -> None:
+    rng = random.Random(12)
+    users = [
+        {"name": "orders", "rules": [PUB, SUB, GROUP], "keys": ["newer-key", KEYS["orders"]]},
+        {"name": "billing", "rules": [PUB]},
+        {"name": "admin", "super": True},
+    ]
+    made = gate(*users)
+    answers: list[Frame] = []
+    conn: Any = SimpleNamespace(attrs={}, peer=("10.0.0.1", 4711), send=answers.append)
+    kinds: list[tuple[RequestCode, dict[str, str]]] = [
+        (SEND, {"b": "orders", "e": "1"}),
+        (SEND, {"b": "secret", "e": "2"}),
+        (SEND, {"e": "3", "b": "orders"}),
+        (RequestCode.PULL_MESSAGE, {"topic": "orders", "consumerGroup": "billing"}),
+        (RequestCode.PULL_MESSAGE, {"topic": "orders", "consumerGroup": "other"}),
+    ]
+    most = 0
+    for _ in range(400):
+        frames: list[Frame] = []
+        for _ in range(rng.choice([1, 2, 20])):
+            code, ext = rng.choice(kinds)
+            user, key = rng.choice([("orders", None), ("orders", "newer-key"), ("billing", None), ("admin", None)])
+            run = [signed(code, user, key, body=rng.randbytes(rng.choice([0, 1_500])), **ext) for _ in range(9)]
+            if rng.random() < 0.3:
+                odd = rng.choice(run)
+                odd.ext["Signature"], odd.body = rng.choice([("", odd.body), ("\u00e9", odd.body), ("x", b"other")])
+            if rng.random() < 0.3:
+                odd = rng.choice(run)
+                odd.ext[rng.choice([*odd.ext, "more"])] = rng.choice(["orders", "billing", "admin", "\u00e9"])
+            frames += run
+        alone, caller = gate(*users), Caller("10.0.0.1")
+        refused = [alone.check(caller, frame, 0.0, 0) for frame in frames]
+        if sum(found.reason == "signature" for found in refused if found is not None) > WRONG_A_SECOND:
+            continue
+        expected = [frame for frame, found in zip(frames, refused, strict=True) if found is None]
+        made.guesses = Guesses()
+        answers.clear()
+        if rng.random() < 0.1:
+            made.set_policy(policy(users))
+        assert [id(frame) for frame in admit(made, conn, frames)] == [id(frame) for frame in expected]
+        assert [answer.code for answer in answers] == [found.code for found in refused if found is not None]
+        most = max(most, len(expected))
+    assert most > 100
 
 
 def test_wrong_signatures_of_one_address_are_limited_and_right_ones_are_not() -> None:

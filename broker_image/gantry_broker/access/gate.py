@@ -13,7 +13,17 @@ from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
 from gantry_broker.access.guesses import Guesses
 from gantry_broker.access.quota import Meter
-from gantry_broker.access.requests import ADMINISTRATIVE, MAX_NAME, NAMED, NAMES, PLACES, ROWS, USER_CODES, Need, Records
+from gantry_broker.access.requests import (
+    ADMINISTRATIVE,
+    MAX_NAME,
+    NAMED,
+    NAMES,
+    PLACES,
+    ROWS,
+    USER_CODES,
+    Need,
+    Records,
+)
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Check, is_valid, repeated
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode

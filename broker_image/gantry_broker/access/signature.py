@@ -69,6 +69,8 @@ def _keyed(key: bytes) -> tuple[_Hash, _Hash]:
 
 _BLOCK: Final = 64
 """Bytes that SHA-1 takes in one step."""
+_TOGETHER: Final = 64
+"""The most frames that one call of a check looks at. Requests of two kinds in turn would copy a long list for each."""
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
@@ -143,7 +145,7 @@ def repeated(
         base64: Callable[..., bytes] = b2a_base64,
     ) -> int:
         at, last = first, None
-        for frame in frames[first:] if first else frames:
+        for frame in frames[first : first + _TOGETHER]:
             if frame.code != code:
                 break
             ext = frame.ext
