@@ -479,13 +479,21 @@ def test_a_read_is_admitted_as_its_requests_one_by_one() -> None:
         for _ in range(rng.choice([1, 2, 20])):
             code, ext = rng.choice(kinds)
             user, key = rng.choice([("orders", None), ("orders", "newer-key"), ("billing", None), ("admin", None)])
-            run = [signed(code, user, key, body=rng.randbytes(rng.choice([0, 1_500])), **ext) for _ in range(9)]
-            if rng.random() < 0.3:
-                odd = rng.choice(run)
-                odd.ext["Signature"], odd.body = rng.choice([("", odd.body), ("\u00e9", odd.body), ("x", b"other")])
-            if rng.random() < 0.3:
-                odd = rng.choice(run)
-                odd.ext[rng.choice([*odd.ext, "more"])] = rng.choice(["orders", "billing", "admin", "\u00e9"])
+            bodies = [rng.randbytes(rng.choice([0, 1_500])) for _ in range(2)]
+            run = [signed(code, user, key, body=rng.choice(bodies), **ext) for _ in range(9)]
+            odd, secret = rng.choice(run), KEYS.get(user, "x") if key is None else key
+            match rng.randrange(12):
+                case 0:
+                    odd.ext["Signature"] = rng.choice(["", "x", "\u00e9"])
+                case 1:
+                    odd.body = rng.choice(bodies)
+                case 2:
+                    odd.code = int(rng.choice([SEND, RequestCode.DELETE_TOPIC_IN_BROKER]))
+                case 3 | 4 as kind:
+                    name = rng.choice([*odd.ext, "more"])
+                    odd.ext[name] = rng.choice(["orders", "billing", "admin", "\u00e9"])
+                    if kind == 4 and name != "Signature":
+                        odd.ext["Signature"] = sign(odd.ext, odd.body, secret)
             frames += run
         alone, caller = gate(*users), Caller("10.0.0.1")
         refused = [alone.check(caller, frame, 0.0, 0) for frame in frames]
