@@ -1,0 +1,44 @@
+"""A newer Go is used only with the checksum that this project knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rig import golang
+
+
+def fake_go(folder: Path, answer: str, platform: str = "linux\namd64") -> str:
+    program = folder / "go"
+    program.write_text(f"#!/bin/sh\nif [ $1 = env ]; then echo '{platform}'; else echo '{answer}'; fi\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (json.dumps({"Sum": "h1:another", "Dir": "/"}), "its checksum is another one"),
+        (json.dumps({"Error": "403 Forbidden"}), "403 Forbidden"),
+        ("no module", "could not be fetched"),
+    ],
+)
+def test_a_toolchain_that_is_not_the_known_one(tmp_path: Path, answer: str, reason: str) -> None:
+    with pytest.raises(golang.GoMissing, match=reason):
+        golang._newer_go(fake_go(tmp_path, answer))
+
+
+def test_a_platform_without_a_known_checksum(tmp_path: Path) -> None:
+    with pytest.raises(golang.GoMissing, match=r"linux-riscv64 is not known here"):
+        golang._newer_go(fake_go(tmp_path, "", "linux\nriscv64"))
+
+
+def test_its_programs_become_executable(tmp_path: Path) -> None:
+    for name in ("bin/go", "pkg/tool/linux_amd64/link"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch(0o444)
+    found = golang._newer_go(fake_go(tmp_path, json.dumps({"Sum": golang.SUMS["linux-amd64"], "Dir": str(tmp_path)})))
+    assert found == str(tmp_path / "bin" / "go")
+    assert all((tmp_path / name).stat().st_mode & 0o111 for name in ("bin/go", "pkg/tool/linux_amd64/link"))
