@@ -81,7 +81,7 @@ def _newer_go(go: str) -> str:
     if platform not in SUMS:
         raise GoMissing(f"{wanted} is not known here")
     made = subprocess.run(
-        [go, "mod", "download", "-json", wanted], cwd=OUT, capture_output=True, text=True, check=False
+        [go, "mod", "download", "-json", wanted], cwd=ROOT, capture_output=True, text=True, check=False
     )
     try:
         found = json.loads(made.stdout)
