@@ -67,6 +67,8 @@ def build(sources: Path = SOURCES, package: str = ".", name: str = "go-driver") 
                 env=environment | {"GOTOOLCHAIN": "local"},
             )  # fmt: skip
         if made.returncode != 0:
+            if TOO_OLD.search(made.stderr):
+                raise GoMissing(f"this Go is too old: install Go {version} or later; {made.stderr.strip()[-200:]}")
             if any(word in made.stderr for word in ("dial tcp", "lookup", "proxy", "missing go.sum")):
                 raise GoMissing(f"Go could not get the program's modules: {made.stderr.strip()[-400:]}")
             raise RuntimeError(f"{sources.relative_to(ROOT)} does not build:\n{made.stderr[-4000:]}")
