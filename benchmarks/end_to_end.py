@@ -13,9 +13,14 @@ Kinds: `single` is one broker beside RocketMQ 4.9.7, `Sync` a group of three bes
 (rocketmq-example 4.7.0 with the client 4.9.7), and ends them. With `--other-work yes` a process that only computes runs
 beside it. The columns:
 
+    work %           what the other work used of one core
     sent, consumed   a second; consumed counts all consumer groups
     CPU us           of all brokers, for each message with all its deliveries: the mean of sent and consumed ones, as
                      consumers with a backlog consume more than is sent
+    Java us          the same of the Java producer and consumers
+    limit/s          what would be consumed if the brokers took no CPU time: the CPU time that the Java programs and the
+                     brokers used or left idle, by the programs' time for a message. The last lines compare the larger
+                     limit of both systems with RocketMQ's rate
     S2C ms           from store to consumer, average, as the consumers print it (whole milliseconds of one clock)
     p50, p99 ms      from send to handler, of a single message each 20 ms, measured with our client
     others %         what processes outside of this benchmark used of one core: the rows of two systems compare only
@@ -76,9 +81,12 @@ class Row:
     groups: int
     queues: int
     other_work: bool
+    work: float
     sent: float
     consumed: float
     cpu_us: float
+    java_us: float
+    limit: float
     s2c_ms: float
     p50_ms: float
     p99_ms: float
@@ -87,17 +95,20 @@ class Row:
     failed: int
 
     def text(self) -> str:
+        work = f"{self.work:.0f}" if self.other_work else "no"
         return (
             f"{self.kind:<8}{self.system:<18}{self.threads:>4}{self.size:>6}{self.groups:>4}"
-            f"{self.queues:>7}{'yes' if self.other_work else 'no':>6}{self.sent:>9.0f}{self.consumed:>10.0f}"
-            f"{self.cpu_us:>8.1f}{self.s2c_ms:>9.2f}{self.p50_ms:>8.2f}{self.p99_ms:>9.2f}{self.rss_mib:>9.0f}{self.others:>9.0f}"
-            f"{self.failed:>7}"
+            f"{self.queues:>7}{work:>7}{self.sent:>9.0f}{self.consumed:>10.0f}"
+            f"{self.cpu_us:>8.1f}{self.java_us:>9.1f}{self.limit:>9.0f}"
+            f"{self.s2c_ms:>9.2f}{self.p50_ms:>8.2f}{self.p99_ms:>9.2f}"
+            f"{self.rss_mib:>9.0f}{self.others:>9.0f}{self.failed:>7}"
         )
 
 
 HEADER = (
-    f"{'kind':<8}{'system':<18}{'thr':>4}{'B':>6}{'grp':>4}{'queues':>7}{'work':>6}{'sent/s':>9}{'cons./s':>10}"
-    f"{'CPU us':>8}{'S2C ms':>9}{'p50 ms':>8}{'p99 ms':>9}{'RSS MiB':>9}{'others %':>9}{'failed':>7}"
+    f"{'kind':<8}{'system':<18}{'thr':>4}{'B':>6}{'grp':>4}{'queues':>7}{'work %':>7}{'sent/s':>9}{'cons./s':>10}"
+    f"{'CPU us':>8}{'Java us':>9}{'limit/s':>9}{'S2C ms':>9}{'p50 ms':>8}{'p99 ms':>9}"
+    f"{'RSS MiB':>9}{'others %':>9}{'failed':>7}"
 )
 
 
@@ -164,13 +175,10 @@ def measure(
         ]
         until("the consumers", lambda: all("Started" in c.tail() for c in consumers), 60, consumers)
         time.sleep(SETTLE_S)
-        own = [*consumers]
-        if other_work:
-            own.append(start([sys.executable, "-c", "while True: pass"], "other-work"))
+        busy_one = [start([sys.executable, "-c", "while True: pass"], "other-work")] if other_work else []
         producer = start(_java(system, folder, topic, "Producer", "-w", str(threads), "-s", str(size)), "producer")
         warmup_s, seconds = WINDOW_S * options.warmup, WINDOW_S * options.windows
         probe = start(ours("probe.py", "--warmup", str(warmup_s), "--seconds", str(seconds)), "probe")
-        own += [producer, probe]
         watched = [producer, *consumers]
 
         def printed() -> list[int]:
@@ -186,12 +194,13 @@ def measure(
 
         wait_for("the warm-up", printed(), options.warmup)
         first = printed()
-        pids = [*system.pids, *(p.pid for p in own)]
-        begun, cpu, busy, all_cpu = time.monotonic(), _cpu(system.pids), busy_s(), _cpu(pids)
+        parties = [system.pids, [p.pid for p in watched], [p.pid for p in busy_one], [probe.pid]]
+        begun, busy, cpu = time.monotonic(), busy_s(), [_cpu(pids) for pids in parties]
         wait_for("the windows", first, options.windows)
-        passed = time.monotonic() - begun
-        used = _cpu(system.pids) - cpu
-        others = max(busy_s() - busy - (_cpu(pids) - all_cpu), 0.0)
+        passed, busy = time.monotonic() - begun, busy_s() - busy
+        used, java_used, work, probing = [_cpu(pids) - before for pids, before in zip(parties, cpu, strict=True)]
+        others = max(busy - used - java_used - work - probing, 0.0)
+        room = (os.cpu_count() or 1) * passed - others - work - probing
         rss = sum(usage(pid).rss for pid in system.pids)
         sent, *consumed = [
             _windows(pattern, process)[at : at + options.windows]
@@ -201,9 +210,10 @@ def measure(
         latency = json.loads(probe.tail().splitlines()[-1])
     sent_s = statistics.mean(float(w[0]) for w in sent)
     consumed_s = sum(statistics.mean(float(w[0]) for w in rows) for rows in consumed)
+    messages = (sent_s + consumed_s / count) / 2 * passed
     return Row(
-        kind, system.name, threads, size, count, queues, other_work, sent_s, consumed_s,
-        1e6 * used / ((sent_s + consumed_s / count) / 2 * passed),
+        kind, system.name, threads, size, count, queues, other_work, 100 * work / passed, sent_s, consumed_s,
+        1e6 * used / messages, 1e6 * java_used / messages, count * messages / passed * room / java_used,
         statistics.mean(float(w[3]) for rows in consumed for w in rows),
         latency.get("p50_ms", float("nan")), latency.get("p99_ms", float("nan")),
         rss / 2**20, 100 * others / passed,
@@ -234,12 +244,13 @@ def ratios(rows: list[Row]) -> list[str]:
     shown = []
     for (kind, threads, size, count, queues, other_work), (mine, other) in cases.items():
         if mine and other:
+            limit = max(row.limit for row in mine + other) / statistics.median(row.consumed for row in other)
             pairs = zip(_medians(mine), _medians(other), strict=True)
             consumed, cpu, s2c, rss = (x / y if y else float("nan") for x, y in pairs)
             work = ", other work" if other_work else ""
             shown.append(
                 f"{kind}, {threads} threads, {size} B, {count} consumer groups, {queues} queues{work}: "
-                f"{consumed:.2f} times consumed, "
+                f"{consumed:.2f} times consumed (limit {limit:.2f}), "
                 f"{cpu:.2f} of the CPU a message, {s2c:.3f} of S2C, {rss:.3f} of the memory"
             )
     return shown
