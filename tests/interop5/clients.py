@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rig import java
+from benchmarks.rig import golang, java
 from benchmarks.rig.driver import Result, Running, Session
 
 SOURCES = Path(__file__).with_name("drivers")
@@ -125,8 +125,10 @@ def _node(home: Path) -> list[str]:
 
 def _go(home: Path) -> list[str]:
     def build(sources: Path, folder: Path) -> None:
-        go = _tool("go", "Go 1.25 or later, which the first build needs")
-        _run([go, "build", "-o", str(folder / "driver"), "."], sources)
+        try:
+            golang.compile_program(sources, ".", folder / "driver")
+        except golang.GoMissing as e:
+            raise ToolMissing(str(e)) from None
 
     return [str(_made("go", build) / "driver")]
 

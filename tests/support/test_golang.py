@@ -18,6 +18,20 @@ def fake_go(folder: Path, answer: str, platform: str = "linux\namd64") -> str:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "go.mod:5: unknown directive: toolchain",
+        "note: module requires Go 1.25",
+        "go: go.mod requires go >= 1.25 (running go 1.21.0; GOTOOLCHAIN=local)",
+        "metrics.go:19:8: package maps is not in GOROOT (/usr/lib/go-1.19/src/maps)",
+        "random.go:3:8: package math/rand/v2 is not in std (/usr/lib/go-1.21/src/math/rand/v2)",
+    ],
+)
+def test_words_of_a_go_that_is_too_old(line: str) -> None:
+    assert golang.TOO_OLD.search(line)
+
+
+@pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (json.dumps({"Sum": "h1:another", "Dir": "/"}), "its checksum is another one"),
