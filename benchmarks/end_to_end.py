@@ -177,9 +177,14 @@ def measure(
         time.sleep(SETTLE_S)
         busy_one = [start([sys.executable, "-c", "while True: pass"], "other-work")] if other_work else []
         producer = start(_java(system, folder, topic, "Producer", "-w", str(threads), "-s", str(size)), "producer")
+        watched = [producer, *consumers]
+
+        def consume() -> bool:
+            return all(found and float(found[-1][0]) > 0 for found in (_windows(_CONSUMED, c) for c in consumers))
+
+        until("messages at each consumer", consume, 120, watched)
         warmup_s, seconds = WINDOW_S * options.warmup, WINDOW_S * options.windows
         probe = start(ours("probe.py", "--warmup", str(warmup_s), "--seconds", str(seconds)), "probe")
-        watched = [producer, *consumers]
 
         def printed() -> list[int]:
             return [len(_windows(_SENT, producer)), *(len(_windows(_CONSUMED, c)) for c in consumers)]
@@ -244,9 +249,9 @@ def ratios(rows: list[Row]) -> list[str]:
     shown = []
     for (kind, threads, size, count, queues, other_work), (mine, other) in cases.items():
         if mine and other:
-            limit = max(row.limit for row in mine + other) / statistics.median(row.consumed for row in other)
-            pairs = zip(_medians(mine), _medians(other), strict=True)
-            consumed, cpu, s2c, rss = (x / y if y else float("nan") for x, y in pairs)
+            limit = max(row.limit for row in mine + other)
+            pairs = zip([limit, *_medians(mine)], [_medians(other)[0], *_medians(other)], strict=True)
+            limit, consumed, cpu, s2c, rss = (x / y if y else float("nan") for x, y in pairs)
             work = ", other work" if other_work else ""
             shown.append(
                 f"{kind}, {threads} threads, {size} B, {count} consumer groups, {queues} queues{work}: "
