@@ -51,7 +51,7 @@ def _run(words: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> N
 
 _NOT_REACHED = (
     "could not resolve", "could not transfer", "no matching distribution", "max retries", "dial tcp", "enotfound",
-    "etimedout", "failed to download", "requires go", "could not find a version",
+    "etimedout", "failed to download", "could not find a version",
 )  # fmt: skip
 
 

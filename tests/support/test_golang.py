@@ -56,3 +56,26 @@ def test_its_programs_become_executable(tmp_path: Path) -> None:
     found = golang._newer_go(fake_go(tmp_path, json.dumps({"Sum": golang.SUMS["linux-amd64"], "Dir": str(tmp_path)})))
     assert found == str(tmp_path / "bin" / "go")
     assert all((tmp_path / name).stat().st_mode & 0o111 for name in ("bin/go", "pkg/tool/linux_amd64/link"))
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("go: go.mod requires go >= 1.99 (running go 1.25.5; GOTOOLCHAIN=local)", golang.GoMissing),
+        ("driver.go:3:8: package nowhere is not in std", RuntimeError),
+    ],
+)
+def test_a_newer_go_that_fails_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, error: type[Exception]
+) -> None:
+    """A package that no Go has is a fault of the sources, and no reason to skip a test."""
+    newer = tmp_path / "newer" / "bin"
+    newer.mkdir(parents=True)
+    found = json.dumps({"Sum": golang.SUMS["linux-amd64"], "Dir": str(newer.parent)})
+    fails = f"if [ $1 = build ]; then echo '{line}' >&2; exit 1; fi\n"
+    for folder in (tmp_path, newer):
+        program = Path(fake_go(folder, found))
+        program.write_text(program.read_text().replace("#!/bin/sh\n", "#!/bin/sh\n" + fails))
+    monkeypatch.setattr(golang.shutil, "which", lambda name: str(tmp_path / "go"))
+    with pytest.raises(error):
+        golang.compile_program(golang.SOURCES, ".", tmp_path / "program")
