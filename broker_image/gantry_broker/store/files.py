@@ -22,6 +22,8 @@ class FdCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._fds: OrderedDict[str, int] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        """The size that an open file has at least."""
 
     def get(self, path: str, *, create_size: int | None = None) -> int:
         """A descriptor for reading and writing. Raises OSError.
@@ -31,24 +33,34 @@ class FdCache:
         fd = self._fds.get(path)
         if fd is not None:
             self._fds.move_to_end(path)
-            if create_size is not None:
+            if create_size is not None and self._sizes.get(path, -1) < create_size:
                 _grow(fd, create_size)  # The file may be short, and have been opened for reading.
+                self._sizes[path] = create_size
             return fd
         fd = open_sized(path, create_size)
         self._fds[path] = fd
+        if create_size is not None:
+            self._sizes[path] = create_size
         if len(self._fds) > self._limit:
-            _, oldest = self._fds.popitem(last=False)
-            os.close(oldest)
+            oldest, its_fd = self._fds.popitem(last=False)
+            self._sizes.pop(oldest, None)
+            os.close(its_fd)
         return fd
+
+    def may_shrink(self, path: str) -> None:
+        """Note that a file may become shorter: the next `get` with a size looks again."""
+        self._sizes.pop(path, None)
 
     def close(self, path: str) -> None:
         """Close a file if it is open."""
+        self._sizes.pop(path, None)
         fd = self._fds.pop(path, None)
         if fd is not None:
             os.close(fd)
 
     def close_all(self) -> None:
         """Close all files."""
+        self._sizes.clear()
         while self._fds:
             os.close(self._fds.popitem()[1])
 

@@ -168,6 +168,7 @@ class CommitLog:
                 self._new_names = True
             elif base + self.segment_size > offset:
                 fd = self._fds.get(path)
+                self._fds.may_shrink(path)
                 if not is_zero(fd, offset - base, self.segment_size):
                     os.ftruncate(fd, offset - base)
                 if os.fstat(fd).st_size < self.segment_size:  # Also after a kill between the two calls.
