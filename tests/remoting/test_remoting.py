@@ -130,6 +130,53 @@ async def test_answers_find_their_requests(served: Served, client: RemotingClien
     assert max(served.handler.reads) > 10, "requests of one read come together"
 
 
+class Caller:
+    """A reply that asks again from within the answer."""
+
+    def __init__(self, client: RemotingClient, address: str, times: int) -> None:
+        self._client, self._address, self._times = client, address, times
+        self.bodies: list[bytes] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ask(self, code: int = ECHO, timeout: float = 5.0) -> bool:
+        return self._client.call(self._address, Frame(code, body=b"%d" % len(self.bodies)), timeout, self)
+
+    def done(self) -> bool:
+        return self.ended.done()
+
+    def set_result(self, frame: Frame, /) -> None:
+        self.bodies.append(frame.body)
+        if len(self.bodies) == self._times:
+            self.ended.set_result(None)
+        else:
+            assert self.ask()
+
+    def set_exception(self, error: Exception, /) -> None:
+        self.ended.set_exception(error)
+
+
+async def test_an_answer_may_send_the_next_request_at_once(served: Served, client: RemotingClient) -> None:
+    caller = Caller(client, served.address, 50)
+    assert not caller.ask(), "there is no connection yet"
+    await client.request(served.address, Frame(ECHO), 5)
+    assert caller.ask()
+    await asyncio.wait_for(caller.ended, 10)
+    assert caller.bodies == [b"%d" % n for n in range(50)]
+
+
+async def test_a_call_gets_the_errors_of_a_request(served: Served, client: RemotingClient) -> None:
+    await client.request(served.address, Frame(ECHO), 5)
+    late, lost = Caller(client, served.address, 1), Caller(client, served.address, 1)
+    assert late.ask(SILENT, 0.2)
+    with pytest.raises(RequestTimeout):
+        await late.ended
+    await client.request(served.address, Frame(ECHO), 5)
+    assert lost.ask(FAIL)
+    with pytest.raises(ConnectionLost):
+        await lost.ended
+    assert not lost.ask(), "the connection has ended"
+
+
 async def test_requests_of_one_loop_pass_arrive_together(served: Served, client: RemotingClient) -> None:
     await client.request(served.address, Frame(ECHO), 5)
     answers = await asyncio.gather(*(client.request(served.address, Frame(ECHO, body=b"%d" % n), 5) for n in range(20)))

@@ -219,6 +219,7 @@ def master(options: Options, *members: MemberId, now_ms: int = 0) -> tuple[Repli
 
 def proposal(core: Replica, log: ModelLog, who: MemberId, now_ms: int) -> None:
     assert core.fetched(Fetch(core.leadership.epoch, who, log.end, log.end, log.leader_epochs), now_ms) is None
+    core.confirm(now_ms)
 
 
 def test_a_question_that_is_meant_for_somebody_else_counts_for_nothing() -> None:
@@ -235,7 +236,47 @@ def test_a_question_that_is_meant_for_somebody_else_counts_for_nothing() -> None
     assert core.role is Role.MASTER, "a stranger's epoch ends no leadership"
     assert said == [], "a stranger's acknowledgement is none"
     assert core.fetched(Fetch(core.leadership.epoch, B, log.end, log.end, log.leader_epochs, leader=A), 20) is None
+    core.confirm(20)
     assert said == [SendStatus.SEND_OK]
+
+
+def test_a_leader_answers_the_fetch_before_the_senders() -> None:
+    core, log = master(Options(), A, B)
+    said: list[SendStatus] = []
+    log.append(1, 1)
+    core.add_waiter(log.end, 1_000, said.append)
+    fetch = Fetch(core.leadership.epoch, B, log.end, log.end, log.leader_epochs)
+    log.append(1, 1)
+    assert core.fetched(fetch, 10) is None
+    answer = core.answer_fetch(fetch, 10)
+    assert answer is not None
+    assert (len(answer.data) > 0, said) == (True, [])
+    core.confirm(10)
+    assert said == [SendStatus.SEND_OK]
+
+
+def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
+    leader, source = master(Options(), A, B)
+    power = Power()
+    log = ModelLog(power)
+    core = Replica(HardState(B), log, ModelDisk(power), Options())
+    assert core.assign(Assignment(leader.leadership, "a:1"), 0).accepted
+    asked = core.next_fetch()
+    assert asked is not None
+    end, data = source.end, source.read_raw(0, 4096)
+    assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=data))
+    following = core.next_fetch()
+    assert following is not None
+    assert (following.end, following.confirmed, log.confirmed) == (end, end, 0)
+    core.confirm(10)
+    assert log.confirmed == end
+    # The next answer confirms as well, where the driver sent no fetch in between.
+    source.append(1, 1)
+    data = source.read_raw(end, 4096)
+    assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, following.position, source.end, source.end, data=data))
+    assert log.confirmed == end
+    assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, Position(source.end, 1), source.end, source.end))
+    assert log.confirmed == source.end
 
 
 def test_retention_waits_for_those_that_still_come_for_the_log() -> None:
@@ -270,6 +311,7 @@ def test_a_follower_sent_to_the_start_of_the_log_stops_waiting() -> None:
     log.expire(log.records[3].offset)
     fetch = Fetch(1, gone, 0, 0, ())
     assert core.fetched(fetch, 100) is None
+    core.confirm(100)
     core.leader.hold(gone, True, 100)
     answer = core.answer_fetch(fetch, 100)
     assert answer is not None
@@ -372,6 +414,7 @@ def test_a_follower_that_takes_no_records_is_waited_for_once() -> None:
         log.append(1, 1)
         core.appended()
         assert core.fetched(stuck, now) is None
+        core.confirm(now)
         core.tick(now)
         assert core.proposal is None
         if log.confirmed < log.end:

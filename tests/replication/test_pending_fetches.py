@@ -65,6 +65,30 @@ async def unanswered(news: bool) -> int:
     return done.count(False)
 
 
+async def test_a_held_fetch_gets_a_later_confirmed_offset_soon() -> None:
+    """Indexing comes after the answers to fetches, so a held fetch learns of its outcome afterwards."""
+    news = False
+    follower: Any = Follower()
+    pending_fetches = PendingFetches(
+        lambda fetch, with_news, empty: FetchAnswer(AnswerKind.RECORDS, 1, Position(100, 1)) if with_news else None,
+        lambda *_: None,
+        lambda _: news,
+        lambda: 100,
+        lambda _: False,
+        lambda *_: None,
+        lambda _: None,
+        hold_s=60,
+    )
+    pending_fetches.take(follower, Frame(0), Fetch(1, MemberId(1, "x"), 100, 100, (), 50), None)
+    await asyncio.sleep(2 * NEWS_S)
+    assert not follower.answered.is_set()
+    news = True
+    pending_fetches.confirmed()
+    async with asyncio.timeout(LATE_S):
+        await follower.answered.wait()
+    pending_fetches.close()
+
+
 async def test_an_unreadable_position_fails_only_its_own_fetch() -> None:
     class Other(Follower):
         def close(self) -> None:

@@ -166,6 +166,7 @@ def test_mutated_fetches_change_a_masters_state_only_if_a_member_could_have_sent
         core, log, disk = master()
         saved = disk.saved
         core.fetched(fetch, 10)
+        core.confirm(10)
         believed = 3 < fetch.epoch <= 3 + JUMP and fetch.member == B and fetch.leader in (None, A)
         assert core.highest_seen_epoch == (fetch.epoch if believed else 3), fetch
         assert core.role is (Role.WAITING if believed else Role.MASTER), fetch
@@ -202,6 +203,7 @@ def test_mutated_answers_change_a_followers_log_only_if_its_leader_could_have_se
         for got in passed:
             core, log = follower()
             core.answered(got, 10)
+            core.confirm(10)
             assert core.highest_seen_epoch == (got.epoch if 3 < got.epoch <= 3 + JUMP else 3)
             assert core.leadership.epoch == 3
             fits = got.epoch == 3 and got.asked == (0, 0) and got.kind is AnswerKind.RESET
@@ -376,7 +378,9 @@ def test_no_entrance_of_raft_takes_an_impossible_epoch(epoch: int) -> None:
 def asks(core: Replica, log: ModelLog, who: MemberId, now_ms: int, end: int | None = None) -> FetchAnswer | None:
     end = log.end if end is None else end
     leader_epochs = tuple(e for e in log.leader_epochs if e.start < end)
-    return core.fetched(Fetch(3, who, end, end, leader_epochs, leader=A), now_ms)
+    answer = core.fetched(Fetch(3, who, end, end, leader_epochs, leader=A), now_ms)
+    core.confirm(now_ms)
+    return answer
 
 
 def test_invented_incarnations_leave_one_entry_for_their_number() -> None:

@@ -315,6 +315,7 @@ class World:
                 assert answer is not None
                 self.trace(f"  {member.name} answers {describe(answer)}")
                 self.post(member.name, reply, answer)
+                core.confirm(member.now())
             elif isinstance(body, FetchAnswer):
                 try:
                     applied = core.answered(body, member.now())
@@ -376,6 +377,7 @@ class World:
         if fetch is None or master is None:
             return False
         self.post(member.name, f"m{master.member}", fetch)
+        member.step(lambda core: core.confirm(member.now()))
         return True
 
     def tick(self, member: Member) -> None:

@@ -205,6 +205,45 @@ async def test_a_failed_fsync_ends_all_writes(
     assert store.get("Orders", 0, 0, 1, 1).count == 1
 
 
+async def test_a_call_comes_with_the_flush_that_covers_it(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    said: list[tuple[str, FlushFailed | None, bool]] = []
+
+    def call_at_end(name: str) -> None:
+        end = store.end
+        commit.when_durable(end, lambda error: said.append((name, error, store.flushed >= end)))
+
+    call_at_end("durable already")
+    assert said.pop() == ("durable already", None, True)
+    store.put(messages(1), 2)
+    call_at_end("first")
+    await disk.entered()
+    store.put(messages(1), 3)
+    call_at_end("second, after the start of the flush")
+    assert said == []
+    disk.release()
+    await commit.wait(store.end)
+    assert said == [("first", None, True), ("second, after the start of the flush", None, True)]
+    assert disk.calls == 2
+
+
+async def test_a_call_gets_the_failure_of_the_disk(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    disk.error = OSError(errno.EIO, "Input/output error")
+    said: list[FlushFailed | None] = []
+    store.put(messages(1), 2)
+    commit.when_durable(store.end, said.append)
+    disk.release()
+    with pytest.raises(FlushFailed):
+        await commit.wait(store.end)
+    commit.when_durable(store.end, said.append)
+    assert [type(error) for error in said] == [FlushFailed, FlushFailed]
+
+
 async def test_a_cancelled_waiter_does_not_end_the_flush_of_others(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

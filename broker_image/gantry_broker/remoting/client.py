@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
 from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
-from gantry_broker.remoting.connection import Connection, oneway
+from gantry_broker.remoting.connection import Connection, Reply, oneway
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost
 from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
 from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions
@@ -134,12 +134,29 @@ class RemotingClient:
         """Send a request at once and return the future of its answer; None: there is no connection that takes it now,
         or the address fell silent. The future fails as `request` does.
         """
-        conn = self._connections.get(address)
-        if conn is None or conn.lost or conn.paused or address in self._suspects:
+        conn = self._ready(address)
+        if conn is None:
             return None
         if self._sign is not None:
             self._sign(frame)
         return conn.submit(frame, timeout, silence=silence, on_silence=partial(self._give_up_silent, address, conn))
+
+    def call(self, address: str, frame: Frame, timeout: float, reply: Reply) -> bool:
+        """Send a request at once; `reply` gets the answer, or the errors of `request`, in the pass of the event loop
+        that reads it. `timeout` restarts with each part of a long answer. False: `submit` would return None.
+        """
+        conn = self._ready(address)
+        if conn is None:
+            return False
+        if self._sign is not None:
+            self._sign(frame)
+        conn.call(frame, timeout, reply, arriving=True, on_silence=partial(self._give_up_silent, address, conn))
+        return True
+
+    def _ready(self, address: str) -> Connection | None:
+        """Return the connection that takes a request at once."""
+        conn = self._connections.get(address)
+        return None if conn is None or conn.lost or conn.paused or address in self._suspects else conn
 
     def fell_silent(self, within: float) -> Collection[str]:
         """Return addresses whose connection was given up as silent in the last `within` seconds, without an answer

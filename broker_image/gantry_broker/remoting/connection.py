@@ -52,6 +52,20 @@ class Handler(Protocol):
         """Note that a connection has ended; called once for each `on_open`."""
 
 
+class Reply(Protocol):
+    """Gets the answer to a request, or the error; a future is one. The calls come from the connection that reads."""
+
+    def done(self) -> bool:
+        """Whether no answer is wanted any more."""
+        ...
+
+    def set_result(self, frame: Frame, /) -> None:
+        """Take the answer. Raises nothing."""
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Take the failure: ConnectionLost or RequestTimeout. Raises nothing."""
+
+
 class Holder(Protocol):
     """What holds bytes of incomplete frames or records."""
 
@@ -319,8 +333,8 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         for waiting in pending.values():
-            if not waiting.future.done():
-                waiting.future.set_exception(ConnectionLost(reason))
+            if not waiting.reply.done():
+                waiting.reply.set_exception(ConnectionLost(reason))
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
@@ -425,21 +439,47 @@ class Connection(asyncio.Protocol):
         `on_silence` gets the number of reads before the request if nothing has come since, `silence` seconds after the
         request, or when its time is over.
         """
+        future = self._loop.create_future()
+        self._submit(frame, timeout, future, arriving, silence, on_silence)
+        return future
+
+    def call(
+        self,
+        frame: Frame,
+        timeout: float,
+        reply: Reply,
+        *,
+        arriving: bool = False,
+        on_silence: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send a request now, with all that was written before it. `reply` gets the answer in the pass of the event
+        loop that reads it: a future costs one more. The rest is as in `submit`.
+        """
+        self._submit(frame, timeout, reply, arriving, None, on_silence)
+        self.push()
+
+    def _submit(
+        self,
+        frame: Frame,
+        timeout: float,
+        reply: Reply,
+        arriving: bool,
+        silence: float | None,
+        on_silence: Callable[[int], None] | None,
+    ) -> None:
         if self.lost:
             raise ConnectionLost(f"connection to {self.peer[0]}:{self.peer[1]} has ended", sent=False)
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
         frame.opaque = opaque
         data = encode_frame(frame)
-        loop = self._loop
-        now = loop.time()
-        waiting = _Waiting(loop.create_future(), frame.code, timeout, now + timeout, self.reads, arriving, on_silence)
+        now = self._loop.time()
+        waiting = _Waiting(reply, frame.code, timeout, now + timeout, self.reads, arriving, on_silence)
         if silence is not None and silence < timeout:
             waiting.due = now + silence
         self._pending[opaque] = waiting
         if waiting.due < self._timer_at:
             self._watch_until(waiting.due)
         self.write(data)
-        return waiting.future
 
     async def drained(self) -> None:
         """Wait until the peer has read enough that more may be written."""
@@ -535,8 +575,8 @@ class Connection(asyncio.Protocol):
             for frame in frames:
                 if frame.flag & FLAG_RESPONSE:
                     waiting = self._pending.pop(frame.opaque, None)
-                    if waiting is not None and not waiting.future.done():
-                        waiting.future.set_result(frame)
+                    if waiting is not None and not waiting.reply.done():
+                        waiting.reply.set_result(frame)
                 else:
                     requests.append(frame)
         else:
@@ -579,7 +619,7 @@ class Connection(asyncio.Protocol):
         now = self._loop.time() + _CLOCK_STEP
         following = _NEVER
         for opaque, waiting in list(self._pending.items()):
-            if waiting.future.done():
+            if waiting.reply.done():
                 self._pending.pop(opaque, None)
                 continue
             if waiting.due <= now:
@@ -600,7 +640,7 @@ class Connection(asyncio.Protocol):
             waiting.due = waiting.deadline = now + waiting.timeout
             return
         waiting.due = _NEVER
-        waiting.future.set_exception(
+        waiting.reply.set_exception(
             RequestTimeout(
                 f"{self.peer[0]}:{self.peer[1]} did not answer request {waiting.code} within {waiting.timeout:g} s"
             )
@@ -612,11 +652,11 @@ class Connection(asyncio.Protocol):
 class _Waiting:
     """A request whose answer has not come."""
 
-    __slots__ = ("arriving", "code", "deadline", "due", "future", "on_silence", "reads", "timeout")
+    __slots__ = ("arriving", "code", "deadline", "due", "on_silence", "reads", "reply", "timeout")
 
     def __init__(
         self,
-        future: asyncio.Future[Frame],
+        reply: Reply,
         code: int,
         timeout: float,
         deadline: float,
@@ -624,7 +664,7 @@ class _Waiting:
         arriving: bool,
         on_silence: Callable[[int], None] | None,
     ) -> None:
-        self.future = future
+        self.reply = reply
         self.code = code
         self.timeout = timeout
         self.deadline = self.due = deadline

@@ -1,4 +1,8 @@
-"""The follower's edge: one loop that sends a fetch, applies the answer, and sends the next one."""
+"""The follower's edge: it sends a fetch, applies the answer, and sends the next one.
+
+While all goes well an `Exchange` does this by callbacks: each answer sends the next fetch in the same pass of the event
+loop, since senders wait for it. Everything else (the first fetch, errors, pauses) is in the task of `FetchLoop`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
@@ -14,7 +19,9 @@ from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.pending_fetches import HOLD_S
 
 if TYPE_CHECKING:
+    from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.client import RemotingClient
+    from gantry_broker.store.errors import FlushFailed
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +38,11 @@ class Asker(Protocol):
 
     def next_fetch(self) -> tuple[str, Fetch] | None: ...
 
-    async def answered(self, answer: FetchAnswer) -> bool: ...
+    def answered(self, answer: FetchAnswer) -> bool: ...
+
+    def when_durable(self, then: Callable[[FlushFailed | None], None]) -> None: ...
+
+    def fetch_sent(self) -> None: ...
 
     def malformed_answer(self, error: wire.WireError) -> None: ...
 
@@ -90,14 +101,15 @@ class FetchLoop:
             pause = min(pause * 2, LONGEST_RETRY_S)
 
     async def _ask_once(self) -> bool:
-        """Send one fetch; return false when the next one should wait a little."""
+        """Fetch until the next fetch cannot follow at once; return false when it should wait a little."""
         asked = self._asker.next_fetch()
         if asked is None:
             return False
         address, fetch = asked
+        exchange = Exchange(self._client, self._asker, asked, self._answered)
         try:
-            frame = await self._client.request(address, wire.fetch_frame(fetch), SILENT_S, arriving=True)
-            answer = wire.parse_answer(frame)
+            exchange.set_result(await self._client.request(address, wire.fetch_frame(fetch), SILENT_S, arriving=True))
+            return await exchange.ended
         except RequestTimeout:
             self._link("silent")
             return True
@@ -113,14 +125,75 @@ class FetchLoop:
             log.warning("%s: %s", address, error)
             self._asker.malformed_answer(error)
             return False
+        finally:
+            exchange.stop()
+
+    def _answered(self) -> None:
         self._answered_at = time.monotonic()
         self._lost = False
         self._link("connected")
-        return await self._asker.answered(answer) or (
-            answer.kind is not AnswerKind.REFUSED and asked != self._asker.next_fetch()
-        )
 
     def _link(self, state: LinkState) -> None:
         if state != self.state:
             self.state = state
             self._asker.link_changed()
+
+
+class Exchange:
+    """Fetches and answers in turn with one leader, as a `Reply` to each fetch.
+
+    `ended`: whether the next fetch may follow at once; or what ended the exchange.
+    """
+
+    def __init__(
+        self, client: RemotingClient, asker: Asker, asked: tuple[str, Fetch], on_answer: Callable[[], None]
+    ) -> None:
+        """`asked` is the first fetch, which the caller sends. `on_answer` is called with each well-formed answer."""
+        self._client = client
+        self._asker = asker
+        self._asked = asked
+        self._on_answer = on_answer
+        self._applied = self._refused = False
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """Send no more fetches, and take no more answers."""
+        if not self.ended.cancel() and not self.ended.cancelled():
+            self.ended.exception()  # Retrieved, or asyncio would report it.
+
+    def done(self) -> bool:
+        return self.ended.done()
+
+    def set_exception(self, error: Exception, /) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def set_result(self, frame: Frame, /) -> None:
+        """Apply an answer, and send the next fetch once it may acknowledge."""
+        try:
+            answer = wire.parse_answer(frame)
+            self._on_answer()
+            self._applied = self._asker.answered(answer)
+            self._refused = answer.kind is AnswerKind.REFUSED
+            self._asker.when_durable(self._next)
+        except Exception as error:
+            self.set_exception(error)
+
+    def _next(self, error: FlushFailed | None) -> None:
+        if self.ended.done():
+            return
+        try:
+            if error is not None:
+                raise error
+            asked = self._asker.next_fetch()
+            if not self._applied and (self._refused or asked == self._asked):
+                self.ended.set_result(False)
+            elif asked is None or asked[0] != self._asked[0]:
+                self.ended.set_result(True)
+            elif self._client.call(asked[0], wire.fetch_frame(asked[1]), SILENT_S, self):
+                self._asked = asked
+                self._asker.fetch_sent()
+            else:
+                self.ended.set_result(True)
+        except Exception as failure:
+            self.set_exception(failure)

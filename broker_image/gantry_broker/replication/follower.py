@@ -34,6 +34,8 @@ class Follower:
         self.stopped = ""
         """Why it no longer fetches (rule 3); empty while it fetches."""
         self._log = log
+        self._to_confirm = 0
+        """The confirmed offset of the last answer, which `confirm` takes over; 0: none."""
         self.unclean = unclean
         self._report = report
 
@@ -42,8 +44,9 @@ class Follower:
         if self.stopped:
             return None
         log = self._log
+        confirmed = max(log.confirmed, self._to_confirm)
         return Fetch(
-            self.epoch, self.me, log.end, log.flushed, log.leader_epochs, log.confirmed, max_bytes, leader=self.leader
+            self.epoch, self.me, log.end, log.flushed, log.leader_epochs, confirmed, max_bytes, leader=self.leader
         )
 
     @property
@@ -51,9 +54,14 @@ class Follower:
         return Position(self._log.end, last_epoch(self._log.leader_epochs))
 
     def apply(self, answer: FetchAnswer) -> bool:
-        """Apply an answer; return False when it does not fit and was dropped, or was refused."""
+        """Apply an answer; return False when it does not fit and was dropped, or was refused.
+
+        `confirm` takes over the confirmed offset that came with it: indexing takes time, and the leader waits for the
+        next fetch.
+        """
         if answer.kind is AnswerKind.REFUSED:
             return False
+        self.confirm()
         # Rule 2: of this epoch, and for the place where the log ends now.
         fits = answer.epoch == self.epoch and answer.asked == self.position
         if not fits:
@@ -74,8 +82,14 @@ class Follower:
         elif answer.data:
             self._log.append_raw(self._log.end, bytes(answer.data))
         # Rule 3: only now, and never above the follower's own end.
-        self._log.confirm(min(answer.confirmed, self._log.end))
+        self._to_confirm = min(answer.confirmed, self._log.end)
         return True
+
+    def confirm(self) -> None:
+        """Take over the confirmed offset of the last answer that was applied."""
+        offset, self._to_confirm = self._to_confirm, 0
+        if offset:
+            self._log.confirm(offset)
 
     def _may_part_from(self, divergence_offset: int) -> bool:
         """Rule 3: a truncation never undoes what readers saw, unless the assignment allows it.

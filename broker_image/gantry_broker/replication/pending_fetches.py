@@ -123,6 +123,11 @@ class PendingFetches:
             self._scheduled = True
             self._loop.call_soon(self._serve)
 
+    def confirmed(self) -> None:
+        """Note a newer confirmed offset: a held fetch gets it after `NEWS_S`, if no records come before."""
+        if not self._scheduled:
+            self._set_timer(self._loop.time())
+
     def connection_lost(self, conn: Connection) -> None:
         for member, held in list(self._held.items()):
             if held.conn is conn:

@@ -509,10 +509,14 @@ class RaftReplica:
             return self._refuse(
                 fetch, self.reason or f"this is epoch {self.epoch}, the fetch is of epoch {fetch.epoch}"
             )
-        answer = leader.acknowledge(fetch, now_ms)
-        if answer is None:
+        return leader.acknowledge(fetch, now_ms)
+
+    def confirm(self, now_ms: int) -> None:
+        """Confirm what the last fetch or answer makes possible, as `Replica.confirm` does."""
+        if self.leader is not None:
             self._confirm()
-        return answer
+        elif self.follower is not None:
+            self.follower.confirm()
 
     def epoch_counts(self, fetch: Fetch) -> bool:
         """Take the epoch of a fetch, only if its sender votes: another member's fetch says nothing about leaders."""
@@ -627,7 +631,7 @@ class RaftReplica:
         return None if fetch is None else replace(fetch, address=self._my_address)
 
     def answered(self, answer: FetchAnswer, now_ms: int) -> bool:
-        """Apply the leader's answer; return false when it was dropped or refused."""
+        """Apply the leader's answer, as `Replica.answered` does."""
         if jump := plausible.jump_refusal(self.epoch, answer.epoch):
             self._refused("fetch-answer", "epoch-jump", jump)
             return False

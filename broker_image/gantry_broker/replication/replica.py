@@ -277,7 +277,9 @@ class Replica:
     # ---- the leader
 
     def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """Take a follower's fetch as its acknowledgement. Returns None when it counts; then call `answer_fetch`."""
+        """Take a follower's fetch as its acknowledgement. Returns None when it counts; then call `answer_fetch` and
+        `confirm`.
+        """
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
         if jump := plausible.jump_refusal(self.highest_seen_epoch, fetch.epoch):
@@ -290,12 +292,18 @@ class Replica:
             return self._refuse(fetch, self.reason or f"{self.me} is not the master")
         if fetch.epoch != leader.epoch:
             return self._refuse(fetch, f"this is epoch {leader.epoch}, the fetch is of epoch {fetch.epoch}")  # Rule 1.
-        answer = leader.acknowledge(fetch, now_ms)
-        if answer is not None:
-            return answer
-        leader.review(now_ms)
-        self._confirm()
-        return None
+        return leader.acknowledge(fetch, now_ms)
+
+    def confirm(self, now_ms: int) -> None:
+        """Confirm what the last fetch, or the last answer to one, makes possible.
+
+        It takes time, so the driver calls it once the answer, or the next fetch, is on its way.
+        """
+        if self.leader is not None:
+            self.leader.review(now_ms)
+            self._confirm()
+        elif self.follower is not None:
+            self.follower.confirm()
 
     def epoch_counts(self, fetch: Fetch) -> bool:
         """Take the epoch of a fetch, only from a member of the recorded set: another member's fetch says nothing
@@ -401,7 +409,7 @@ class Replica:
         return None if self.follower is None else self.follower.fetch(max_bytes)
 
     def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
-        """Apply the leader's answer; return false when it was dropped or refused."""
+        """Apply the leader's answer; return false when it was dropped or refused. Then call `confirm`."""
         if jump := plausible.jump_refusal(self.highest_seen_epoch, answer.epoch):
             self._refused("fetch-answer", "epoch-jump", jump)
             return False

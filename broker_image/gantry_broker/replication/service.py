@@ -46,7 +46,7 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, MemberId
-from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
+from gantry_broker.store.errors import BadRecords, FlushFailed, StoreError, StoreFull
 from gantry_broker.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
@@ -441,6 +441,8 @@ class ReplicationService:
             self._fetchers[fetch.member.member] = conn
         self._acked.set()
         self._pending_fetches.take(conn, frame, fetch, answer)
+        if answer is None:
+            self._confirm_later()
         self._changed()
 
     def on_raft_request(self, conn: Connection, frame: Frame) -> None:
@@ -528,6 +530,13 @@ class ReplicationService:
             return False
         master = self._core.leadership.master
         return master is not None and not peer.is_name_server and master.member == peer.member
+
+    def _confirm_later(self) -> None:
+        """Confirm, once the follower has its answer."""
+        before = self._store.confirmed
+        self.core.confirm(self._now())
+        if self._store.confirmed > before and self._pending_fetches is not None:
+            self._pending_fetches.confirmed()
 
     def _answer_to(self, fetch: Fetch, news: bool, empty: bool) -> FetchAnswer | None:
         return self.core.answer_fetch(fetch, self._now(), news=news, empty=empty)
@@ -619,8 +628,8 @@ class ReplicationService:
         address = self.core.state.leader_address
         return None if fetch is None or address is None else (address, fetch)
 
-    async def answered(self, answer: FetchAnswer) -> bool:
-        """Apply an answer. Under SYNC_FLUSH the next fetch waits for the disk, since it acknowledges (rule 11)."""
+    def answered(self, answer: FetchAnswer) -> bool:
+        """Apply an answer; return whether the next fetch may follow at once."""
         try:
             applied = self.core.answered(answer, self._now())
         except StoreFull as error:
@@ -634,9 +643,21 @@ class ReplicationService:
             self.on_damaged_answer(error.at)
             applied = False
         self._changed()
-        if self._sync_flush and self._store.flushed < self._store.end and self._commit is not None:
-            await self._commit.wait(self._store.end)
         return applied
+
+    def when_durable(self, then: Callable[[FlushFailed | None], None]) -> None:
+        """Call `then` once the next fetch may acknowledge what was applied: under SYNC_FLUSH it waits for the disk
+        (rule 11).
+        """
+        if not self._sync_flush or self._commit is None:
+            then(None)
+            return
+        self._commit.when_durable(self._store.end, then)
+        self.fetch_sent()
+
+    def fetch_sent(self) -> None:
+        """Confirm while the leader, or the disk, is at work."""
+        self.core.confirm(self._now())
 
     def malformed_answer(self, error: wire.WireError) -> None:
         if error.reason:

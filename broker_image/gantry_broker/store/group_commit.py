@@ -34,6 +34,9 @@ RETRY_CHECKPOINT_S: Final = 5.0
 """Seconds after a checkpoint that moved nothing (on a full disk, for example), and before one without a flush."""
 
 
+OnDurable = Callable[[FlushFailed | None], None]
+
+
 class GroupCommit:
     """Flushes one store. It belongs to one event loop; close it before the store."""
 
@@ -66,6 +69,8 @@ class GroupCommit:
         """When the running flush began, by the performance counter."""
         self._waiting: list[asyncio.Future[None]] = []
         """Waiters that look again at the end of the running flush."""
+        self._to_call: list[tuple[int, OnDurable]] = []
+        """The calls of `when_durable` that wait for the running flush."""
         self._checkpointing: asyncio.Task[None] | None = None
         self._closed = False
         self.ended: Callable[[], None] = lambda: None
@@ -120,13 +125,32 @@ class GroupCommit:
         """
         store = self._store
         while store.flushed < min(offset, store.end):
-            if store.failed is not None:
-                raise FlushFailed(f"the disk failed: {store.failed}") from store.failed
-            if self._closed:
-                raise FlushFailed("the store is closed")
+            error = self._never()
+            if error is not None:
+                raise error from store.failed
             self.begin()
             await self._turn()
         return store.flushed
+
+    def when_durable(self, offset: int, then: OnDurable) -> None:
+        """Call `then` once `wait` would return (with None) or raise (with the error). It raises nothing.
+
+        The call comes at once, or with the end of a flush: a waiting task costs another pass of the event loop.
+        """
+        store = self._store
+        if store.flushed >= min(offset, store.end):
+            then(None)
+        elif (error := self._never()) is not None:
+            then(error)
+        else:
+            self.begin()
+            self._to_call.append((offset, then))
+
+    def _never(self) -> FlushFailed | None:
+        """Why no flush will come."""
+        if self._store.failed is not None:
+            return FlushFailed(f"the disk failed: {self._store.failed}")
+        return FlushFailed("the store is closed") if self._closed else None
 
     async def _turn(self) -> None:
         """Wait for the end of the running flush."""
@@ -179,6 +203,12 @@ class GroupCommit:
                 if not turn.done():
                     turn.set_result(None)
             self.ended()
+            self._call()
+
+    def _call(self) -> None:
+        to_call, self._to_call = self._to_call, []
+        for offset, then in to_call:
+            self.when_durable(offset, then)
 
     def _checkpoint_if_due(self) -> None:
         store, waited = self._store, time.monotonic() - self._checkpointed_at
@@ -241,6 +271,7 @@ class GroupCommit:
         self._store.set_background_writer(None)
         while self._flushing:
             await self._turn()
+        self._call()
         if self._checkpointing is not None:
             with contextlib.suppress(FlushFailed, asyncio.CancelledError):
                 await asyncio.shield(self._checkpointing)
