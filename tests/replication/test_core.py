@@ -279,6 +279,34 @@ def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
     assert log.confirmed == source.end
 
 
+def test_a_follower_confirms_a_long_way_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, source = master(Options(), A, B)
+    for _ in range(3):
+        source.append(1, 1)
+    power = Power()
+    log = ModelLog(power)
+    core = Replica(HardState(B), log, ModelDisk(power), Options())
+    assert core.assign(Assignment(leader.leadership, "a:1"), 0).accepted
+    asked = core.next_fetch()
+    assert asked is not None
+    end = source.end
+    answer = FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=source.read_raw(0, 4096))
+    assert core.answered(answer)
+    whole = log.confirm
+
+    def a_little(offset: int) -> None:
+        ends = [r.offset + r.size for r in log.records]
+        whole(min(offset, next(end for end in ends if end > log.confirmed)))
+
+    monkeypatch.setattr(log, "confirm", a_little)
+    reached = []
+    while log.confirmed < end:
+        core.confirm(10)
+        reached.append(log.confirmed)
+        assert len(reached) < 10
+    assert reached == [r.offset + r.size for r in log.records]
+
+
 def test_retention_waits_for_those_that_still_come_for_the_log() -> None:
     gone = MemberId(7, "gone")
     core, log = master(Options(keep_for_ms=10_000), A, B)

@@ -53,7 +53,7 @@ class Follower:
         else:
             self.disk.append(then)
 
-    def fetch_sent(self) -> None:
+    def confirm(self) -> None:
         self.events.append("confirms")
 
     def call(self, address: str, frame: Frame, timeout: float, reply: object) -> bool:
@@ -103,13 +103,15 @@ async def test_a_dropped_answer_is_asked_for_again_only_from_another_place(
     assert follower.events == ["drops", "fetches from 150", "confirms"]
     exchange.set_result(answer_at(100))
     assert await exchange.ended is False
+    assert exchange.went_on
 
 
 async def test_a_refusal_lets_the_next_fetch_wait(follower: Follower, exchange: Exchange) -> None:
     follower.end = 150
     exchange.set_result(answer_at(100, AnswerKind.REFUSED))
     assert await exchange.ended is False
-    assert follower.events == ["drops"]
+    assert follower.events == ["drops", "confirms"]
+    assert not exchange.went_on, "the pauses before the next fetches grow"
 
 
 @pytest.mark.parametrize("address", [None, "10.1.2.4:10911"])
@@ -117,14 +119,14 @@ async def test_it_ends_without_this_leader(follower: Follower, exchange: Exchang
     follower.address = address
     exchange.set_result(answer_at(100))
     assert await exchange.ended is True
-    assert follower.events == ["applies"]
+    assert follower.events == ["applies", "confirms"]
 
 
 async def test_it_ends_without_a_connection(follower: Follower, exchange: Exchange) -> None:
     follower.ready = False
     exchange.set_result(answer_at(100))
     assert await exchange.ended is True
-    assert "confirms" not in follower.events, "the next answer confirms"
+    assert follower.events == ["applies", "fetches from 110", "confirms"]
 
 
 async def test_errors_end_it(follower: Follower, exchange: Exchange) -> None:
@@ -141,6 +143,20 @@ async def test_a_malformed_answer_ends_it(follower: Follower, exchange: Exchange
     with pytest.raises(wire.WireError, match="confirmed"):
         await exchange.ended
     assert follower.events == []
+
+
+async def test_an_error_after_the_end_is_logged(
+    follower: Follower, exchange: Exchange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A change of the role ends the exchange, and may fail itself."""
+
+    def fails(answer: FetchAnswer) -> bool:
+        exchange.stop()
+        raise RuntimeError("the change of the role failed")
+
+    monkeypatch.setattr(follower, "answered", fails)
+    exchange.set_result(answer_at(100))
+    assert "the change of the role failed" in caplog.text
 
 
 async def test_after_its_end_it_fetches_no_more(follower: Follower, exchange: Exchange) -> None:

@@ -18,6 +18,7 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import fetching, log_repair, storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.log import commit_log
 from gantry_broker.store.types import Put
 
@@ -222,6 +223,41 @@ async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path
         else:
             await until(lambda: bool(follower.stopped), "it stops", PATIENCE_S)
             assert old.bodies() == [b"common", b"only here"]
+
+
+async def test_a_follower_goes_on_indexing_without_its_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart there may be much to index, and the answers that say so are seldom."""
+    async with Group(tmp_path, 2) as group:
+        leader, other = group.nodes
+        await group.promote(0, (0, 1))
+        await leader.put(b"common")
+        await until(lambda: _same(leader, other), "both have it", PATIENCE_S)
+        await leader.stop()
+        calls: list[int] = []
+        monkeypatch.setattr(other.service.core, "confirm", calls.append)
+        await until(lambda: len(calls) > 3, "it confirms", PATIENCE_S)
+
+
+async def test_what_a_follower_cannot_index_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And its next fetches acknowledge, as before."""
+    async with Group(tmp_path, 2) as group:
+        leader, other = group.nodes
+        await group.promote(0, (0, 1))
+        await leader.put(b"common")
+        await until(lambda: _same(leader, other), "both have it", PATIENCE_S)
+        calls: list[int] = []
+
+        def fails(now_ms: int) -> None:
+            calls.append(now_ms)
+            raise BadRecords(0, "a bad sector")
+
+        monkeypatch.setattr(other.service.core, "confirm", fails)
+        for _ in range(3):
+            assert await leader.put(b"more") is SendStatus.SEND_OK
+        await until(lambda: len(calls) > 3, "it tries again", PATIENCE_S)
+        assert caplog.text.count("cannot index") == 1
 
 
 async def test_much_that_is_confirmed_at_once_is_filed_a_little_at_a_time(

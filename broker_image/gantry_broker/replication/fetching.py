@@ -42,7 +42,7 @@ class Asker(Protocol):
 
     def when_durable(self, then: Callable[[FlushFailed | None], None]) -> None: ...
 
-    def fetch_sent(self) -> None: ...
+    def confirm(self) -> None: ...
 
     def malformed_answer(self, error: wire.WireError) -> None: ...
 
@@ -61,6 +61,7 @@ class FetchLoop:
         self._answered_at = -1.0
         self._lost = False
         """Whether the connection has ended since the last answer."""
+        self._pause = RETRY_S
 
     def last_answer_ms(self) -> int:
         """Milliseconds since the leader's last answer; -1 if it has not answered since the loop follows it."""
@@ -86,7 +87,7 @@ class FetchLoop:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        pause = RETRY_S
+        self._pause = RETRY_S
         while True:
             try:
                 moved = await self._ask_once()
@@ -95,10 +96,10 @@ class FetchLoop:
                 log.exception("fetching failed")
                 moved = False
             if moved:
-                pause = RETRY_S
+                self._pause = RETRY_S
                 continue
-            await asyncio.sleep(pause * (0.75 + random.random() / 2))
-            pause = min(pause * 2, LONGEST_RETRY_S)
+            await asyncio.sleep(self._pause * (0.75 + random.random() / 2))
+            self._pause = min(self._pause * 2, LONGEST_RETRY_S)
 
     async def _ask_once(self) -> bool:
         """Fetch until the next fetch cannot follow at once; return false when it should wait a little."""
@@ -127,6 +128,8 @@ class FetchLoop:
             return False
         finally:
             exchange.stop()
+            if exchange.went_on:
+                self._pause = RETRY_S
 
     def _answered(self) -> None:
         self._answered_at = time.monotonic()
@@ -154,6 +157,8 @@ class Exchange:
         self._asked = asked
         self._on_answer = on_answer
         self._applied = self._refused = False
+        self.went_on = False
+        """Whether an answer was followed by another fetch."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def stop(self) -> None:
@@ -177,7 +182,7 @@ class Exchange:
             self._refused = answer.kind is AnswerKind.REFUSED
             self._asker.when_durable(self._next)
         except Exception as error:
-            self.set_exception(error)
+            self._fail(error)
 
     def _next(self, error: FlushFailed | None) -> None:
         if self.ended.done():
@@ -188,12 +193,20 @@ class Exchange:
             asked = self._asker.next_fetch()
             if not self._applied and (self._refused or asked == self._asked):
                 self.ended.set_result(False)
-            elif asked is None or asked[0] != self._asked[0]:
+            elif asked is None or asked[0] != self._asked[0] or not self._sent(asked):
                 self.ended.set_result(True)
-            elif self._client.call(asked[0], wire.fetch_frame(asked[1]), SILENT_S, self):
-                self._asked = asked
-                self._asker.fetch_sent()
-            else:
-                self.ended.set_result(True)
+            self._asker.confirm()
         except Exception as failure:
-            self.set_exception(failure)
+            self._fail(failure)
+
+    def _sent(self, asked: tuple[str, Fetch]) -> bool:
+        if not self._client.call(asked[0], wire.fetch_frame(asked[1]), SILENT_S, self):
+            return False
+        self._asked, self.went_on = asked, True
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        if self.ended.done():
+            log.error("fetching failed after its end", exc_info=error)
+        else:
+            self.ended.set_exception(error)

@@ -35,7 +35,7 @@ class Follower:
         """Why it no longer fetches (rule 3); empty while it fetches."""
         self._log = log
         self._to_confirm = 0
-        """The confirmed offset of the last answer, which `confirm` takes over; 0: none."""
+        """The confirmed offset of the last answer, as far as `confirm` has not taken it over; 0: none."""
         self.unclean = unclean
         self._report = report
 
@@ -86,10 +86,11 @@ class Follower:
         return True
 
     def confirm(self) -> None:
-        """Take over the confirmed offset of the last answer that was applied."""
-        offset, self._to_confirm = self._to_confirm, 0
-        if offset:
-            self._log.confirm(offset)
+        """Take over the confirmed offset of the last answer that was applied; a long way takes several calls."""
+        if self._to_confirm:
+            self._log.confirm(min(self._to_confirm, self._log.end))
+            if self._log.confirmed >= self._to_confirm:
+                self._to_confirm = 0
 
     def _may_part_from(self, divergence_offset: int) -> bool:
         """Rule 3: a truncation never undoes what readers saw, unless the assignment allows it.

@@ -127,6 +127,8 @@ class ReplicationService:
         self._flushed_at = 0.0
         self._unix_ms = unix_ms
         self._shown: tuple[object, ...] = ()
+        self._unconfirmable = ""
+        """Why the last `confirm` failed."""
         self._acked = asyncio.Event()
         self._handed_to: str | None = None
         self._stopped = False
@@ -653,11 +655,17 @@ class ReplicationService:
             then(None)
             return
         self._commit.when_durable(self._store.end, then)
-        self.fetch_sent()
+        self.confirm()
 
-    def fetch_sent(self) -> None:
-        """Confirm while the leader, or the disk, is at work."""
-        self.core.confirm(self._now())
+    def confirm(self) -> None:
+        """Take over what the leader has confirmed, while it or the disk is at work."""
+        try:
+            self.core.confirm(self._now())
+            self._unconfirmable = ""
+        except (BadRecords, OSError) as error:
+            if str(error) != self._unconfirmable:
+                self._unconfirmable = str(error)
+                log.error("cannot index what the leader has confirmed: %s", error)
 
     def malformed_answer(self, error: wire.WireError) -> None:
         if error.reason:
@@ -677,6 +685,8 @@ class ReplicationService:
         self._tick = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
         try:
             self.core.tick(self._now())
+            if self.core.follower is not None:
+                self.confirm()
             now = self._monotonic()
             interval = self._config.settings.flushIntervalCommitLog / 1000
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:

@@ -202,8 +202,10 @@ class GroupCommit:
             for turn in waiting:
                 if not turn.done():
                     turn.set_result(None)
-            self.ended()
-            self._call()
+            try:
+                self.ended()
+            finally:
+                self._call()
 
     def _call(self) -> None:
         to_call, self._to_call = self._to_call, []
