@@ -270,13 +270,6 @@ def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
     assert (following.end, following.confirmed, log.confirmed) == (end, end, 0)
     core.confirm(10)
     assert log.confirmed == end
-    # The next answer confirms as well, where the driver sent no fetch in between.
-    source.append(1, 1)
-    data = source.read_raw(end, 4096)
-    assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, following.position, source.end, source.end, data=data))
-    assert log.confirmed == end
-    assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, Position(source.end, 1), source.end, source.end))
-    assert log.confirmed == source.end
 
 
 def test_a_follower_confirms_a_long_way_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,6 @@ class Follower:
         """
         if answer.kind is AnswerKind.REFUSED:
             return False
-        self.confirm()
         # Rule 2: of this epoch, and for the place where the log ends now.
         fits = answer.epoch == self.epoch and answer.asked == self.position
         if not fits:
