@@ -97,6 +97,7 @@ class Schedule:
         segment = SEGMENT if seed % 2 else 0
         self.world = World(count, options, seed=seed, segment=segment, trace=self.trace)
         operators = profile.operators or rng.choice((1, 2))
+        self.world.confirms_late = True
         self.operators = [make_operator(self.world, f"op{n}") for n in range(operators)]
         weights = {**DEFAULT, **profile.weights}
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]

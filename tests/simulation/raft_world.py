@@ -169,6 +169,7 @@ class RaftSchedule:
         count = profile.members or self.rng.choice((1, 3, 3, 3, 5))
         options, segment = RaftOptions(sync_flush=True), SEGMENT if seed % 2 else 0
         self.world = RaftWorld(count, options, seed=seed, segment=segment, trace=trace or _ignore)
+        self.world.confirms_late = True
         weights = {**RAFT, **profile.weights}
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = _accumulate(weights.values())

@@ -259,6 +259,8 @@ class World:
         self.registry = Registry(self.checker)
         self.messages: list[Message] = []
         self.blocked: set[tuple[str, str]] = set()
+        self.confirms_late = False
+        """A follower takes over the confirmed offset after its next fetch; False: with the answer."""
         self.answers: dict[int, SendStatus] = {}
         self.next_id = 1
         self._sent = 0
@@ -311,7 +313,10 @@ class World:
 
         def act(core: Replica) -> None:
             if isinstance(body, Fetch):
-                answer = core.fetched(body, member.now()) or core.answer_fetch(body, member.now(), empty=True)
+                answer = core.fetched(body, member.now()) or core.answer_fetch(body, member.now())
+                if answer is None:  # It would be held, and answered once it has news.
+                    core.confirm(member.now())
+                    answer = core.answer_fetch(body, member.now(), empty=True)
                 assert answer is not None
                 self.trace(f"  {member.name} answers {describe(answer)}")
                 self.post(member.name, reply, answer)
@@ -323,6 +328,8 @@ class World:
                     self.trace(f"  {member.name}'s store refuses it: {error}")
                     return
                 self.trace(f"  {member.name} {'applies' if applied else 'drops'} it, ends at {member.log.end}")
+                if not self.confirms_late:
+                    core.confirm(member.now())
             elif isinstance(body, Assignment):
                 done = core.assign(body, member.now())
                 said = "takes" if done.accepted else "refuses"
