@@ -255,14 +255,20 @@ def test_a_leader_answers_the_fetch_before_the_senders() -> None:
     assert said == [SendStatus.SEND_OK]
 
 
-def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
-    leader, source = master(Options(), A, B)
+def follower_of(leader: Replica) -> tuple[Replica, ModelLog, Fetch]:
+    """An empty B that follows A, and its first fetch."""
     power = Power()
     log = ModelLog(power)
     core = Replica(HardState(B), log, ModelDisk(power), Options())
     assert core.assign(Assignment(leader.leadership, "a:1"), 0).accepted
     asked = core.next_fetch()
     assert asked is not None
+    return core, log, asked
+
+
+def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
+    leader, source = master(Options(), A, B)
+    core, log, asked = follower_of(leader)
     end, data = source.end, source.read_raw(0, 4096)
     assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=data))
     following = core.next_fetch()
@@ -276,12 +282,7 @@ def test_a_follower_confirms_a_long_way_in_several_calls(monkeypatch: pytest.Mon
     leader, source = master(Options(), A, B)
     for _ in range(3):
         source.append(1, 1)
-    power = Power()
-    log = ModelLog(power)
-    core = Replica(HardState(B), log, ModelDisk(power), Options())
-    assert core.assign(Assignment(leader.leadership, "a:1"), 0).accepted
-    asked = core.next_fetch()
-    assert asked is not None
+    core, log, asked = follower_of(leader)
     end = source.end
     answer = FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=source.read_raw(0, 4096))
     assert core.answered(answer)

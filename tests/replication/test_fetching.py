@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from gantry_broker.replication.fetching import Exchange
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.types import EpochStart, MemberId
 from gantry_broker.store.errors import FlushFailed
+from gantry_broker.store.group_commit import OnDurable
 
 LEADER = "10.1.2.3:10911"
 ME = MemberId(1, "x")
@@ -35,7 +35,7 @@ class Follower:
         self.end = 100
         self.address: str | None = LEADER
         self.ready = True
-        self.disk: list[Callable[[FlushFailed | None], None]] | None = None
+        self.disk: list[OnDurable] | None = None
         """The calls that wait for the disk; None: it is not waited for."""
 
     def next_fetch(self) -> tuple[str, Fetch] | None:
@@ -47,7 +47,7 @@ class Follower:
         self.events.append("applies" if fits else "drops")
         return fits
 
-    def when_durable(self, then: Callable[[FlushFailed | None], None]) -> None:
+    def when_durable(self, then: OnDurable) -> None:
         if self.disk is None:
             then(None)
         else:

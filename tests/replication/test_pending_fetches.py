@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +31,20 @@ class Follower:
         self.answered.set()
 
 
+def made(
+    ask: Callable[[Fetch, bool, bool], FetchAnswer | None],
+    *,
+    held: Callable[[MemberId, bool], None] = lambda member, waiting: None,
+    has_news: Callable[[Fetch], bool] = lambda fetch: False,
+    unreadable: Callable[[int], None] = lambda at: None,
+    hold_s: float = HOLD_S,
+) -> PendingFetches:
+    """Those of a leader whose log ends at 100."""
+    return PendingFetches(
+        ask, held, has_news, lambda: 100, lambda fetch: False, lambda at, size: None, unreadable, hold_s
+    )
+
+
 async def unanswered(news: bool) -> int:
     """How many held fetches of `ROUNDS` had no answer long after they were due, for news or at the end of the hold."""
     fetch = Fetch(1, MemberId(1, "x"), 100, 100, (), 50)
@@ -41,16 +56,7 @@ async def unanswered(news: bool) -> int:
     async def one(after_s: float) -> bool:
         await asyncio.sleep(after_s)
         follower: Any = Follower()
-        pending_fetches = PendingFetches(
-            proposal,
-            lambda *_: None,
-            lambda _: news,
-            lambda: 100,
-            lambda _: False,
-            lambda *_: None,
-            lambda _: None,
-            HOLD_S,
-        )
+        pending_fetches = made(proposal, has_news=lambda _: news)
         pending_fetches.take(follower, Frame(0), fetch, None)
         try:
             async with asyncio.timeout(LATE_S):
@@ -69,15 +75,10 @@ async def test_a_held_fetch_gets_a_later_confirmed_offset_soon() -> None:
     """Indexing comes after the answers to fetches, so a held fetch learns of its outcome afterwards."""
     news = False
     follower: Any = Follower()
-    pending_fetches = PendingFetches(
+    pending_fetches = made(
         lambda fetch, with_news, empty: FetchAnswer(AnswerKind.RECORDS, 1, Position(100, 1)) if with_news else None,
-        lambda *_: None,
-        lambda _: news,
-        lambda: 100,
-        lambda _: False,
-        lambda *_: None,
-        lambda _: None,
-        hold_s=60,
+        has_news=lambda _: news,
+        hold_s=60.0,
     )
     pending_fetches.take(follower, Frame(0), Fetch(1, MemberId(1, "x"), 100, 100, (), 50), None)
     await asyncio.sleep(2 * NEWS_S)
@@ -102,16 +103,7 @@ async def test_an_unreadable_position_fails_only_its_own_fetch() -> None:
     lost, found = Other(), Other()
     waits: list[tuple[MemberId, bool]] = []
     unread: list[int] = []
-    pending_fetches = PendingFetches(
-        proposal,
-        lambda m, w: waits.append((m, w)),
-        lambda _: False,
-        lambda: 100,
-        lambda _: False,
-        lambda *_: None,
-        unread.append,
-        HOLD_S,
-    )
+    pending_fetches = made(proposal, held=lambda m, w: waits.append((m, w)), unreadable=unread.append)
     for number, end, conn in ((1, 50, lost), (2, 100, found)):
         sent: Any = conn
         pending_fetches.take(sent, Frame(0), Fetch(1, MemberId(number, "x"), end, end, (), 50), None)
@@ -134,16 +126,7 @@ async def test_an_unreadable_position_blocks_neither_stop_nor_new_fetches() -> N
         return None
 
     sent: Any = Other()
-    pending_fetches = PendingFetches(
-        proposal,
-        lambda *_: None,
-        lambda _: False,
-        lambda: 100,
-        lambda _: False,
-        lambda *_: None,
-        lambda _: None,
-        60.0,
-    )
+    pending_fetches = made(proposal, hold_s=60.0)
     fetch = Fetch(1, MemberId(1, "x"), 100, 100, (), 50)
     pending_fetches.take(sent, Frame(0, 1), fetch, None)
     pending_fetches.take(sent, Frame(0, 2), fetch, None)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.client import RemotingClient
     from gantry_broker.store.errors import FlushFailed
+    from gantry_broker.store.group_commit import OnDurable
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Asker(Protocol):
 
     def answered(self, answer: FetchAnswer) -> bool: ...
 
-    def when_durable(self, then: Callable[[FlushFailed | None], None]) -> None: ...
+    def when_durable(self, then: OnDurable) -> None: ...
 
     def confirm(self) -> None: ...
 

@@ -46,8 +46,8 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, MemberId
-from gantry_broker.store.errors import BadRecords, FlushFailed, StoreError, StoreFull
-from gantry_broker.store.group_commit import GroupCommit
+from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
+from gantry_broker.store.group_commit import GroupCommit, OnDurable
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
@@ -647,7 +647,7 @@ class ReplicationService:
         self._changed()
         return applied
 
-    def when_durable(self, then: Callable[[FlushFailed | None], None]) -> None:
+    def when_durable(self, then: OnDurable) -> None:
         """Call `then` once the next fetch may acknowledge what was applied: under SYNC_FLUSH it waits for the disk
         (rule 11).
         """
