@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import logging
-import ssl
 import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 from gantry_broker import report_page
+from gantry_broker.remoting.tls import TlsOptions, client_context
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def keep_page(secret: str, page: str, api: str = API, account: Path = ACCOUNT) -
             {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"},
             method="PATCH",
         )
-        trusted = ssl.create_default_context(cafile=str(account / "ca.crt")) if api.startswith("https:") else None
+        trusted = client_context(TlsOptions(ca_file=account / "ca.crt")) if api.startswith("https:") else None
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=trusted):
             logger.info("the page is in Secret %s", secret)
     except (OSError, ValueError) as error:

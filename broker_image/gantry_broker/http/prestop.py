@@ -34,7 +34,10 @@ def must_wait(config: dict[str, Any]) -> bool:
     request = urllib.request.Request(f"http{'s' if internal else ''}://127.0.0.1:{config['http_port']}/v1/status")
     try:
         if internal:
-            context = ssl.create_default_context(cafile=internal["ca_file"])
+            # As `remoting.tls.client_context`: the default context of Python 3.13 refuses an authority without a key
+            # identifier, and the pod would stop without a wait.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(internal["ca_file"])
             context.check_hostname = False  # The broker of this pod: its certificate names the pod.
         if config.get("token_file"):
             request.add_header("Authorization", f"Bearer {Path(config['token_file']).read_text().strip()}")
