@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 import pyarrow.compute as pc
+from gantry_broker.store.files import is_there
 
 from gantry_spark.decode import RecordFilter
 from gantry_spark.directory import DirectoryLog
@@ -125,10 +126,10 @@ def _quoted(text: str) -> str:
 
 def _require_new_directory(out: Path) -> None:
     try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if is_there(out) and (not out.is_dir() or any(out.iterdir())):
             raise OutputError(f"{out} already exists: name a new or an empty directory")
         # `_write` creates the directory, so a refused command leaves nothing behind.
-        existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        existing = next(path for path in (out.absolute(), *out.absolute().parents) if is_there(path))
     except OSError as error:
         raise OutputError(f"output {out} cannot be written: {error.strerror}") from None
     if not existing.is_dir():
@@ -223,7 +224,7 @@ def _write(
         queues = 0
         try:
             for records in _topic_records(log, topic, within, options):
-                queues = max(queues, int(records.field("queue_id").max()) + 1)
+                queues = max(queues, int(np.max(records.field("queue_id"))) + 1)
                 chosen = _kept_records(records, kept)
                 if len(chosen):
                     sizes = chosen.field("size")

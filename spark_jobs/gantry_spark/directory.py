@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.store.files import is_there
+
 from gantry_spark.errors import Expired, SourceError
 from gantry_spark.scan import Range, is_record, next_record
 
@@ -56,7 +58,7 @@ def find(path: str) -> LogFiles:
 
 def _find(root: Path) -> LogFiles:
     """Raises SourceError as `find` does, and OSError if the directory cannot be read."""
-    if not root.exists():
+    if not is_there(root):
         raise SourceError(f"{root} does not exist; give a store directory (with commitlog/ in it)")
     if not root.is_dir():
         raise SourceError(f"{root} is a file; give a store directory (with commitlog/ in it)")

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.files import is_there
 
 from gantry_spark import remoting
 from gantry_spark.directory import DirectoryLog
@@ -53,7 +54,7 @@ def _from_directory(found: Environment, log: DirectoryLog) -> None:
     found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE_PREFIX}{root.stat().st_dev}"))
     path = root / "config" / "consumerOffset.json"
     try:
-        if not path.exists():
+        if not is_there(path):
             found.notes.append(f"{log.name}: no {path.name} beside the log: the report has no consumer groups")
             return
         _add(found, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))

@@ -89,7 +89,7 @@ def slices_and_gaps(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
 def decode_utf8(values: Any) -> Any:
     """Decode a BinaryArray without an offset. Raises pa.ArrowInvalid if a value is not UTF-8."""
     data = values.buffers()[2]
-    if data is None or int(np.frombuffer(data, dtype=np.uint8).max(initial=0)) >= 0x80:
+    if data is None or int(np.max(np.frombuffer(data, dtype=np.uint8), initial=0)) >= 0x80:
         return values.cast(pa.string())
     # ASCII bytes need no check of single values.
     return values.view(pa.string())

@@ -167,3 +167,15 @@ def test_every_start_reports_damage_until_it_is_acknowledged(
         if start == 1:
             store.acknowledge_damage()
         store.close(clean=False)
+
+
+@pytest.mark.parametrize("name", ["abort", "config/damaged"])
+def test_a_mark_that_cannot_be_looked_at_ends_the_start(tmp_path: Path, small: BrokerSettings, name: str) -> None:
+    """Taken for absent, it would let a store be trusted that no one has closed, or that lacks records."""
+    write(tmp_path, small)
+    mark = tmp_path / name
+    mark.symlink_to(mark)
+    with pytest.raises(OSError, match="symbolic links"):
+        MessageStore.open(StoreConfig(tmp_path, small))
+    mark.unlink()
+    MessageStore.open(StoreConfig(tmp_path, small)).close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.store import files
-from gantry_broker.store.files import FdCache
+from gantry_broker.store.files import FdCache, is_there
 
 
 @pytest.fixture
@@ -47,3 +47,13 @@ def test_a_file_that_became_shorter_is_extended(fds: FdCache, tmp_path: Path, fo
     fds.get(path)
     fds.get(path, create_size=100)
     assert os.path.getsize(path) == 100
+
+
+def test_what_cannot_be_looked_at_is_not_taken_for_absent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert is_there(tmp_path / "file")
+    assert not is_there(tmp_path / "absent")
+    assert not is_there(tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="symbolic links"):
+        is_there(tmp_path / "loop")

@@ -27,6 +27,7 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.message import FIXED_V4
 from gantry_broker.store import recovery_plan
 from gantry_broker.store.errors import StoreError
+from gantry_broker.store.files import is_there
 from gantry_broker.store.log.epochs import EpochFile, LeaderEpochs
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
 from gantry_broker.store.log.record_reader import (
@@ -287,8 +288,8 @@ class StoreFiles:
             epoch_file=epochs,
             point=RecoveryPoint.load(root / "config" / "recoveryPoint.json"),
             checkpoint=load_checkpoint(root / "checkpoint"),
-            aborted=(root / "abort").exists(),
-            damaged=(root / "config" / DAMAGED).exists(),
+            aborted=is_there(root / "abort"),
+            damaged=is_there(root / "config" / DAMAGED),
             holder=lock_holder(root / "lock"),
         )
 

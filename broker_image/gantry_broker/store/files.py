@@ -175,6 +175,18 @@ def sync_names(paths: list[str], depth: int = 3) -> None:
         fsync_dir(path)
 
 
+def is_there(path: Path | str) -> bool:
+    """Return whether a file or folder exists. Raises OSError if that cannot be known.
+
+    `Path.exists` returns False then, from Python 3.14 on.
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def atomic_write(path: Path, data: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
     """Replace a file: a reader, and a start after a crash, sees the old or the new content. Raises OSError.
 

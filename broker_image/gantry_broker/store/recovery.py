@@ -16,7 +16,7 @@ from typing import Final
 from gantry_broker.store import recovery_plan
 from gantry_broker.store.checkpoint import Checkpointer
 from gantry_broker.store.errors import StoreLocked
-from gantry_broker.store.files import NO_ROOM, atomic_write
+from gantry_broker.store.files import NO_ROOM, atomic_write, is_there
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
@@ -141,7 +141,7 @@ class Recovery:
                 if error.errno not in NO_ROOM:
                     raise
                 _log.warning("cannot write %s: %s", mark, error)
-        elif mark.exists():
+        elif is_there(mark):
             before = point or RecoveryPoint()
             state.damage = Damage(found.end, "found at an earlier start", before.flushed, before.confirmed)
 

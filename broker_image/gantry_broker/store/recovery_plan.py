@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.store.files import is_there
 from gantry_broker.store.log.epochs import FOREIGN, EpochFile, LeaderEpochs, extend_epochs, truncate_epochs
 from gantry_broker.store.log.record_reader import NEVER, Meta, read_record
 from gantry_broker.store.log.record_reader import Damage as RecordDamage
@@ -42,7 +43,7 @@ class Plan:
 
 def plan(root: Path, log: LogBytes, point: RecoveryPoint | None, *, known: bool) -> Plan:
     """Decide where recovery starts. `known`: we have had the store open before. Raises OSError."""
-    aborted = (root / "abort").exists()
+    aborted = is_there(root / "abort")
     bases = log.bases()
     start = first_offset(bases, log.segment_size)
     has_queues = any((root / "consumequeue").glob("*/*/*"))
