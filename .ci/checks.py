@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 JAVA_VERSIONS = (17, 21)
 """Those that Spark and RocketMQ run with. A distribution has one of them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-"""As in tests/spark/test_page.py."""
+"""As in tests/support/browser.py."""
 PROMETHEUS = ROOT / "build" / "prometheus"
 """As in tests/dashboards/programs.py."""
 REAL_PROCESSES = (

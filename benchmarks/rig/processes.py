@@ -144,7 +144,13 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGHUP, terminate)
 
 
-PORTS = range(4_000, 8_000)
+def own_ports(first: int, last: int) -> range:
+    """Returns the part of `range(first, last)` that only this process takes, if it is one of pytest's workers."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return range(first + worker, last, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+PORTS = own_ports(4_000, 8_000)
 """Below those that the system gives to connecting clients, which could take a port before a server binds it."""
 _given: set[int] = set()
 

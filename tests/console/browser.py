@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.browser import chromium_path
+
 AXE = Path(__file__).parents[1] / "data" / "axe" / "axe.min.js"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-"""As in tests/spark/test_page.py."""
 PARTS = ("stylesheet", "script", "image", "font")
 """What a page loads, as Playwright calls it."""
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
@@ -20,8 +19,7 @@ RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    assert path is not None, f"a browser is needed: one of {', '.join(BROWSERS)}; apt-get install chromium"
+    path = chromium_path()
     with sync_playwright() as driver:
         made = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -21,9 +20,9 @@ from helm.dashboards.boards import BOARDS
 from helm.dashboards.model import Board
 from helm.dashboards.pictures import PAGE, Data, Line, Shown, page
 from tests.dashboards.rig import Prometheus, expanded, rig
+from tests.support.browser import chromium_path
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "dashboards"
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
 STEPS: Final = 160
 """Points of a graph."""
 
@@ -46,14 +45,14 @@ def fetch(asked: Prometheus, board: Board, start: float, end: float) -> Data:
 
 def draw(html: str, height: int, target: Path) -> None:
     """Draw a page in Chromium."""
-    browser = next(path for name in BROWSERS if (path := shutil.which(name)))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
         file.write_text(html)
         words = [
-            browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/p",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
-            "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={PAGE},{height}", f"--screenshot={target}", f"file://{file}",
+            chromium_path(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={folder}/p", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--window-size={PAGE},{height}", f"--screenshot={target}", f"file://{file}",
         ]  # fmt: skip
         subprocess.run(words, check=True, capture_output=True, timeout=120)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from gantry_broker.proxy.process import Proxy
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, Method, RpcError
 from gantry_broker.remoting.budget import remoting_budget
 from gantry_broker.remoting.connection import Shared
-from gantry_broker.remoting.tls import Certificates
+from gantry_broker.remoting.tls import Certificates, TlsOptions, client_context
 from gantry_broker.remoting.tls_gate import TlsGate
 
 from tests.proxy.test_http2 import DATA, GOAWAY, HEADERS, REQUEST, frame
@@ -313,7 +312,7 @@ async def test_tls_and_plaintext_on_one_port_and_a_new_certificate(tmp_path: Pat
 
 async def _certificate(served: Endpoint, ca: Path) -> bytes:
     """The certificate that a new client is shown; it speaks HTTP/2 by ALPN."""
-    context = ssl.create_default_context(cafile=str(ca))
+    context = client_context(TlsOptions(ca_file=ca))
     context.set_alpn_protocols(["h2", "http/1.1"])
     _, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=context, server_hostname="localhost")
     found = writer.get_extra_info("ssl_object")

@@ -12,23 +12,31 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session. It needs Java 17 or 21, which `make test` installs if possible."""
-    from gantry_spark.session import SHORT_RUN_OPTIONS, NoJava, session
+def java() -> str:
+    """The path of Java 17 or 21, which `make test` installs if possible."""
+    from gantry_spark.session import NoJava, check_java
 
     try:
-        made = session(
-            "tests",
-            "local[2]",
-            {
-                "spark.sql.shuffle.partitions": "2",
-                # The logs of the tests are small, so the JVM's start takes most of the time.
-                "spark.driver.extraJavaOptions": f"{SHORT_RUN_OPTIONS} -XX:+UseSerialGC",
-                "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-            },
-        )
+        return check_java()
     except NoJava as missing:
         pytest.skip(f"there is no Java for Spark here: {missing}")
+
+
+@pytest.fixture(scope="session")
+def spark(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session."""
+    from gantry_spark.session import SHORT_RUN_OPTIONS, session
+
+    made = session(
+        "tests",
+        "local[2]",
+        {
+            "spark.sql.shuffle.partitions": "2",
+            # The logs of the tests are small, so the JVM's start takes most of the time.
+            "spark.driver.extraJavaOptions": f"{SHORT_RUN_OPTIONS} -XX:+UseSerialGC",
+            "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
+    )
     yield made
     made.stop()

@@ -38,6 +38,7 @@ def test_the_report_command_has_the_options_of_the_run() -> None:
     assert opens("demo", "here", Path("there")) == "gantry report --out here"
 
 
+@pytest.mark.usefixtures("java")
 def test_analyze_and_report(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message("Table", 0, b"value", f"k{i % 10}") for i in range(100))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from gantry_spark.report_model import Context, build
 from gantry_spark.summary import GroupOffset, Summary
 from plotly.offline import get_plotlyjs_version
 
+from tests.support.browser import chromium_path
+
 HOUR = 3_600_000
 NOW = 500_000 * HOUR
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def report() -> dict[str, Any]:
@@ -210,13 +210,7 @@ def test_the_last_of_an_odd_number_of_cards_fills_its_row() -> None:
 
 
 def browser_arguments(folder: Path) -> list[str]:
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip(
-            "there is no browser here that draws the page: install Chromium "
-            "(`python .ci/checks.py --tools`, as root, on Debian)"
-        )
-    return [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+    return [chromium_path(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
             "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]  # fmt: skip
 

@@ -7,15 +7,13 @@ that the clusters of two test processes never take a port from each other.
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 
-HOST = "127.0.0.1"
-FIRST, LAST = 12_000, 20_000  # As far as `gantry_operator.platforms.local.ports.OTHER_PORTS`.
+from benchmarks.rig.processes import own_ports
 
-_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+HOST = "127.0.0.1"
+PORTS = own_ports(12_000, 20_000)  # As far as `gantry_operator.platforms.local.ports.OTHER_PORTS`.
 
 _given: set[int] = set()
 _random = random.SystemRandom()
@@ -28,7 +26,7 @@ def free_ports(count: int) -> list[int]:
 
 def free_port() -> int:
     while True:
-        port = _random.randrange(FIRST + _worker, LAST, _workers)
+        port = _random.choice(PORTS)
         if port in _given:
             continue
         with socket.socket() as probe:
