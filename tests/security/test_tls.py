@@ -212,7 +212,10 @@ async def test_half_handshakes_do_not_exclude_others(tmp_path: Path) -> None:
                 if number % 100 == 0:
                     assert await answers(member.address, started.options)
             assert await metric(member, "gantry_tls_handshakes_pending", port="client") <= 256
-            assert await refusals(member, "crowded") >= HALF_HANDSHAKES - 256 - 50
+            crowded, late = [await refusals(member, reason) for reason in ("crowded", "timeout")]
+            # On a busy machine the first ones have had their time before the last ones come.
+            assert crowded + late >= HALF_HANDSHAKES - 256 - 50
+            assert crowded > HALF_HANDSHAKES / 2
             assert _resident(member.process.pid) - before < 64 << 20
             await until(lambda: _none_pending(member), "those that are left have their time, and no more", 15)
             assert await refusals(member, "timeout") > 0
