@@ -115,7 +115,8 @@ def bring_prometheus() -> str:
 
     Debian's package is unpacked into build/, which needs no root and starts no service.
     """
-    if shutil.which("promtool") or (PROMETHEUS / "usr" / "bin" / "promtool").exists():
+    brought = PROMETHEUS / "usr" / "bin" / "promtool"
+    if shutil.which("promtool") or brought.exists():
         return ""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         return "only apt can bring it"
@@ -124,12 +125,16 @@ def bring_prometheus() -> str:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     if os.geteuid() == 0:
         subprocess.run(["apt-get", "update"], check=False, **quiet)  # type: ignore[call-overload]
-    fetched = subprocess.run(["apt-get", "download", "prometheus"], cwd=PROMETHEUS, check=False, **quiet)  # type: ignore[call-overload]
-    package = next(PROMETHEUS.glob("prometheus_*.deb"), None)
-    if fetched.returncode != 0 or package is None:
-        return "`apt-get download prometheus` failed"
-    done = subprocess.run(["dpkg-deb", "-x", str(package), str(PROMETHEUS)], check=False)
-    return "" if done.returncode == 0 else f"`dpkg-deb -x {package.name}` failed"
+    for name in ("prometheus", "promtool"):
+        if name == "promtool" and brought.exists():
+            break  # Debian 12 has both programs in one package.
+        fetched = subprocess.run(["apt-get", "download", name], cwd=PROMETHEUS, check=False, **quiet)  # type: ignore[call-overload]
+        package = next(PROMETHEUS.glob(f"{name}_*.deb"), None)
+        if fetched.returncode != 0 or package is None:
+            return f"`apt-get download {name}` failed"
+        if subprocess.run(["dpkg-deb", "-x", str(package), str(PROMETHEUS)], check=False).returncode != 0:
+            return f"`dpkg-deb -x {package.name}` failed"
+    return ""
 
 
 def bring_tools() -> list[tuple[str, str]]:

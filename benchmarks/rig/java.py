@@ -10,6 +10,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from .processes import error_line
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "interop" / "java"
 OUT = ROOT / "build" / "interop"
@@ -79,7 +81,10 @@ def build() -> Path:
         if done.returncode != 0:
             text = done.stdout + done.stderr
             if "resolve" in text or "transfer" in text:
-                raise JavaMissing(f"Maven could not get RocketMQ's published artifacts: {text.strip()[-400:]}")
+                raise JavaMissing(
+                    "Maven could not get RocketMQ's published artifacts: let it reach Maven Central, or name a mirror "
+                    f"in ~/.m2/settings.xml. It says: {error_line(text)}"
+                )
             raise RuntimeError(f"tests/interop/java does not build:\n{text[-4000:]}")
         mark.write_text(wanted)
     return OUT / "classpath"

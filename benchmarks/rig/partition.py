@@ -29,7 +29,7 @@ def require_tools(commands: Iterable[str] = tuple(TOOLS)) -> None:
             f"install with `apt-get install {packages}`"
         )
     if os.geteuid() != 0:
-        raise NamespaceUnavailable("a network namespace needs root")
+        raise NamespaceUnavailable("only root may make a network namespace: run it as root")
 
 
 def as_member(number: int) -> list[str]:

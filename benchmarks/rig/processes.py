@@ -113,7 +113,12 @@ def namespace(label: str) -> Iterator[list[str]]:
         )
     prefix = ["ip", "netns", "exec", name]
     try:
-        subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], check=True)
+        up = subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], capture_output=True, text=True, check=False)
+        if up.returncode != 0:
+            raise NamespaceUnavailable(
+                "no process can run in a network namespace here; below chroot, for instance, none can: run it without. "
+                f"`ip netns exec` says: {up.stderr.strip()}"
+            )
         yield prefix
     finally:
         _kill_all(name)
@@ -142,6 +147,12 @@ def exit_on_sigterm() -> None:
 
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGHUP, terminate)
+
+
+def error_line(text: str) -> str:
+    """Returns the first line of a program's output that names an error, or else the last one, for a message."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "err" in line.lower()), lines[-1] if lines else "nothing")[:400]
 
 
 def own_ports(first: int, last: int) -> range:

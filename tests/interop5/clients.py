@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.rig import golang, java
 from benchmarks.rig.driver import Result, Running, Session
+from benchmarks.rig.processes import error_line
 
 SOURCES = Path(__file__).with_name("drivers")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gantry-interop5"
@@ -45,7 +46,10 @@ def _run(words: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> N
         return
     text = (done.stdout + done.stderr)[-2000:]
     if any(sign in text.lower() for sign in _NOT_REACHED):
-        raise ToolMissing(f"{Path(words[0]).name} could not get the client from its registry: {text[-400:]}")
+        raise ToolMissing(
+            f"{Path(words[0]).name} could not get the client from its registry: let it reach that, or name a mirror. "
+            f"It says: {error_line(text)}"
+        )
     raise RuntimeError(f"{' '.join(words)} in {cwd}: {text}")
 
 
