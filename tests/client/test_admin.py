@@ -35,7 +35,9 @@ async def test_topics(cluster: Cluster) -> None:
 
 
 def _perm(cluster: Cluster, topic: str) -> int:
-    return cluster.routes().groups["a"].topics[topic].perm
+    route = cluster.routes().route(topic)
+    assert route is not None
+    return route.queues[0].perm
 
 
 async def test_an_ordered_topic_has_an_order_configuration(cluster: Cluster) -> None:
@@ -126,6 +128,8 @@ async def test_write_permission_of_a_group(cluster: Cluster) -> None:
     async with Admin(cluster.name_server) as admin:
         assert await admin.wipe_write_perm("a") > 0
         assert _perm(cluster, "T") == Perm.READ
+        await admin.create_topic("Another")
+        assert (_perm(cluster, "T"), _perm(cluster, "Another")) == (Perm.READ, Perm.READ)
         assert await admin.add_write_perm("a") > 0
         assert _perm(cluster, "T") == Perm.READ | Perm.WRITE
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from gantry_broker.namesrv.routes import EXPIRE_MS, GRACE_MS, Fenced, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
@@ -79,11 +81,30 @@ def test_gantry_brokers_register_all_topics() -> None:
 def test_an_unchanged_version_changes_nothing() -> None:
     table = RouteTable()
     table.register(apache(), configs("T"), 0)
-    assert table.set_write_perm("a", allowed=False) == 1
-    table.register(apache(), configs("T"), 1)
-    assert table.groups["a"].topics["T"].perm == 4
-    table.register(apache(), configs("T", version=2), 2)
-    assert table.groups["a"].topics["T"].perm == 6
+    table.register(apache(), configs("U"), 1)
+    assert table.topics() == ["T"]
+    table.register(apache(), configs("U", version=2), 2)
+    assert table.topics() == ["T", "U"]
+
+
+def perms(table: RouteTable, topic: str) -> list[int]:
+    route = table.route(topic)
+    return [] if route is None else [data.perm for data in route.queues]
+
+
+@pytest.mark.parametrize("make", [apache, lambda: ours(0, 0, 1)], ids=["foreign", "ours"])
+def test_a_permission_that_was_taken_stays_away_over_registrations(make: Callable[[], Registration]) -> None:
+    table = RouteTable()
+    table.register(make(), configs("T"), 0)
+    table.unwritable = {"a"}
+    assert perms(table, "T") == [4]
+    table.register(make(), configs("T", "New", version=2), 1)
+    assert (perms(table, "T"), perms(table, "New")) == ([4], [4])
+    table.unregister("a", 0, make().address, make().source, 2)
+    table.register(make(), configs("T", version=3), 3)
+    assert perms(table, "T") == [4]
+    table.unwritable = {"b"}
+    assert perms(table, "T") == [6]
 
 
 def test_a_silent_broker_expires() -> None:

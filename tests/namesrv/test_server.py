@@ -21,7 +21,7 @@ from gantry_broker.namesrv.early import PATIENCE_MS, YOUNG_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, encode_compressed
 from gantry_broker.namesrv.server import NameServer
-from gantry_broker.namesrv.service import metrics
+from gantry_broker.namesrv.service import NameService, metrics
 from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfig, TopicConfigs
@@ -63,8 +63,11 @@ class Asker:
         await self.client.close()
         await self.broker.close()
 
-    async def register(self, *, compressed: bool = False, **ext: object) -> Frame:
-        body = RegisterBody(TopicConfigs({"T": TopicConfig("T", 4, 4)}, DataVersion(1, 1)))
+    async def register(
+        self, *, compressed: bool = False, topics: tuple[str, ...] = ("T",), version: int = 1, **ext: object
+    ) -> Frame:
+        configs = {topic: TopicConfig(topic, 4, 4) for topic in topics}
+        body = RegisterBody(TopicConfigs(configs, DataVersion(version, version)))
         raw = encode_compressed(body) if compressed else fastjson.dumps(body.to_json())
         return await self(
             103,
@@ -235,6 +238,7 @@ async def test_farewell_permissions_versions_and_deletion(ask: Asker) -> None:
     assert (await ask(205, brokerName="a")).ext == {"wipeTopicCount": "1"}
     assert fastjson.loads((await ask(105, topic="T")).body)["queueDatas"][0]["perm"] == 4
     assert (await ask(327, brokerName="a")).ext == {"addTopicCount": "1"}
+    assert fastjson.loads((await ask(105, topic="T")).body)["queueDatas"][0]["perm"] == 6
     identity = {"brokerName": "a", "brokerAddr": "h:1", "clusterName": "c", "brokerId": 0}
     same = fastjson.dumps(DataVersion(1, 1).to_json())
     assert (await ask(322, same, **identity)).ext == {"changed": "false"}
@@ -247,6 +251,24 @@ async def test_farewell_permissions_versions_and_deletion(ask: Asker) -> None:
     assert (await ask(105, topic="T")).code == 17
     assert (await ask(104, **identity)).code == 0
     assert fastjson.loads((await ask(106)).body) == {"brokerAddrTable": {}, "clusterAddrTable": {}}
+
+
+async def test_a_write_permission_that_was_taken_is_kept(ask: Asker, tmp_path: Path) -> None:
+    """Over registrations with more topics, and over a restart of the NameServer."""
+
+    async def perm() -> int:
+        return int(fastjson.loads((await ask(105, topic="T")).body)["queueDatas"][0]["perm"])
+
+    assert (await ask(205, brokerName="a")).ext == {"wipeTopicCount": "0"}
+    await ask.register()
+    assert await perm() == 6
+    assert (await ask(205, brokerName="a")).ext == {"wipeTopicCount": "1"}
+    await ask.register(topics=("T", "U"), version=2)
+    assert await perm() == 4
+    assert NameService("again", KvConfig(tmp_path / "ns" / "kvConfig.json")).routes.unwritable == {"a"}
+    assert (await ask(327, brokerName="a")).ext == {"addTopicCount": "2"}
+    assert await perm() == 6
+    assert NameService("again", KvConfig(tmp_path / "ns" / "kvConfig.json")).routes.unwritable == set()
 
 
 async def test_key_value_configuration_is_kept(ask: Asker, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ for `EXPIRE_MS`, and at once one whose connection breaks. Gantry's additions, fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
 
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import (
@@ -101,6 +102,9 @@ class RouteTable:
 
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
+        self.unwritable: Set[str] = frozenset()
+        """Groups whose write permission an administrator has taken (request 205). Routes leave it out; what brokers
+        register stays as it is, so no registration gives it back."""
 
     def has_master(self) -> bool:
         return any(MASTER_ID in group.entries for group in self.groups.values())
@@ -263,7 +267,7 @@ class RouteTable:
                 continue
             addresses = _addresses(group, listener)
             if addresses:
-                queues.append(data)
+                queues.append(replace(data, perm=data.perm & ~Perm.WRITE) if name in self.unwritable else data)
                 brokers.append(BrokerData(group.cluster, name, addresses))
         return TopicRoute(queues, brokers) if queues else None
 
@@ -313,14 +317,10 @@ class RouteTable:
                 found = group.topics.pop(topic, None) is not None or found
         return found
 
-    def set_write_perm(self, group_name: str, *, allowed: bool) -> int:
-        """Allow or forbid writing to all topics of a group; return how many it has."""
+    def topics_of(self, group_name: str) -> int:
+        """Return how many topics a group has; 0 for an unknown group."""
         group = self.groups.get(group_name)
-        if group is None:
-            return 0
-        for data in group.topics.values():
-            data.perm = data.perm | Perm.WRITE | Perm.READ if allowed else data.perm & ~Perm.WRITE
-        return len(group.topics)
+        return 0 if group is None else len(group.topics)
 
 
 def _queue_data(group: str, config: TopicConfig) -> QueueData:

@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE_BYTES = 64 * 1024
 """Bytes of a registration that is read in one step: some 400 topics."""
+UNWRITABLE_NAMESPACE: Final = "GANTRY_GROUPS_WITHOUT_WRITE_PERM"
+"""Keys of this namespace are the broker groups whose write permission is taken: a restart keeps them."""
 UNSUPPORTED = -1
 """Stands for all unknown request codes in the count of requests."""
 
@@ -93,6 +95,7 @@ class NameService:
         self.name = name
         self.routes = RouteTable()
         self.kv = kv
+        self._follow_kv()
         self.connections = 0
         self.refusals = Refusals()
         self.requests: dict[int, int] = {}
@@ -194,7 +197,7 @@ class NameService:
             return self.answer(conn, frame)
         if frame.code == GantryCode.UPDATE_ACCESS:
             return await self._update_access(frame)
-        if frame.code in _CHANGES_OF_KV:
+        if frame.code in _KEPT:
             return await self._change_kv(frame)
         try:
             header = _registration_header(frame)
@@ -336,14 +339,6 @@ class NameService:
         ext = {"changed": "true" if changed else "false"}
         return Frame.response_to(frame, ResponseCode.SUCCESS, ext=ext, body=body)
 
-    def _wipe_write_perm(self, conn: Connection, frame: Frame) -> Frame:
-        count = self.routes.set_write_perm(WritePermHeader.parse(frame).brokerName, allowed=False)
-        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={"wipeTopicCount": str(count)})
-
-    def _add_write_perm(self, conn: Connection, frame: Frame) -> Frame:
-        count = self.routes.set_write_perm(WritePermHeader.parse(frame).brokerName, allowed=True)
-        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={"addTopicCount": str(count)})
-
     # Routes and lists
 
     def _route(self, conn: Connection, frame: Frame) -> Frame:
@@ -393,6 +388,8 @@ class NameService:
     async def _change_kv(self, frame: Frame) -> Frame:
         """The answer follows the write to the disk."""
         try:
+            if frame.code in (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER):
+                return await self._change_write_perm(frame)
             header = KvHeader.parse(frame)
             if frame.code == RequestCode.DELETE_KV_CONFIG:
                 await self.kv.delete(header.namespace, header.key)
@@ -400,6 +397,7 @@ class NameService:
                 raise BadField("value", header.value, f"a text of at most {MAX_VALUE} characters")
             else:
                 await self.kv.put(header.namespace, header.key, header.value)
+            self._follow_kv()
         except BadField as error:
             return Frame.response_to(frame, error.code, str(error))
         except KvFull as error:
@@ -408,6 +406,24 @@ class NameService:
             log.error("request %d: %s", frame.code, error)
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"cannot be stored: {error}")
         return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+    async def _change_write_perm(self, frame: Frame) -> Frame:
+        """Take a group's write permission, or give it back. RocketMQ's NameServer changes the topics that it has, so
+        the next registration of the broker gives the permission back.
+        """
+        group = WritePermHeader.parse(frame).brokerName
+        if frame.code == RequestCode.ADD_WRITE_PERM_OF_BROKER:
+            await self.kv.delete(UNWRITABLE_NAMESPACE, group)
+            field = "addTopicCount"
+        else:
+            if group in self.routes.groups:
+                await self.kv.put(UNWRITABLE_NAMESPACE, group, "true")
+            field = "wipeTopicCount"
+        self._follow_kv()
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={field: str(self.routes.topics_of(group))})
+
+    def _follow_kv(self) -> None:
+        self.routes.unwritable = (self.kv.table(UNWRITABLE_NAMESPACE) or {}).keys()
 
     def _get_kv(self, conn: Connection, frame: Frame) -> Frame:
         header = GetKvHeader.parse(frame)
@@ -459,7 +475,7 @@ def _is_long(conn: Connection, frame: Frame) -> bool:
     its size shows only after decompression.
     """
     if conn.identity is None:
-        return frame.code in _CHANGES_OF_KV
+        return frame.code in _KEPT
     if frame.code == GantryCode.UPDATE_ACCESS:
         return True
     if frame.code != RequestCode.REGISTER_BROKER:
@@ -550,8 +566,6 @@ _ANSWERS: dict[int, Answer] = {
     RequestCode.GET_KV_CONFIG: NameService._get_kv,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
     RequestCode.GET_BROKER_CLUSTER_INFO: NameService._cluster_info,
-    RequestCode.WIPE_WRITE_PERM_OF_BROKER: NameService._wipe_write_perm,
-    RequestCode.ADD_WRITE_PERM_OF_BROKER: NameService._add_write_perm,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: NameService._all_topics,
     RequestCode.DELETE_TOPIC_IN_NAMESRV: NameService._delete_topic,
     RequestCode.GET_KVLIST_BY_NAMESPACE: NameService._kv_list,
@@ -569,6 +583,15 @@ _ANSWERS_TO_BROKERS: dict[int, Answer] = {
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
 }
-_CHANGES_OF_KV: Final = frozenset({int(RequestCode.PUT_KV_CONFIG), int(RequestCode.DELETE_KV_CONFIG)})
-SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS, *_CHANGES_OF_KV))
+_KEPT: Final = frozenset(
+    int(code)
+    for code in (
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+    )
+)
+"""Changes that the NameServer keeps on its disk."""
+SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS, *_KEPT))
 """Return the request codes that a NameServer answers."""
