@@ -228,7 +228,7 @@ async def test_a_pull_waits_for_its_queue_and_only_for_matching_tags(bench: Benc
 
 @pytest.mark.parametrize(
     ("offset", "code", "next_offset"),
-    [(2, ResponseCode.PULL_NOT_FOUND, "2"), (9, ResponseCode.PULL_OFFSET_MOVED, "0")],
+    [(2, ResponseCode.PULL_NOT_FOUND, "2"), (9, ResponseCode.PULL_OFFSET_MOVED, "2")],
 )
 async def test_pulls_beyond_the_end(bench: Bench, offset: int, code: int, next_offset: str) -> None:
     await bench.send(b"a")
@@ -236,6 +236,29 @@ async def test_pulls_beyond_the_end(bench: Bench, offset: int, code: int, next_o
     answer = await bench.ask(11, bench.pull_ext(offset=offset))
     assert (answer.code, answer.ext["nextBeginOffset"]) == (code, next_offset)
     assert answer.ext["maxOffset"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("boundary", "ago", "ahead"),
+    [({}, "0", "2"), ({"boundaryType": "LOWER"}, "0", "2"), ({"boundaryType": "upper"}, "0", "1")],
+)
+async def test_offsets_by_time_have_the_boundaries_of_5_x(
+    bench: Bench, boundary: dict[str, str], ago: str, ahead: str
+) -> None:
+    await bench.send(b"a")
+    await bench.send(b"b")
+    for ms, offset in ((1, ago), (1 << 50, ahead)):
+        answer = await bench.ask(29, {"topic": "T", "queueId": 0, "timestamp": ms, **boundary})
+        assert (answer.code, answer.ext["offset"]) == (ResponseCode.SUCCESS, offset)
+
+
+@pytest.mark.parametrize("boundary", ["", "MIDDLE", "UPPER ", "1"])
+async def test_an_unknown_boundary_is_refused(bench: Bench, boundary: str) -> None:
+    await bench.send(b"a")
+    answer = await bench.ask(29, {"topic": "T", "queueId": 0, "timestamp": 1, "boundaryType": boundary})
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "boundaryType" in (answer.remark or "")
+    assert "LOWER or UPPER" in (answer.remark or "")
 
 
 @pytest.mark.parametrize(

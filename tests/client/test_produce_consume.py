@@ -248,6 +248,27 @@ async def test_a_group_continues_at_its_offset(cluster: Cluster) -> None:
     assert two.bodies == [b"later"]
 
 
+async def test_a_group_whose_offset_lies_beyond_the_end_continues_at_the_end(cluster: Cluster) -> None:
+    """It must not read everything again, and must not wait for the queue to grow up to its offset."""
+    await fill(cluster, 40)
+    inbox = Inbox()
+    async with Admin(cluster.name_server) as admin:
+        for queue_id in range(4):
+            await admin.set_offset("g", MessageQueue("T", "a", queue_id), 1_000)
+        async with first(cluster) as consumer, Producer(cluster.name_server) as producer:
+            await consumer.subscribe("T", inbox)
+            await until(lambda: len(queues(consumer)) == 4, "queues are assigned")
+            for queue_id in range(4):
+                await until_pulled(consumer, MessageQueue("T", "a", queue_id), 10)
+            await producer.send("T", b"later")
+            await inbox.wait(1)
+    assert inbox.bodies == [b"later"]
+
+
+async def until_pulled(consumer: Consumer, queue: MessageQueue, offset: int) -> None:
+    await until(lambda: consumer._assigned[queue].process.next_offset == offset, f"{queue} is pulled from {offset}")
+
+
 async def test_members_share_the_queues_and_take_over_from_each_other(cluster: Cluster) -> None:
     one, two = first(cluster), first(cluster, strategy=averagely_by_circle)
     inboxes = Inbox(), Inbox()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from pathlib import Path
 
 import pytest
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
 
 
 def test_names_rise_after_the_clock_went_back_by_years(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,5 +37,60 @@ def test_names_rise_after_the_clock_went_back_by_years(quick_dir: Path, monkeypa
     assert len(names) == asked == 5
     assert names[-1].startswith(real("%Y%m%d%H%M%S", time.localtime(2_000_000_001)))
     again = KeyIndex(quick_dir, 10, 20, known=True)
-    assert again.find(7, 0, 10_000, 10) == [7] * 5
+    assert again.find(7, 0, 10_000, 10, lambda phys: -1) == [7] * 5
     again.close()
+
+
+def put_at(store: MessageStore, times: list[int], keys: list[str]) -> None:
+    for ms, key in zip(times, keys, strict=True):
+        message = Put("T", 0, 0, 0, 1, pack_host("10.0.0.1", 9), b"b", f"KEYS\x01{key}\x02".encode(), keys=(key,))
+        store.put([message], ms)
+    store.confirm(store.end)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_keys_are_found_by_time_although_the_clock_was_set_back(
+    quick_dir: Path, small: BrokerSettings, seed: int
+) -> None:
+    """Against a plain list, before and after a clean start and one after a kill."""
+    rng = random.Random(seed)
+    config = StoreConfig(quick_dir / "store", small)
+    store = MessageStore.open(config)
+    written: list[tuple[int, str]] = []
+    now = 1_700_000_000_000
+    for life in range(3):
+        times = []
+        for _ in range(rng.choice((5, 250, 700))):
+            if rng.random() < 0.02:
+                now += rng.choice((-86_400_000, -3_600_000, -5_000, -1, 3_600_000))
+            now += rng.randrange(2_000)
+            times.append(now)
+        keys = [rng.choice(("a", "b", f"k{n}")) for n in range(len(times))]
+        for at in range(0, len(times), 50):
+            put_at(store, times[at : at + 50], keys[at : at + 50])
+            store.run_periodic_tasks(at)
+        written += zip(times, keys, strict=True)
+        for _ in range(40):
+            ms, key = rng.choice(written)
+            begin, end = ms - rng.randrange(10_000), ms + rng.randrange(10_000)
+            wanted = [t for t, k in reversed(written) if k == key and begin <= t <= end]
+            found = [record.store_ms for record in store.query("T", key, 2_000, begin, end)]
+            assert found == wanted, (life, key, begin, end)
+            few = [record.store_ms for record in store.query("T", key, 1, begin, end)]
+            assert few == wanted[:1]
+        if rng.random() < 0.3:
+            cut = store.queues.find("T", 0).entry(rng.randrange(len(written)))  # type: ignore[union-attr]
+            store.truncate(cut[0])
+            del written[store.max_offset("T", 0) :]
+        store.close(clean=life == 0)
+        store = MessageStore.open(config)
+    store.close()
+
+
+def test_the_times_of_a_file_written_in_order_stay_as_rocketmq_has_them(quick_dir: Path, small: BrokerSettings) -> None:
+    """Entry 0 is ours only where it is needed."""
+    store = MessageStore.open(StoreConfig(quick_dir / "store", small))
+    put_at(store, list(range(1_000, 90_000, 1_000)), ["a"] * 89)
+    store.close()
+    (path,) = (quick_dir / "store" / "index").iterdir()
+    assert path.read_bytes()[40 + 4 * 100 :][:20] == bytes(20)

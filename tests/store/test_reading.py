@@ -117,8 +117,8 @@ def test_statuses_are_those_of_rocketmq(store: MessageStore, written_out: bool) 
     at_end = store.get("Orders", 0, 10, 4, 10**6)
     assert (at_end.status, at_end.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 10)
     beyond = store.get("Orders", 0, 11, 4, 10**6)
-    # RocketMQ sends such a reader back to the first message as long as its queue offset is 0.
-    assert (beyond.status, beyond.next_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, 0)
+    # As 5.x: to the end. 4.9 sends such a reader back to the first message as long as its queue offset is 0.
+    assert (beyond.status, beyond.next_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, 10)
     assert store.get("Orders", 0, -1, 4, 10**6).status == GetStatus.OFFSET_TOO_SMALL
     assert store.get("Orders", 7, 0, 4, 10**6).status == GetStatus.NO_MATCHED_LOGIC_QUEUE
 
@@ -178,6 +178,15 @@ def test_the_offset_at_a_time_is_the_first_message_of_that_time_or_later(store: 
     assert store.offset_at_time("Orders", 0, 10**12) == 300
     assert store.offset_at_time("Nothing", 0, 0) == 0
     assert store.store_time("Orders", 0, 300) == -1
+
+
+def test_the_upper_offset_at_a_time_is_the_last_message_of_that_time_or_earlier(store: MessageStore) -> None:
+    assert store.offset_at_time("Orders", 0, 5, upper=True) == 0
+    for first in range(0, 90, 30):
+        put(store, 30, first=first)
+    times = [store.store_time("Orders", 0, n) for n in range(90)]
+    for ms in range(min(times) - 2, max(times) + 3):
+        assert store.offset_at_time("Orders", 0, ms, upper=True) == max(sum(t <= ms for t in times) - 1, 0)
 
 
 @pytest.mark.parametrize("phys", [1, 50, 100, -1, 10**12])

@@ -362,12 +362,23 @@ class QueueHeader(Header):
 
 @dataclass(frozen=True, slots=True)
 class SearchOffsetHeader(Header):
-    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundaryType` is 5.x's: LOWER or UPPER."""
+    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundaryType` is 5.x's: LOWER or UPPER, in any case of letters."""
 
     topic: str
     queueId: int
     timestamp: Long
     boundaryType: str = "LOWER"
+
+    @property
+    def upper(self) -> bool:
+        """Whether the last message at or before the time is asked for. Raises BadField for an unknown boundary.
+
+        5.5.0 takes every other text for LOWER, so that a typing error gives another message than the one asked for.
+        """
+        boundary = self.boundaryType.upper()
+        if boundary not in ("LOWER", "UPPER"):
+            raise BadField("boundaryType", self.boundaryType, "LOWER or UPPER")
+        return boundary == "UPPER"
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class Reader:
                 return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, low, high)
             if high == 0:
                 return Got(GetStatus.NO_MESSAGE_IN_QUEUE, b"", 0, 0, low, high)
-            return Got(GetStatus.OFFSET_OVERFLOW_BADLY, b"", 0, low if low == 0 else high, low, high)
+            return Got(GetStatus.OFFSET_OVERFLOW_BADLY, b"", 0, high, low, high)
         if offset < low:
             return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
         count = max(max_count, 1)
@@ -321,20 +321,33 @@ class Reader:
             raise
         return -1 if len(head) < TIME_HEAD_SIZE else store_ms_of(head)
 
-    def offset_at_time(self, topic: str, queue_id: int, ms: int) -> int:
-        """See `MessageStore.offset_at_time`. Source: the lower boundary of 5.x; 4.9 may skip equal times."""
+    def _indexed_ms(self, phys: int) -> int:
+        """As `stored_ms`; -1 also for a record that the disk cannot read. Raises OSError of other kinds."""
+        try:
+            return self.stored_ms(phys)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return -1
+
+    def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool = False) -> int:
+        """See `MessageStore.offset_at_time`. Source: the boundaries of 5.5.0; 4.9 may skip equal times."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0
-        low, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        first, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        limit = ms + 1 if upper else ms
+        low = first
         while low < high:
             middle = (low + high) // 2
             phys, _, _ = queue.entry(middle)
-            if self.stored_ms(phys) < ms:  # A blank has the offset of the record behind it.
+            if self.stored_ms(phys) < limit:  # A blank has the offset of the record behind it.
                 low = middle + 1
             else:
                 high = middle
-        return low
+        if not upper:
+            return low
+        return low - 1 if low > first else 0
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """See `MessageStore.store_time`."""
@@ -386,7 +399,7 @@ class Reader:
         seen: set[int] = set()
         read = 0
         # Hashes collide: the checks below reject some candidates.
-        for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16):
+        for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16, self._indexed_ms):
             if phys in seen or phys < visible_from:
                 continue
             if len(found) >= max_num or read > max_bytes:

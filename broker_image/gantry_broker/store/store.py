@@ -443,9 +443,12 @@ class MessageStore:
         queue = self.queues.find(topic, queue_id)
         return 0 if queue is None else queue.next
 
-    def offset_at_time(self, topic: str, queue_id: int, ms: int) -> int:
-        """The first queue offset whose record was stored at `ms` or later; the max offset without one."""
-        return self._reader.offset_at_time(topic, queue_id, ms)
+    def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool = False) -> int:
+        """The first queue offset whose record was stored at `ms` or later; the max offset without one.
+
+        `upper`: the last one whose record was stored at `ms` or earlier; 0 without one.
+        """
+        return self._reader.offset_at_time(topic, queue_id, ms, upper=upper)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time (ms) of a record; -1 without such a record."""

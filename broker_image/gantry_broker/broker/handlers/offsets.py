@@ -145,7 +145,7 @@ def min_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 def search_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = SearchOffsetHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
-    offset = broker.store.offset_at_time(header.topic, header.queueId, int(header.timestamp))
+    offset = broker.store.offset_at_time(header.topic, header.queueId, int(header.timestamp), upper=header.upper)
     return ok(frame, {"offset": str(offset)})
 
 

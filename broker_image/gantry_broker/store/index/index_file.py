@@ -2,7 +2,8 @@
 
 Header (40 bytes): first and last store time (ms), first and last offset in the log, used slots, entry count + 1. Then
 the slots (i32: newest entry of that hash, 0 for none), then entries of 20 bytes: key hash i32, offset in the log i64,
-seconds since the header's first time i32, the next older entry of the slot i32. Entry 0 is never used.
+seconds since the header's first time i32, the next older entry of the slot i32. RocketMQ never uses entry 0. In a file
+whose store times do not rise, because the clock was set back, it has the earliest and the latest of them here.
 
 The slots are mapped into memory, over allocated blocks, so that a full disk cannot kill the process. Entries are
 written first, then slots, then the header: a process that dies in between leaves entries beyond the count, which
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import le
 from struct import Struct, iter_unpack
 from typing import Final
 
@@ -25,6 +28,11 @@ ENTRY_SIZE: Final = 20
 _SLOT: Final = Struct(">i")
 _SLOTS_AT: Final = 40
 _MAX_SECONDS: Final = 0x7FFFFFFF
+_TIMES: Final = Struct(">4sqq")
+"""Entry 0 of a file whose store times do not rise: mark, earliest and latest store time (ms)."""
+_TIMES_MARK: Final = b"\xffGTM"
+_ANY_TIMES: Final = (0, (1 << 63) - 1)
+"""For a file of RocketMQ, or after a power loss: the times do not rise, and their range is not known."""
 
 
 def file_size(slots: int, entries: int) -> int:
@@ -67,6 +75,26 @@ class IndexFile:
         self.begin_ms, self.end_ms, self.begin_phys, self.end_phys, self.used_slots, count = HEADER.unpack(head)
         self.count = min(max(count, 1), entries)
         """The number of the next entry, 1 or more."""
+        self._times: tuple[int, int] | None = self._read_times()
+        """The earliest and the latest store time of a file whose times do not rise; None: they rise."""
+
+    def _read_times(self) -> tuple[int, int] | None:
+        data = read_all(self._fd, ENTRY_SIZE, self._entries_at)
+        if len(data) == ENTRY_SIZE and data.startswith(_TIMES_MARK):
+            _, earliest, latest = _TIMES.unpack(data)
+            return min(earliest, self.begin_ms, self.end_ms), max(latest, self.begin_ms, self.end_ms)
+        return _ANY_TIMES if self.end_ms < self.begin_ms else None
+
+    def _set_times(self, times: tuple[int, int] | None) -> None:
+        """Note the range of store times that do not rise. Raises OSError."""
+        if times != self._times:
+            write_all(self._fd, _TIMES.pack(_TIMES_MARK, *times) if times else bytes(ENTRY_SIZE), self._entries_at)
+            self._times = times
+
+    def may_have(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether the file may have entries of this range of store times."""
+        earliest, latest = self._times or (self.begin_ms, self.end_ms)
+        return self.count > 1 and earliest <= end_ms and latest + 999 >= begin_ms
 
     @property
     def full(self) -> bool:
@@ -94,6 +122,7 @@ class IndexFile:
         unpack, pack, size, base = _SLOT.unpack_from, ENTRY.pack, self.slots, _SLOTS_AT
         number = self.count
         begin = self.begin_ms if number > 1 else items[0][2]
+        self._note_times(items, begin)
         changed: dict[int, int] = {}
         parts = []
         used = self.used_slots
@@ -123,6 +152,16 @@ class IndexFile:
         self._write_header()
         return len(items)
 
+    def _note_times(self, items: Sequence[tuple[int, int, int]], begin: int) -> None:
+        """Note that store times do not rise, before these items are there. Raises OSError."""
+        times = [item[2] for item in items]
+        before = self.end_ms if self.count > 1 else begin
+        rising = before <= times[0] and all(map(le, times, islice(times, 1, None)))
+        if self._times is None and rising:
+            return
+        known = self._times or (begin, max(begin, before))
+        self._set_times((min(known[0], *times), max(known[1], *times)))
+
     def _write_header(self) -> None:
         HEADER.pack_into(
             self._slot_map(),
@@ -145,23 +184,29 @@ class IndexFile:
         newest: int = _SLOT.unpack(read_all(self._fd, 4, at).ljust(4, b"\0"))[0]
         return newest
 
-    def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int) -> list[int]:
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int, stored_ms: Callable[[int], int]) -> list[int]:
         """Offsets of records that may have the key and a store time (in seconds) in that range, newest first.
 
-        Looks at the `MAX_STEPS` newest entries with the same hash slot.
+        Looks at the `MAX_STEPS` newest entries with the same hash slot. An entry cannot have a time before the first
+        one: where times do not rise, `stored_ms` gives the store time of the record at an offset, -1 for none.
+        Raises OSError.
         """
         found: list[int] = []
         number = self._slot(key_hash)
         above = self.count
         steps = 0
+        rising = self._times is None
         while 0 < number < above and len(found) < limit and steps < MAX_STEPS:
             steps += 1
             own, phys, seconds, older = self._entry(number)
             stored = self.begin_ms + seconds * 1000
-            if stored + 999 < begin_ms:
+            if rising and stored + 999 < begin_ms:
                 break
-            if own == key_hash and stored <= end_ms:
-                found.append(phys)
+            if own == key_hash:
+                if not rising and seconds in (0, _MAX_SECONDS):
+                    stored = stored_ms(phys)
+                if stored <= end_ms and stored + 999 >= begin_ms:
+                    found.append(phys)
             above, number = number, older
         return found
 
@@ -199,6 +244,7 @@ class IndexFile:
         self.count = number
         if number <= 1:
             self.begin_ms = self.end_ms = self.begin_phys = self.end_phys = self.used_slots = 0
+            self._set_times(None)
         else:
             _, self.end_phys, seconds, _ = self._entry(number - 1)
             self.end_ms = self.begin_ms + seconds * 1000
@@ -213,6 +259,7 @@ class IndexFile:
         slots = self._slot_map()
         slots[_SLOTS_AT : self._entries_at] = bytes(self._entries_at - _SLOTS_AT)
         number, used, phys_before = 1, 0, -1
+        seconds_before, rising = 0, True
         entries: list[bytes] = []
         start = 1
         while number < self.count:
@@ -228,6 +275,8 @@ class IndexFile:
                     stop = True
                     break
                 phys_before = phys
+                rising = rising and seconds >= seconds_before
+                seconds_before = seconds
                 at = _SLOTS_AT + key_hash % self.slots * 4
                 older = _SLOT.unpack_from(slots, at)[0]
                 used += not older
@@ -241,8 +290,11 @@ class IndexFile:
                 break
         self.count = number
         self.used_slots = used
+        if not rising and self._times is None:
+            self._set_times(_ANY_TIMES)
         if number <= 1:
             self.begin_ms = self.end_ms = self.begin_phys = self.end_phys = 0
+            self._set_times(None)
         else:
             _, self.end_phys, seconds, _ = self._entry(number - 1)
             self.end_ms = self.begin_ms + seconds * 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -102,16 +103,16 @@ class KeyIndex:
         self._files.append(made)
         return made
 
-    def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int) -> list[int]:
-        """Offsets of records that may have the key, newest first. Raises OSError."""
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int, stored_ms: Callable[[int], int]) -> list[int]:
+        """Offsets of records that may have the key, newest first. `stored_ms`: see `IndexFile.find`. Raises OSError."""
         found = [phys for own, phys, ms in reversed(self.pending) if own == key_hash and begin_ms <= ms <= end_ms][
             :limit
         ]
         for file in reversed(self._files):
             if len(found) >= limit:
                 break
-            if file.count > 1 and file.begin_ms <= end_ms and file.end_ms + 999 >= begin_ms:
-                found += file.find(key_hash, begin_ms, end_ms, limit - len(found))
+            if file.may_have(begin_ms, end_ms):
+                found += file.find(key_hash, begin_ms, end_ms, limit - len(found), stored_ms)
         return found
 
     def truncate(self, limit: int, *, rebuild: bool = False) -> None:
