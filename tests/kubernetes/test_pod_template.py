@@ -138,6 +138,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
             "/var/lib",
         )
     ),
+    *(
+        (
+            {"spec": {"containers": [{"name": "broker", "volumeMounts": [{"name": "tmp", "mountPath": path}]}]}},
+            f"{path.rstrip('/')} would hide code of the image",
+        )
+        for path in (
+            "/usr/local/lib/python3.11",
+            "/usr",
+            "/opt/gantry/gantry_broker/",
+            "//opt/./gantry",
+            "/x/../lib64",
+            "/etc/ld.so.preload",
+            "/proc/1",
+            "/bin",
+        )
+    ),
+    (
+        {"spec": {"containers": [{"name": "broker", "volumeDevices": [{"name": "x", "devicePath": "/dev/sda"}]}]}},
+        "volumeDevices: /dev/sda would hide code",
+    ),
     ({"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}}, "'data' is the operator's"),
     ({"spec": {"terminationGracePeriodSeconds": 5}}, "write 40 or more"),
     ({"metadata": {"labels": {"gantry.dev/role": "master"}}}, "gantry.dev/role is the operator's"),
@@ -169,6 +189,95 @@ def test_annotations_that_relax_apparmor_or_seccomp_need_the_permission_of_the_s
         assert (problem.path.endswith("podTemplate.metadata.annotations"), problem.value) == (True, key)
         assert "podTemplate.allowed: [securityContext]" in problem.message
         allowed.check(made, replace(SETTINGS, allowed_pod_template=("securityContext",)))
+
+
+CLOUD = (
+    ("iam.amazonaws.com/role", "admin"),
+    ("sidecar.istio.io/inject", "true"),
+    ("sidecar.istio.io/proxyImage", "evil:1"),
+    ("linkerd.io/inject", "enabled"),
+    ("vault.hashicorp.com/agent-inject", "true"),
+    ("k8s.v1.cni.cncf.io/networks", "other"),
+    ("instrumentation.opentelemetry.io/inject-python", "evil/agent"),
+)
+
+
+def templates(addition: dict[str, Any]) -> list[tuple[str, BrokerCluster]]:
+    return [
+        ("spec.podTemplate", cluster(addition)),
+        ("spec.nameServers.podTemplate", cluster(None, nameServers={"podTemplate": addition})),
+        ("spec.proxy.podTemplate", proxied(addition)),
+    ]
+
+
+@pytest.mark.parametrize(("key", "value"), CLOUD)
+def test_annotations_that_other_programs_act_on_need_a_permission(key: str, value: str) -> None:
+    for where, made in templates({"metadata": {"annotations": {key: value, "note": "x", "prometheus.io/scrape": "1"}}}):
+        with pytest.raises(ManifestError) as refused:
+            allowed.check(made, SETTINGS)
+        (problem,) = refused.value.problems
+        assert (problem.path, problem.value) == (f"{where}.metadata.annotations", key)
+        assert f"podTemplate.allowedAnnotations: [{key}]" in problem.message
+        for entry in (key, f"{key}={value}", key.split("/")[0] + "/*"):
+            allowed.check(made, replace(SETTINGS, allowed_annotations=(entry,)))
+        with pytest.raises(ManifestError):
+            allowed.check(made, replace(SETTINGS, allowed_annotations=(f"{key}=another", "x", "iam*=x")))
+
+
+@pytest.mark.parametrize("key", ["app", "name", "k8s-app", "azure.workload.identity/use", "example.com/team",
+                                 "sidecar.istio.io/inject"])  # fmt: skip
+def test_labels_by_which_others_select_pods_need_a_permission(key: str) -> None:
+    for where, made in templates({"metadata": {"labels": {key: "payments", "team": "orders"}}}):
+        with pytest.raises(ManifestError) as refused:
+            allowed.check(made, SETTINGS)
+        (problem,) = refused.value.problems
+        assert (problem.path, problem.value) == (f"{where}.metadata.labels", f"{key}=payments")
+        assert f"podTemplate.allowedLabels: [{key}=payments]" in problem.message
+        allowed.check(made, replace(SETTINGS, allowed_labels=(f"{key}=payments",)))
+        with pytest.raises(ManifestError):
+            allowed.check(made, replace(SETTINGS, allowed_labels=(f"{key}=orders", "team")))
+
+
+def test_a_mount_in_our_container_needs_the_permission_of_volumes() -> None:
+    for part, mount in (("volumeMounts", {"mountPath": "/mnt/x"}), ("volumeDevices", {"devicePath": "/mnt/x"})):
+        made = cluster({"spec": {"containers": [{"name": "broker", part: [{"name": "tmp", **mount}]}]}})
+        with pytest.raises(ManifestError, match=r"podTemplate\.allowed: \[volumes\]"):
+            allowed.check(made, SETTINGS)
+        allowed.check(made, replace(SETTINGS, allowed_pod_template=("volumes",)))
+
+
+def outside(**annotations: str) -> list[tuple[str, BrokerCluster]]:
+    wanted = {"type": "LoadBalancer", "unprotected": True, "annotations": annotations}
+    return [("spec.external", cluster(None, external=wanted)), ("spec.proxy.external", proxied(None, external=wanted))]
+
+
+@pytest.mark.parametrize("prefix", ["external-dns.alpha.kubernetes.io/", "external-dns.kubernetes.io/"])
+@pytest.mark.parametrize("kind", ["hostname", "internal-hostname"])
+def test_names_for_external_dns_need_a_permission(prefix: str, kind: str) -> None:
+    for where, made in outside(**{prefix + kind: "a.mq.example.com, WWW.example.com."}):
+        with pytest.raises(ManifestError) as refused:
+            allowed.check(made, replace(SETTINGS, allowed_hosts=("*.mq.example.com",)))
+        (problem,) = refused.value.problems
+        assert (problem.path, problem.value) == (f"{where}.annotations.{prefix}{kind}", "WWW.example.com.")
+        assert "external.allowedHosts: [www.example.com]" in problem.message
+        allowed.check(made, replace(SETTINGS, allowed_hosts=("*.mq.example.com", "www.example.com")))
+
+
+@pytest.mark.parametrize("key", ["external-dns.alpha.kubernetes.io/target", "tailscale.com/hostname",
+                                 "metallb.io/loadBalancerIPs", "getambassador.io/config",
+                                 "service.beta.kubernetes.io/aws-load-balancer-eip-allocations",
+                                 "service.beta.kubernetes.io/azure-dns-label-name"])  # fmt: skip
+def test_annotations_of_services_that_take_an_address_need_a_permission(key: str) -> None:
+    harmless = {"service.beta.kubernetes.io/aws-load-balancer-type": "nlb", "note": "x"}
+    for where, made in outside(**{key: "x", **harmless}):
+        with pytest.raises(ManifestError) as refused:
+            allowed.check(made, SETTINGS)
+        (problem,) = refused.value.problems
+        assert (problem.path, problem.value) == (f"{where}.annotations", key)
+        assert f"external.allowedAnnotations: [{key}]" in problem.message
+        allowed.check(made, replace(SETTINGS, allowed_external_annotations=(key,)))
+    for _, made in outside(**harmless):
+        allowed.check(made, SETTINGS)
 
 
 def proxied(template: dict[str, Any] | None, **spec: Any) -> BrokerCluster:

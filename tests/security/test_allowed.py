@@ -160,3 +160,18 @@ def test_settings_come_from_the_environment() -> None:
     )
     assert made.service == "gantry-operator"
     assert (made.allowed_images, made.allowed_spark_conf) == (("x/*", "y"), ("spark.ui.port",))
+
+
+def test_the_chart_passes_what_pods_and_services_may_have() -> None:
+    deployment = (ROOT / "helm" / "gantry" / "templates" / "deployment.yaml").read_text()
+    names = {
+        "GANTRY_ALLOWED_LABELS": "podTemplate.allowedLabels",
+        "GANTRY_ALLOWED_ANNOTATIONS": "podTemplate.allowedAnnotations",
+        "GANTRY_ALLOWED_EXTERNAL_ANNOTATIONS": "external.allowedAnnotations",
+        "GANTRY_ALLOWED_HOSTS": "external.allowedHosts",
+    }
+    for name, value in names.items():
+        assert re.search(rf"name: {name}\n +value: {{{{ join \",\" \.Values\.{re.escape(value)} ", deployment), name
+    found = settings_from({"GANTRY_BROKER_IMAGE": "b", **{name: "a, b=c" for name in names}})
+    assert (found.allowed_labels, found.allowed_hosts) == (("a", "b=c"), ("a", "b=c"))
+    assert (found.allowed_annotations, found.allowed_external_annotations) == (("a", "b=c"), ("a", "b=c"))

@@ -34,7 +34,9 @@ class External(Model):
         pattern=HOST,
     )
     annotations: dict[str, str] = Field(
-        default_factory=dict, description="Annotations of these Services, for a load balancer or external-dns."
+        default_factory=dict, max_length=64,
+        description="Annotations of these Services, for a load balancer or external-dns. Those that take a name or an "
+        "address need external.allowedHosts or external.allowedAnnotations in the operator's chart.",
     )
     sourceRanges: list[str] = Field(
         default_factory=list, description="Networks that may connect (LoadBalancer), such as 10.0.0.0/8. Empty: all.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import Field, field_validator
@@ -24,6 +24,12 @@ OWN_MOUNTS: Final = (
     "/etc/gantry", "/etc/gantry-admin", "/etc/gantry-ca", "/etc/gantry-client-tls", "/etc/gantry-tls", "/tmp",
     "/var/lib/gantry",
 )  # fmt: skip
+CODE: Final = (
+    "/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/proc", "/root", "/sbin", "/sys", "/usr",
+    "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/passwd",
+    "/etc/group", "/etc/nsswitch.conf", "/var/run/secrets", "/run/secrets",
+)  # fmt: skip
+"""Folders and files of the images that hold code, or choose it: the interpreter, its modules, the loader's settings."""
 PROXY_VOLUMES: Final = ("access", "grpc-tls", "user")
 """Further ones of proxies alone."""
 PROXY_MOUNTS: Final = ("/etc/gantry-access", "/etc/gantry-grpc-tls", "/etc/gantry-user")
@@ -57,6 +63,7 @@ OWN_CONTAINER: Final[Mapping[str, str]] = {
     "resources": "write spec.resources, spec.nameServers.resources or spec.proxy.resources",
     "startupProbe": "leave it out",
     "stdin": "leave it out",
+    "terminationMessagePath": "leave it out",
     "tty": "leave it out",
     "workingDir": "leave it out",
 }
@@ -182,18 +189,24 @@ def _container_problems(kind: str, found: Mapping[str, Any]) -> Iterator[str]:
         for env in found.get("env") or []:
             if not isinstance(env, Mapping) or env.get("name") in OWN_ENV:
                 yield f"{kind}[{name}].env: {', '.join(OWN_ENV)} is the operator's: write another name"
-        for mount in found.get("volumeMounts") or []:
-            path = str(mount.get("mountPath", "") if isinstance(mount, Mapping) else "").rstrip("/")
-            if not path or _is_own(path):
-                yield f"{kind}[{name}].volumeMounts: {path or 'no path'} is the operator's: write another path"
+        for part, field in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")):
+            for mount in found.get(part) or []:
+                path = str(mount.get(field) or "" if isinstance(mount, Mapping) else "").rstrip("/")
+                if not path or _covers(path, OWN_MOUNTS):
+                    yield f"{kind}[{name}].{part}: {path or 'no path'} is the operator's: write another path"
+                elif _covers(path, CODE):
+                    yield (
+                        f"{kind}[{name}].{part}: {path} would hide code of the image: write a path of your own, such "
+                        "as /mnt/NAME"
+                    )
     elif not found.get("image"):
         yield f"{kind}[{name}] has no image: write one, or the name of the operator's container"
 
 
-def _is_own(path: str) -> bool:
-    """Whether a mount covers one of the operator's, or a part of one: the log of a broker is below its mount."""
+def _covers(path: str, kept: Sequence[str]) -> bool:
+    """Whether a mount covers one of these paths, or a part of one: the log of a broker is below its mount."""
     mount = posixpath.normpath("/" + path.lstrip("/")).rstrip("/") + "/"
-    owns = [f"{own}/" for own in OWN_MOUNTS]
+    owns = [f"{own}/" for own in kept]
     return any(own.startswith(mount) or (mount.startswith(own) and own != "/tmp/") for own in owns)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final
 
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import BrokerCluster, External
 from gantry_operator.api.manifest import ManifestError, Problem
 from gantry_operator.api.pod_template import PodTemplate
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
@@ -64,6 +64,47 @@ _BY_NAME: Final = {
     "they hold credentials": ("*.access.key*", "*secret*", "*password*", "*token*", "*credential*", "*keytab*"),
 }
 """Prefixes that the chart must allow by the full key: a wildcard does not cover them."""
+
+HARMLESS_LABELS: Final = (
+    "billing", "business-unit", "contact", "cost-center", "cost-centre", "costcenter", "department", "division", "email",
+    "env", "environment", "owner", "project", "slack", "stage", "team",
+)  # fmt: skip
+"""Labels of pods that are always allowed: they say whose a pod is. Services, NetworkPolicies and webhooks select pods
+by the others, so such a label could bring another application's traffic, a sidecar or a cloud identity to the pod.
+"""
+HARMLESS_ANNOTATIONS: Final = (
+    "cluster-autoscaler.kubernetes.io/*", "karpenter.sh/do-not-disrupt", "karpenter.sh/do-not-evict",
+    "kubectl.kubernetes.io/*", "prometheus.io/*", "descheduler.alpha.kubernetes.io/prefer-no-eviction",
+    "kubernetes.io/description", "kubernetes.io/change-cause",
+)  # fmt: skip
+"""Annotations of pods that are always allowed, as are names without a slash. Programs of the cluster act on others."""
+_INJECTORS: Final = ("*/inject", "*/agent-inject", "*/inject-*", "*/injection", "*/enabled")
+_OFF: Final = ("false", "disabled", "no", "off")
+"""Values that switch an injector off."""
+HARMLESS_OF_SERVICES: Final = (
+    "service.beta.kubernetes.io/aws-load-balancer-*", "service.beta.kubernetes.io/azure-load-balancer-*",
+    "service.beta.kubernetes.io/do-loadbalancer-*", "service.beta.kubernetes.io/oci-load-balancer-*",
+    "service.beta.kubernetes.io/scw-loadbalancer-*", "service.beta.kubernetes.io/exoscale-loadbalancer-*",
+    "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-*", "service.beta.kubernetes.io/openstack-*",
+    "service.beta.kubernetes.io/ibm-*", "service.beta.kubernetes.io/linode-loadbalancer-*",
+    "service.kubernetes.io/*", "service.cloud.tencent.com/*", "service.kubernetes.io/ibm-*", "oci.oraclecloud.com/*",
+    "oci-network-load-balancer.oraclecloud.com/*", "load-balancer.hetzner.cloud/*", "loadbalancer.openstack.org/*",
+    "kubernetes.digitalocean.com/*", "kubernetes.civo.com/*", "cloud.google.com/*", "networking.gke.io/*",
+    "metallb.io/address-pool", "metallb.universe.tf/address-pool", "kubernetes.io/description",
+)  # fmt: skip
+"""Annotations of `external` that are always allowed: they set the kind of a load balancer. Names without a slash, too.
+"""
+_NAMES_OR_ADDRESSES: Final = (
+    "*hostname*", "*ipv4*", "*ipv6*", "*eip-allocations*", "*/ip*", "*-ip", "*-ips", "*resource-group*",
+    "*security-group*", "*ssl-cert*", "*tls-secret*", "*load-balancer-id", "*loadbalancer-id", "*-name",
+    "*private-link*", "*pls-*", "*access-log*", "*pip-*", "*static-ip*", "*floating*", "*reserved*",
+)  # fmt: skip
+"""Of those the ones that choose a name, an address, a certificate or another thing that somebody else may own."""
+HOST_NAMES: Final = (
+    "external-dns.alpha.kubernetes.io/hostname", "external-dns.alpha.kubernetes.io/internal-hostname",
+    "external-dns.kubernetes.io/hostname", "external-dns.kubernetes.io/internal-hostname",
+)  # fmt: skip
+"""Annotations by which external-dns takes names in a DNS zone."""
 
 _TUNING_VALUE: Final = re.compile(r"[A-Za-z0-9._:/+%@,=-]{0,256}")
 _SYSTEM_PRIORITY: Final = "system-"
@@ -119,6 +160,11 @@ def _problems(cluster: BrokerCluster, settings: OperatorSettings) -> Iterator[Pr
         ("spec.proxy.podTemplate", None if spec.proxy is None else spec.proxy.podTemplate),
     ):
         yield from pod_template_problems(where, template, settings)
+    for where, outside in (
+        ("spec.external", spec.external),
+        ("spec.proxy.external", None if spec.proxy is None else spec.proxy.external),
+    ):
+        yield from service_problems(where, outside, settings)
     if spec.analytics is not None:
         yield from _image("spec.analytics.image", spec.analytics.image, settings.spark_image, settings)
         for key, value in sorted(spec.analytics.sparkConf.items()):
@@ -144,11 +190,79 @@ def pod_template_problems(where: str, template: PodTemplate | None, settings: Op
             "it sets AppArmor or seccomp of a container, as securityContext does, and is not allowed: leave it out; an "
             "administrator allows both by podTemplate.allowed: [securityContext] in the values of the operator's chart",
         )
+    yield from _metadata_problems(f"{where}.metadata", template, settings)
     for image in images(template):
         yield from _image(f"{where}.spec", image, settings.broker_image, settings)
     priority = None if template is None else template.spec.get("priorityClassName")
     if priority is not None and str(priority).startswith(_SYSTEM_PRIORITY):
         yield Problem(f"{where}.spec", priority, "it is for Kubernetes' own pods: write another PriorityClass")
+
+
+def _metadata_problems(where: str, template: PodTemplate | None, settings: OperatorSettings) -> Iterator[Problem]:
+    """Labels that others select pods by, and annotations that other programs act on."""
+    if template is None:
+        return
+    for key, value in sorted(template.metadata.labels.items()):
+        if key in HARMLESS_LABELS or _injector_off(key, value) or _allowed_entry(key, value, settings.allowed_labels):
+            continue
+        yield Problem(
+            f"{where}.labels",
+            f"{key}={value}",
+            "Services, NetworkPolicies and webhooks of others may select pods by it, so it is not allowed: leave it out "
+            f"or write one of {', '.join(HARMLESS_LABELS)}; an administrator allows it by podTemplate.allowedLabels: "
+            f"[{key}={value}] in the values of the operator's chart",
+        )
+    security = security_annotations(template)
+    for key, value in sorted(template.metadata.annotations.items()):
+        if (
+            "/" not in key
+            or key in security
+            or matches(key, HARMLESS_ANNOTATIONS)
+            or _injector_off(key, value)
+            or _allowed_entry(key, value, settings.allowed_annotations)
+        ):
+            continue
+        yield Problem(
+            f"{where}.annotations",
+            key,
+            "programs of the cluster may act on it (a sidecar, a role in a cloud, a network), so it is not allowed: "
+            f"leave it out; an administrator allows it by podTemplate.allowedAnnotations: [{key}] in the values of the "
+            "operator's chart",
+        )
+
+
+def _injector_off(key: str, value: str) -> bool:
+    return value.lower() in _OFF and matches(key, _INJECTORS)
+
+
+def _allowed_entry(key: str, value: str, entries: Iterable[str]) -> bool:
+    """Whether the chart allows a key (with any value), or this `key=value`. `*` stands for any text."""
+    return any(matches(f"{key}={value}" if "=" in entry else key, (entry,)) for entry in entries)
+
+
+def service_problems(where: str, external: External | None, settings: OperatorSettings) -> Iterator[Problem]:
+    """Annotations of Services that take a name or an address, or that a program of the cluster acts on."""
+    for key, value in sorted(external.annotations.items()) if external is not None else ():
+        if _allowed_entry(key, value, settings.allowed_external_annotations):
+            continue
+        if key in HOST_NAMES:
+            for name in value.split(","):
+                host = name.strip().rstrip(".").lower()
+                if not matches(host, (h.lower() for h in settings.allowed_hosts)):
+                    yield Problem(
+                        f"{where}.annotations.{key}",
+                        name.strip(),
+                        "external-dns would take this name in your DNS zone, so it is not allowed: leave it out; an "
+                        f"administrator allows it by external.allowedHosts: [{host or 'NAME'}] (with * for any text) in "
+                        "the values of the operator's chart",
+                    )
+        elif "/" in key and (not matches(key, HARMLESS_OF_SERVICES) or matches(key.lower(), _NAMES_OR_ADDRESSES)):
+            yield Problem(
+                f"{where}.annotations",
+                key,
+                "programs of the cluster may take a name or an address by it, so it is not allowed: leave it out; an "
+                f"administrator allows it by external.allowedAnnotations: [{key}] in the values of the operator's chart",
+            )
 
 
 def _image(field: str, image: str | None, own: str, settings: OperatorSettings) -> Iterator[Problem]:

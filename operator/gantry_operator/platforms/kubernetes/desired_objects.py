@@ -41,6 +41,14 @@ class OperatorSettings:
     """Further keys that `sparkConf` may have (see `allowed`); * stands for any text."""
     allowed_pod_template: tuple[str, ...] = ()
     """Parts of `podTemplate` that need a permission (see `pod_template.NEED_PERMISSION`) and have it."""
+    allowed_labels: tuple[str, ...] = ()
+    """Further labels of pods, as `key` or `key=value`; * stands for any text."""
+    allowed_annotations: tuple[str, ...] = ()
+    """The same for annotations of pods."""
+    allowed_external_annotations: tuple[str, ...] = ()
+    """The same for annotations of Services for clients outside."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that external-dns may take for Services; * stands for any text."""
     upgrades_paused: bool = False
     """Clusters keep their default image although it has changed."""
     otlp: OtlpConfig | None = None

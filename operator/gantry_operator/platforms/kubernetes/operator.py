@@ -6,9 +6,10 @@ forward events to each cluster's `ClusterController`. `informer_cache` watches t
 The chart sets these environment variables: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE, POD_NAME, POD_IP,
 GANTRY_SERVICE (name of the operator's Service), GANTRY_WATCH_NAMESPACES (separated by commas; empty: all),
 GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text),
-GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_UPGRADES (Paused: clusters keep their
-image), GANTRY_HTTP_PORT,
-GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
+GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_ALLOWED_LABELS,
+GANTRY_ALLOWED_ANNOTATIONS, GANTRY_ALLOWED_EXTERNAL_ANNOTATIONS (key or key=value, separated by commas, * for any text),
+GANTRY_ALLOWED_HOSTS (names for external-dns, the same), GANTRY_UPGRADES (Paused: clusters keep their image),
+GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
 GANTRY_OTLP_INTERVAL (60s), GANTRY_OTLP_BROKERS (true: brokers of clusters without spec.otlp push there, too).
 """
 
@@ -338,6 +339,10 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
         allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
         allowed_spark_conf=spark_conf,
         allowed_pod_template=parts,
+        allowed_labels=listed("GANTRY_ALLOWED_LABELS"),
+        allowed_annotations=listed("GANTRY_ALLOWED_ANNOTATIONS"),
+        allowed_external_annotations=listed("GANTRY_ALLOWED_EXTERNAL_ANNOTATIONS"),
+        allowed_hosts=listed("GANTRY_ALLOWED_HOSTS"),
         upgrades_paused=environ.get("GANTRY_UPGRADES", "") == "Paused",
         otlp=otlp,
         brokers_otlp=brokers_otlp,

@@ -72,6 +72,7 @@ def needs_permission(wanted: PodTemplate | None) -> list[str]:
         else:
             found += [part for part in ("securityContext",) if container.get(part)]
             found += ["env"] if container.get("env") or container.get("envFrom") else []
+            found += ["volumes"] if container.get("volumeMounts") or container.get("volumeDevices") else []
     return [part for part in NEED_PERMISSION if part in found]
 
 
