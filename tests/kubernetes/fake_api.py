@@ -40,6 +40,8 @@ class FakeApi:
         """True: every request is answered with 503."""
         self.unanswered: list[tuple[str, str]] = []
         """(method, kind) of requests to come that are not answered; each entry counts once, watches not at all."""
+        self.refuse: dict[str, tuple[int, str]] = {}
+        """By kind: the answer to every change of an object."""
         self.version = 100
         self._watchers: list[tuple[str, asyncio.Queue[tuple[str, dict[str, Any]]]]] = []
         self._runner: web.AppRunner | None = None
@@ -144,6 +146,9 @@ class FakeApi:
                 return _refuse(409, "Conflict", "the object has been modified")
             return web.json_response(self.put(body))
         if method == "PATCH":
+            if kind.kind in self.refuse:
+                code, said = self.refuse[kind.kind]
+                return _refuse(code, "Invalid", said)
             version = body["metadata"].get("resourceVersion") if known is not None and "metadata" in body else None
             if known is not None and version not in (None, known["metadata"]["resourceVersion"]):
                 return _refuse(409, "Conflict", "the object has been modified")

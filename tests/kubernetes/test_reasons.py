@@ -196,3 +196,55 @@ async def test_without_a_class_in_the_spec_only_one_that_does_not_exist_is_wrong
     assert [entry for entry in fake.log if entry[0] == "DELETE"] == [
         ("DELETE", "PersistentVolumeClaim", "data-demo-a-1")
     ]
+
+
+def grown(*sizes: str, **own: Any) -> tuple[BrokerCluster, list[tuple[str, int, str]]]:
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", **own}], storage={"size": "20Gi"})
+    return cluster, [("a", i, f"demo-a-{i}") for i in range(len(sizes))]
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_volumes_that_cannot_grow_leave_the_way_back_open(fake: FakeApi, api: KubeApi, own: bool) -> None:
+    """A storage class without expansion: no claim grows, the template keeps the former size, which may be written."""
+    cluster, running = grown("10Gi", "10Gi", **({"storage": {"size": "20Gi"}} if own else {}))
+    for _, _, name in running:
+        fake.put(claim(name, "fixed", volume="pv"))
+    fake.refuse["PersistentVolumeClaim"] = (403, "only dynamically provisioned pvc can be resized")
+    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
+    said = await volumes.keep(api, caches, cluster, running)
+    field = "spec.brokerGroups[a].storage.size" if own else "spec.storage.size"
+    assert len(said) == 2
+    assert all(
+        s.startswith(f"{field}: volume data-demo-a-{i} cannot grow from 10Gi to 20Gi") for i, s in enumerate(said)
+    )
+    assert said[-1].endswith("or write 10Gi again: no volume has grown")
+    shaped = volumes.with_sizes_of_volumes(cluster, caches, running)
+    assert (shaped.spec.storage_of("a").size, cluster.spec.storage_of("a").size) == ("10Gi", "20Gi")
+    claims = [claim(n, "fixed", volume="pv") for _, _, n in running]
+    for c in claims:
+        c["metadata"]["labels"]["gantry.dev/group"] = "a"
+    assert volumes.largest(claims, {"a"}) == "10Gi"
+    assert volumes.largest(claims, set()) is None
+    fake.refuse.clear()
+    back = cluster.model_copy(deep=True)
+    back.spec.storage.size = "10Gi"
+    back.spec.brokerGroups[0].storage = None
+    assert await volumes.keep(api, caches, back, running) == []
+    assert volumes.with_sizes_of_volumes(back, caches, running) is back
+
+
+async def test_a_growth_of_some_volumes_is_said_for_each_one(fake: FakeApi, api: KubeApi) -> None:
+    cluster, running = grown("20Gi", "10Gi", "10Gi")
+    for (_, _, name), size in zip(running, ("20Gi", "10Gi", "5Gi"), strict=True):
+        fake.put(claim(name, "fixed", volume="pv", size=size))
+    fake.refuse["PersistentVolumeClaim"] = (422, "no")
+    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
+    one, two = await volumes.keep(api, caches, cluster, running)
+    assert "volume data-demo-a-1 cannot grow from 10Gi to 20Gi" in one
+    assert "volume data-demo-a-2 cannot grow from 5Gi to 20Gi" in two
+    assert "data-demo-a-0 has 20Gi already, which cannot be taken back" in two
+    assert "again" not in two
+    assert volumes.with_sizes_of_volumes(cluster, caches, running).spec.storage_of("a").size == "5Gi"
+    fake.refuse.clear()
+    assert await volumes.keep(api, caches, cluster, running) == []
+    assert volumes.with_sizes_of_volumes(cluster, caches, running) is cluster, "the template grows after the claims"

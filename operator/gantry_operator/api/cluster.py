@@ -60,6 +60,7 @@ def name_rule(most: int, pattern: str, allowed: str) -> Rule:
 
 _NO_VOLUMES = "(!has(self.status) || (has(self.status.boundVolumes) && self.status.boundVolumes == 0))"
 _SIZE, _FORMER_SIZE = (either(f"{root}.spec.storage.size", Storage().size) for root in ("self", "oldSelf"))
+_LEAST = "self.status.volumeSize"
 _CLASS, _FORMER_CLASS = (either(f"{root}.spec.storage.className", "") for root in ("self", "oldSelf"))
 
 
@@ -81,9 +82,12 @@ class BrokerCluster(Model):
 
     transitions: ClassVar[tuple[dict[str, str], ...]] = (
         {
-            "rule": f"{_NO_VOLUMES} || !isQuantity({_SIZE}) || !isQuantity({_FORMER_SIZE}) || "
-            f"quantity({_SIZE}).compareTo(quantity({_FORMER_SIZE})) >= 0",
-            "message": "spec.storage.size cannot shrink: write at least the size that the volumes have",
+            # A size that no volume could take can be taken back, so the volumes count, and not the former spec.
+            "rule": f"{_NO_VOLUMES} || !isQuantity({_SIZE}) || (has({_LEAST}) && isQuantity({_LEAST}) "
+            f"? quantity({_SIZE}).compareTo(quantity({_LEAST})) >= 0 || {_SIZE} == {_FORMER_SIZE} "
+            f": !isQuantity({_FORMER_SIZE}) || quantity({_SIZE}).compareTo(quantity({_FORMER_SIZE})) >= 0)",
+            "message": "spec.storage.size cannot shrink: write at least the size that the volumes have "
+            "(status.volumeSize)",
             "fieldPath": ".spec.storage.size",
         },
         {

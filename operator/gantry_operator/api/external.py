@@ -34,7 +34,8 @@ class External(Model):
         pattern=HOST,
     )
     annotations: dict[str, str] = Field(
-        default_factory=dict, max_length=64,
+        default_factory=dict,
+        max_length=64,
         description="Annotations of these Services, for a load balancer or external-dns. Those that take a name or an "
         "address need external.allowedHosts or external.allowedAnnotations in the operator's chart.",
     )

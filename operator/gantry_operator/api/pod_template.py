@@ -26,8 +26,8 @@ OWN_MOUNTS: Final = (
 )  # fmt: skip
 CODE: Final = (
     "/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/proc", "/root", "/sbin", "/sys", "/usr",
-    "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/passwd",
-    "/etc/group", "/etc/nsswitch.conf", "/var/run/secrets", "/run/secrets",
+    "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload",
+    "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/var/run/secrets", "/run/secrets",
 )  # fmt: skip
 """Folders and files of the images that hold code, or choose it: the interpreter, its modules, the loader's settings."""
 PROXY_VOLUMES: Final = ("access", "grpc-tls", "user")

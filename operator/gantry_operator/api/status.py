@@ -202,6 +202,12 @@ class BrokerClusterStatus(_Status):
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
     version: VersionStatus | None = Field(None, description="What runs.")
     boundVolumes: int | None = Field(None, description="Volumes of brokers that exist. Absent: not known.")
+    volumeSize: str | None = Field(
+        None,
+        max_length=64,
+        description="The largest size that a volume of a broker has or was asked to grow to, without groups with their "
+        "own storage: spec.storage.size cannot be less. Absent: not known.",
+    )
     readyMembers: str = Field("", description="Ready members of all members: 3/3.")
     masters: str = Field("", description="The master of each group.")
     members: list[MemberRow] = Field(default_factory=list, description="A row for each broker.")

@@ -79,6 +79,8 @@ class ObservedState:
     version: VersionStatus | None = None
     bound_volumes: int | None = None
     """Volumes of brokers that exist; None: not known, or there are none as on one machine."""
+    volume_size: str | None = None
+    """The largest size that one of them has or was asked to grow to, without groups with their own storage."""
     hibernated: bool = False
     """spec.hibernate is true, and nothing runs."""
     proxy: ProxyStatus | None = None
@@ -132,6 +134,7 @@ def status_of(
         mode=cluster.spec.mode if cluster is not None else old.mode,
         version=observed.version,
         boundVolumes=observed.bound_volumes,
+        volumeSize=observed.volume_size,
         readyMembers=f"{ready}/{len(rows)}",
         masters=_masters(cluster, rows),
         members=rows,

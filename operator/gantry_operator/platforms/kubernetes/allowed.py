@@ -66,8 +66,8 @@ _BY_NAME: Final = {
 """Prefixes that the chart must allow by the full key: a wildcard does not cover them."""
 
 HARMLESS_LABELS: Final = (
-    "billing", "business-unit", "contact", "cost-center", "cost-centre", "costcenter", "department", "division", "email",
-    "env", "environment", "owner", "project", "slack", "stage", "team",
+    "billing", "business-unit", "contact", "cost-center", "cost-centre", "costcenter", "department", "division",
+    "email", "env", "environment", "owner", "project", "slack", "stage", "team",
 )  # fmt: skip
 """Labels of pods that are always allowed: they say whose a pod is. Services, NetworkPolicies and webhooks select pods
 by the others, so such a label could bring another application's traffic, a sidecar or a cloud identity to the pod.
@@ -208,9 +208,9 @@ def _metadata_problems(where: str, template: PodTemplate | None, settings: Opera
         yield Problem(
             f"{where}.labels",
             f"{key}={value}",
-            "Services, NetworkPolicies and webhooks of others may select pods by it, so it is not allowed: leave it out "
-            f"or write one of {', '.join(HARMLESS_LABELS)}; an administrator allows it by podTemplate.allowedLabels: "
-            f"[{key}={value}] in the values of the operator's chart",
+            "Services, NetworkPolicies and webhooks of others may select pods by it, so it is not allowed: leave it "
+            f"out or write one of {', '.join(HARMLESS_LABELS)}; an administrator allows it by "
+            f"podTemplate.allowedLabels: [{key}={value}] in the values of the operator's chart",
         )
     security = security_annotations(template)
     for key, value in sorted(template.metadata.annotations.items()):
@@ -253,15 +253,16 @@ def service_problems(where: str, external: External | None, settings: OperatorSe
                         f"{where}.annotations.{key}",
                         name.strip(),
                         "external-dns would take this name in your DNS zone, so it is not allowed: leave it out; an "
-                        f"administrator allows it by external.allowedHosts: [{host or 'NAME'}] (with * for any text) in "
-                        "the values of the operator's chart",
+                        f"administrator allows it by external.allowedHosts: [{host or 'NAME'}] (* for any text) in the "
+                        "values of the operator's chart",
                     )
         elif "/" in key and (not matches(key, HARMLESS_OF_SERVICES) or matches(key.lower(), _NAMES_OR_ADDRESSES)):
             yield Problem(
                 f"{where}.annotations",
                 key,
                 "programs of the cluster may take a name or an address by it, so it is not allowed: leave it out; an "
-                f"administrator allows it by external.allowedAnnotations: [{key}] in the values of the operator's chart",
+                f"administrator allows it by external.allowedAnnotations: [{key}] in the values of the operator's "
+                "chart",
             )
 
 

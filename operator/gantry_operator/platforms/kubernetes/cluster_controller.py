@@ -402,16 +402,17 @@ class ClusterController:
         # Also while changes are paused: certificates expire all the same.
         complete = complete and await self._keep_certificates(cluster, self._plan, found)
         if complete and not cluster.paused:
+            kept = await volumes.keep(self._shared.api, self._shared.caches, cluster, self._running())
+            shaped = volumes.with_sizes_of_volumes(cluster, self._shared.caches, self._running())
             complete = await self._objects.keep(
-                cluster, self._plan, self._pods.sizes, found, running=self._hibernation.running, hold=bool(self._hold())
+                shaped, self._plan, self._pods.sizes, found, running=self._hibernation.running, hold=bool(self._hold())
             )
             if complete:
                 again = await volumes.make_again(
-                    self._shared.api, self._shared.caches, cluster, self._running(), self._reasons.missing_classes()
+                    self._shared.api, self._shared.caches, shaped, self._running(), self._reasons.missing_classes()
                 )
                 found.progress += again
                 complete = not again
-            kept = await volumes.keep(self._shared.api, self._shared.caches, cluster, self._running())
             found.problems += kept
             complete = complete and not kept
             complete = await self._reports.keep(cluster, self._plan, found) and complete
@@ -790,6 +791,7 @@ class ClusterController:
         problems += [f"users: {self._access.problem}"] if self._access.problem else []
         problems += [f"group {g} keeps its version: {why}" for g, why in sorted(self._rolling.refused.items())]
         sets, pods = self._sets_and_pods()
+        claims = volumes.of_brokers(self._shared.caches, self.namespace, self.name)
         seen = ObservedState(
             members=observed_members(self._running(), self._groups.controllers, self._pods, self._reasons.of),
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
@@ -803,12 +805,19 @@ class ClusterController:
             addresses=self._addresses(),
             last_failover=self._groups.last,
             version=self._version(sets, pods),
-            bound_volumes=sum(map(volumes.bound, volumes.of_brokers(self._shared.caches, self.namespace, self.name))),
+            bound_volumes=sum(map(volumes.bound, claims)),
+            volume_size=volumes.largest(claims, self._shared_storage()),
             certificates=self._certificates.rows,
             analytics=self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, self._generation, seen
+
+    def _shared_storage(self) -> set[str]:
+        """The groups whose volumes are those of spec.storage."""
+        return (
+            set() if self._cluster is None else {g.name for g in self._cluster.spec.brokerGroups if g.storage is None}
+        )
 
     def _version(self, sets: Iterable[Object], pods: Iterable[Object]) -> VersionStatus | None:
         if self._cluster is None:

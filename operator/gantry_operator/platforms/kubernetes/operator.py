@@ -9,8 +9,9 @@ GANTRY_ALLOWED_IMAGES and GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for 
 GANTRY_ALLOWED_POD_TEMPLATE (parts of podTemplate, separated by commas), GANTRY_ALLOWED_LABELS,
 GANTRY_ALLOWED_ANNOTATIONS, GANTRY_ALLOWED_EXTERNAL_ANNOTATIONS (key or key=value, separated by commas, * for any text),
 GANTRY_ALLOWED_HOSTS (names for external-dns, the same), GANTRY_UPGRADES (Paused: clusters keep their image),
-GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL, GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none),
-GANTRY_OTLP_INTERVAL (60s), GANTRY_OTLP_BROKERS (true: brokers of clusters without spec.otlp push there, too).
+GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL,
+GANTRY_OTLP_ENDPOINT (base URL of a collector for the operator's own metrics; empty: none), GANTRY_OTLP_INTERVAL (60s),
+GANTRY_OTLP_BROKERS (true: brokers of clusters without spec.otlp push there, too).
 """
 
 from __future__ import annotations

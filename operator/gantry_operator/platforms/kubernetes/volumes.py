@@ -6,7 +6,7 @@ and Kubernetes deletes them with it. No finalizer is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
@@ -48,6 +48,19 @@ def growth(claim: Object, size: str) -> str | None:
     """The new size of a claim; None: it need not grow."""
     asked = claim["spec"]["resources"]["requests"]["storage"]
     return size if parse_quantity(size) > parse_quantity(asked) else None
+
+
+def largest(claims: Iterable[Object], groups: Container[str]) -> str | None:
+    """The largest size that a bound claim of these groups asks for, which is also the least that it can have.
+
+    None: no claim is bound.
+    """
+    sizes = [
+        str(c["spec"]["resources"]["requests"]["storage"])
+        for c in claims
+        if bound(c) and (c["metadata"].get("labels") or {}).get(names.GROUP_LABEL) in groups
+    ]
+    return max(sizes, key=parse_quantity, default=None)
 
 
 def bound(claim: Mapping[str, Any]) -> bool:
@@ -114,10 +127,53 @@ def _applied(claim: Object) -> dict[str, dict[str, str]]:
     return out
 
 
+def with_sizes_of_volumes(
+    cluster: BrokerCluster, caches: Mapping[str, InformerCache], running: Iterable[tuple[str, int, str]]
+) -> BrokerCluster:
+    """The cluster as its StatefulSets should have it: a template grows after the claims.
+
+    A group in which a volume could not grow keeps the size of its smallest volume for further members.
+    """
+    smallest: dict[str, str] = {}
+    for group, _, name in running:
+        claim = caches["PersistentVolumeClaim"].get(cluster.namespace, names.claim(name))
+        if claim is not None and bound(claim) and growth(claim, cluster.spec.storage_of(group).size):
+            asked = str(claim["spec"]["resources"]["requests"]["storage"])
+            smallest[group] = min(asked, smallest.get(group, asked), key=parse_quantity)
+    if not smallest:
+        return cluster
+    groups = [
+        g
+        if g.name not in smallest
+        else g.model_copy(
+            update={"storage": cluster.spec.storage_of(g.name).model_copy(update={"size": smallest[g.name]})}
+        )
+        for g in cluster.spec.brokerGroups
+    ]
+    return cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"brokerGroups": groups})})
+
+
+def _growth_problems(field: str, refused: Sequence[tuple[str, str, str]], grown: Sequence[str], size: str) -> list[str]:
+    """What to do about claims that cannot grow. `refused`: name, size and reason of each; `grown`: those that did."""
+    if not refused:
+        return []
+    former = max((asked for _, asked, _ in refused), key=parse_quantity)
+    back = (
+        f"{', '.join(grown)} has {size} already, which cannot be taken back, and the members work as they are"
+        if grown
+        else f"or write {former} again: no volume has grown"
+    )
+    first = [f"{field}: volume {name} cannot grow from {asked} to {size} ({why})" for name, asked, why in refused]
+    first[-1] += f"; use a storage class with allowVolumeExpansion; {back}"
+    return first
+
+
 async def keep(
     api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
 ) -> list[str]:
     """Bring claims and Leases in line with the spec. Returns the failures as text.
+
+    Call it before the StatefulSets are applied: see `with_sizes_of_volumes`.
 
     Raises ApiError and ApiUnavailable for errors that do not concern the spec.
     """
@@ -133,6 +189,10 @@ async def keep(
                 patch: dict[str, Any] = {"metadata": {"ownerReferences": wanted}}
                 name = obj["metadata"]["name"]
                 caches[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
+    refused: dict[str, list[tuple[str, str, str]]] = {}
+    grown: dict[str, list[str]] = {}
+    sizes: dict[str, str] = {}
+    own = {g.name for g in cluster.spec.brokerGroups if g.storage is not None}
     for name, group in sorted(groups_of_claims.items()):
         storage = cluster.spec.storage_of(group)
         claim = caches["PersistentVolumeClaim"].get(cluster.namespace, name)
@@ -147,8 +207,11 @@ async def keep(
                 f"spec.storage.className is {wrong}, but volume {name} has class "
                 f"{claim['spec'].get('storageClassName')}: write that one"
             )
-        size = growth(claim, storage.size)
+        field = f"spec.brokerGroups[{group}].storage.size" if group in own else "spec.storage.size"
+        sizes[field], size = storage.size, growth(claim, storage.size)
+        asked = str(claim["spec"]["resources"]["requests"]["storage"])
         if size is None:
+            grown.setdefault(field, []).append(name)
             continue
         patch = {"spec": {"resources": {"requests": {"storage": size}}}}
         try:
@@ -156,10 +219,11 @@ async def keep(
         except ApiError as error:
             if error.status not in (403, 422):
                 raise
-            problems.append(
-                f"spec.storage.size: volume {name} cannot grow to {size} ({error}); use a storage class with "
-                "allowVolumeExpansion, or write the former size"
-            )
+            refused.setdefault(field, []).append((name, asked, str(error)))
+        else:
+            grown.setdefault(field, []).append(name)
+    for field, found in refused.items():
+        problems += _growth_problems(field, found, grown.get(field, []), sizes[field])
     return problems
 
 
