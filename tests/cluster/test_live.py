@@ -169,7 +169,7 @@ def test_the_largest_lag_of_all_groups_is_first() -> None:
 
 
 def test_a_text_from_outside_moves_no_cursor() -> None:
-    assert plain("a\x1b[2Jb\nc\x07") == "a [2Jb c "
+    assert plain("a\x1b[2Jb\nc\x07") == r"a\x1b[2Jb\nc\x07"
     event = {"time": "2026-01-01T00:00:00Z", "type": "Warning", "reason": "R", "message": "m\x1b[31m"}
     facts = LiveCluster(
         "t", "MasterSlave", PLACES, events=[event], last_failover={"to": "t-a-1", "reason": "\x1b]0;x\x07"}

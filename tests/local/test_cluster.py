@@ -79,6 +79,27 @@ def test_unread_output_is_not_consumed(cluster: Cluster) -> None:
     assert 300 - 65536 // 4000 - 2 <= left <= 300, "what a pipe holds has been written"
 
 
+@pytest.mark.parametrize("form", [(), ("-o", "json")])
+def test_a_stdout_that_is_not_utf_8_loses_no_message(cluster: Cluster, form: tuple[str, ...]) -> None:
+    topic = f"Latin{len(form)}"
+    cluster.gantry("produce", topic, "-", "--keys", "k\u6ce8", stdin="Gr\u00fc\u00dfe \x1b[31m\u202e\n\u6ce8\u6587\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gantry_operator.cli", "consume", topic, "-g", "g", "--count", "2", "--timeout", "20", *form],
+        env=cluster.environment | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, capture_output=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"2 messages\n"), done.stdout
+    assert b"\x1b" not in done.stdout
+    lines = done.stdout.decode("ascii").splitlines()
+    if form:
+        bodies = {json.loads(line)["body"] for line in lines}
+        assert bodies == {"Gr\u00fc\u00dfe \x1b[31m\u202e", "\u6ce8\u6587"}, "nothing of it is lost"
+    else:
+        assert sorted(lines) == ["??", r"Gr??e \x1b[31m\u202e"]
+    left = cluster.gantry("consume", topic, "-g", "g", "--timeout", "2")
+    assert left.stdout == ""
+
+
 def test_topics_are_made_and_listed(cluster: Cluster) -> None:
     cluster.gantry("topic", "create", "Made", "--queues", "3")
     rows = json.loads(cluster.gantry("topic", "list", "-o", "json").stdout)

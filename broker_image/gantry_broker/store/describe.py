@@ -25,6 +25,7 @@ from gantry_broker.protocol.codes import (
     SysFlag,
 )
 from gantry_broker.protocol.message import FIXED_V4
+from gantry_broker.protocol.printable import printable
 from gantry_broker.store import recovery_plan
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import is_there
@@ -86,11 +87,6 @@ class Stretch:
     kind: str
     """filler (the rest of a full segment), blank (zeros), damaged, or missing (no file has them)."""
     reason: str = ""
-
-
-def printable(text: str) -> str:
-    """A text from a store without characters that a terminal would act on."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def utc(ms: int) -> str:

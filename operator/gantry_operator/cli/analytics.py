@@ -19,7 +19,7 @@ import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import ContextOption, DirOption, NamespaceOption, Output, OutputOption, on_kubernetes
-from gantry_operator.cli.output import console, note, print_json, size
+from gantry_operator.cli.output import note, print_json, print_table, size
 from gantry_operator.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -294,20 +294,17 @@ def _analyze_there(name: str | None, context: str | None, namespace: str | None,
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("TOPIC", "RECORDS", "BYTES", "KEYS", "SUPERSEDED", "SAVES", "RECOMMENDATION"):
-        table.add_column(name, justify="left" if name in ("TOPIC", "RECOMMENDATION") else "right", overflow="fold")
+    rows = []
     for t in report["topics"]:
         if t["kind"] != "user":
             continue
         saved = f"{size(t['savedBytes'])} ({t['savedBytes'] / t['bytes']:.0%})" if t["savedBytes"] else "-"
-        table.add_row(
+        rows.append((
             t["topic"], f"{t['records']:,}", size(t["bytes"]), f"{t['distinctKeys']:,}", f"{t['supersededRecords']:,}",
             saved, f"{t['recommendation']}. {t['reason']}",
-        )  # fmt: skip
-    console().print(table)
+        ))  # fmt: skip
+    numbers = ("RECORDS", "BYTES", "KEYS", "SUPERSEDED", "SAVES")
+    print_table(("TOPIC", *numbers, "RECOMMENDATION"), rows, right=numbers)
     growth = report["growth"]
     full = f"; the disk is full at {growth['fullAt']}" if growth["diskFullBeforeRetention"] else ""
     note(f"growth: {size(growth['bytesPerHour'])} an hour{full}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -23,11 +24,15 @@ from gantry_operator.cli.options import (
     Output,
     OutputOption,
 )
+from gantry_operator.cli.output import give_up_stdout, note, prepare_streams
 from gantry_operator.cli.topic_app import register as register_topics
 
 if TYPE_CHECKING:
     from gantry_operator.cli.target import Target
 
+INTERRUPTED = 130
+"""As of shells: 128 and the number of the signal."""
+BROKEN_PIPE = 141
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage or manifest, 3 no such cluster, 4 not done in time. "
     "Data goes to stdout, everything else to stderr."
@@ -441,22 +446,37 @@ def run() -> None:
     """Parse and run a command. Turns an error into one line and an exit code."""
     if Path(sys.argv[0]).name.startswith("kubectl-"):
         os.environ.setdefault(KUBERNETES, "1")
+    prepare_streams()
+    code = _carry_out()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        give_up_stdout()
+        if isinstance(error, BrokenPipeError):
+            code = code or BROKEN_PIPE
+        else:
+            note(f"error: the output cannot be written: {error.strerror}")
+            code = code or int(Exit.FAILED)
+    sys.exit(code)
+
+
+def _carry_out() -> int:
+    """Run the command. Returns the exit code."""
     try:
         app()
     except CliError as error:
-        print(f"error: {error}", file=sys.stderr)
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _give_up_stdout()
-        sys.exit(int(error.code))
+        note(f"error: {error}")
+        return int(error.code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        return INTERRUPTED
     except BrokenPipeError:
-        _give_up_stdout()
-        sys.exit(141)
-
-
-def _give_up_stdout() -> None:
-    """Its reader has closed it, or its disk is full. The interpreter flushes it at exit, and would exit with 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        full = error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+        note(f"error: {f'the output cannot be written: {error.strerror}' if full else error}")
+        if full:
+            give_up_stdout()
+        return int(Exit.FAILED)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0

@@ -14,7 +14,7 @@ import typer
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
-from gantry_operator.cli.output import note, print_json
+from gantry_operator.cli.output import json_text, note, print_json, say
 
 if TYPE_CHECKING:
     from gantry_broker.store.describe import Start, StoreFiles
@@ -79,11 +79,11 @@ def one_line_errors() -> Iterator[None]:
 
 def print_facts(facts: list[tuple[str, str]]) -> None:
     """Labels and texts in two columns."""
-    from gantry_broker.store.describe import printable
+    from gantry_broker.protocol.printable import printable
 
     width = max((len(label) for label, _ in facts), default=0) + 1
     for label, text in facts:
-        print(f"{label + ':':<{width}} {printable(text)}")
+        say(f"{label + ':':<{width}} {printable(text)}")
 
 
 @debug_app.command("log")
@@ -127,12 +127,10 @@ def log(
                 or (entry.kind in ("damaged", "missing") if isinstance(entry, Stretch) else is_about(entry, topic))
             )
             if not as_json:
-                print(HEADINGS)
+                say(HEADINGS)
             left = count
             for entry in entries:
-                sys.stdout.write(
-                    (json.dumps(_entry_json(entry), ensure_ascii=False) if as_json else _line(entry)) + "\n"
-                )
+                sys.stdout.write((json_text(_entry_json(entry)) if as_json else _line(entry)) + "\n")
                 if left is not None and not isinstance(entry, Stretch):
                     left -= 1
                     if left == 0:
@@ -143,8 +141,8 @@ def log(
 
 def _control(entry: Any) -> str | None:
     from gantry_broker.broker.describe import describe_tables
+    from gantry_broker.protocol.printable import printable
     from gantry_broker.replication.describe import describe_control
-    from gantry_broker.store.describe import printable
 
     said = describe_control(entry.topic, entry.body) or describe_tables(entry.body)
     return printable(said or "a body that this version does not know")
@@ -192,7 +190,7 @@ def epochs(
     if output == Output.json:
         print_json(epochs_to_json(files, planned))
     else:
-        print("\n".join(describe_epochs(files, planned)))
+        say("\n".join(describe_epochs(files, planned)))
 
 
 @debug_app.command("checkpoint")
@@ -242,10 +240,10 @@ def member(
         return
     print_facts([("store", str(place.store)), *facts])
     if status is not None:
-        print("\nstatus of the running process:")
+        say("\nstatus of the running process:")
         print_facts([(f"  {key}", _text(value)) for key, value in status.items()])
     elif why_not:
-        print(f"\n{why_not}")
+        say(f"\n{why_not}")
 
 
 def _text(value: Any) -> str:

@@ -12,11 +12,12 @@ from typing import Any
 
 from gantry_broker.client import ClientError, DeadGroup, DeadLetters, ReceivedMessage, SendStatus
 from gantry_broker.client.deadletters import Page, origin_topic
+from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.messages import as_json_line
-from gantry_operator.cli.output import console, note, print_json
+from gantry_operator.cli.messages import message_fields
+from gantry_operator.cli.output import json_text, note, print_json, print_table
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
 
@@ -43,12 +44,10 @@ def show_groups(target: Target, as_json: bool) -> None:
     if not rows:
         note("no group has dead letters")
         return
-    from rich.table import Table
-
-    table = Table("GROUP", "LETTERS", "WAITING", "LAST", box=None, pad_edge=False, header_style="bold")
-    for g in rows:
-        table.add_row(g.group, str(g.letters), str(g.waiting), _time(g.last_ms) or "-")
-    console().print(table)
+    print_table(
+        ("GROUP", "LETTERS", "WAITING", "LAST"),
+        [(g.group, g.letters, g.waiting, _time(g.last_ms) or "-") for g in rows],
+    )
     note("WAITING: not sent again yet. Read them: gantry dlq read GROUP; send them again: gantry dlq resend GROUP")
 
 
@@ -64,7 +63,7 @@ def run_read(target: Target, choice: Choice, as_json: bool) -> None:
     def show(letter: ReceivedMessage) -> None:
         nonlocal shown
         shown += 1
-        sys.stdout.write(_json(choice.group, letter) if as_json else _text(letter))
+        sys.stdout.write(json_text(letter_fields(choice.group, letter)) + "\n" if as_json else _text(letter))
 
     run_async(read_letters(target, choice, show))
     sys.stdout.flush()
@@ -177,16 +176,16 @@ async def _chosen(dead: DeadLetters, choice: Choice) -> AsyncGenerator[Page, Non
                     return
 
 
-def _json(group: str, letter: ReceivedMessage) -> str:
-    return as_json_line(
-        letter,
-        {"id": letter.id, "group": group, "originTopic": origin_topic(letter), "tries": letter.reconsume_times},
-    )
+def letter_fields(group: str, letter: ReceivedMessage) -> dict[str, Any]:
+    """A letter for JSON."""
+    more = {"id": letter.id, "group": group, "originTopic": origin_topic(letter), "tries": letter.reconsume_times}
+    return message_fields(letter, more)
 
 
 def _text(letter: ReceivedMessage) -> str:
-    body = letter.body.decode(errors="replace").replace("\n", "\\n")
-    return f"{letter.id}\t{_time(letter.store_ms)}\t{origin_topic(letter)}\t{letter.reconsume_times}\t{body}\n"
+    body = letter.body.decode(errors="replace")
+    cells = (letter.id, _time(letter.store_ms), origin_topic(letter), str(letter.reconsume_times), body)
+    return "\t".join(map(printable, cells)) + "\n"
 
 
 def _time(unix_ms: int) -> str:

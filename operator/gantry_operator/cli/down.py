@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.output import say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import find_local
 from gantry_operator.platforms.local import control
@@ -26,7 +27,7 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
     folder = find_local(directory, name)
     with Progress("stopping"), _without_supervisor(folder):
         said = _end_all(folder, delete_data)
-    print(said)
+    say(said)
 
 
 def _end_all(folder: ClusterFolder, delete_data: bool) -> str:

@@ -17,7 +17,7 @@ from gantry_operator.api import ConsumerGroup
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.names import reserved_group
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import console, print_json
+from gantry_operator.cli.output import print_json, print_table, say
 from gantry_operator.cli.resources import (
     NAME_FIELDS,
     condition,
@@ -38,7 +38,7 @@ AT_ONCE = 16
 def create(target: Target, group: str, settings: Mapping[str, Any], managed: bool, as_json: bool) -> None:
     """Create or change a group. `settings`: fields of a ConsumerGroup's spec. Raises CliError."""
     groups = run_async(_create(target, group, settings, managed))
-    print_json({"group": group, "groups": groups}) if as_json else print(f"{group}: on {', '.join(groups)}")
+    print_json({"group": group, "groups": groups}) if as_json else say(f"{group}: on {', '.join(groups)}")
 
 
 async def _create(target: Target, group: str, settings: Mapping[str, Any], managed: bool) -> list[str]:
@@ -82,14 +82,10 @@ def show(target: Target, every: bool, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    from rich.table import Table
-
-    table = Table("GROUP", "MEMBERS", "LAG", "RESOURCE", "READY", box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(
-            row["group"], str(row["members"]), str(row["lag"]), row["resource"] or "-", row["ready"]
-        )  # fmt: skip
-    console().print(table)
+    print_table(
+        ("GROUP", "MEMBERS", "LAG", "RESOURCE", "READY"),
+        [(row["group"], row["members"], row["lag"], row["resource"] or "-", row["ready"]) for row in rows],
+    )
 
 
 async def _list(target: Target, every: bool) -> list[dict[str, Any]]:
@@ -125,25 +121,21 @@ def describe(target: Target, group: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.table import Table
-
-    print(f"group    {group}")
+    say(f"group    {group}")
     for row in found["groups"]:
-        print(f"on {row['name']:<6} {', '.join(f'{k} {v}' for k, v in row.items() if k != 'name')}")
-    print(f"members  {', '.join(found['members']) or '-'}")
+        say(f"on {row['name']:<6} {', '.join(f'{k} {v}' for k, v in row.items() if k != 'name')}")
+    say(f"members  {', '.join(found['members']) or '-'}")
     resource = found["resource"]
     if resource:
-        print(f"resource ConsumerGroup {resource['metadata']['name']}")
+        say(f"resource ConsumerGroup {resource['metadata']['name']}")
         for kind in ("Ready", "Synced"):
             state = condition(resource, kind)
-            print(f"  {kind:<8} {state.get('status', 'Unknown')}: {state.get('message') or state.get('reason', '')}")
+            say(f"  {kind:<8} {state.get('status', 'Unknown')}: {state.get('message') or state.get('reason', '')}")
         reset = (resource.get("status") or {}).get("reset")
         if reset:
-            print(f"  reset    {reset['request']}: {reset['state']}: {reset.get('message', '')}")
-    table = Table("TOPIC", "GROUP", "QUEUE", "COMMITTED", "END", "LAG", box=None, pad_edge=False, header_style="bold")
-    for row in found["queues"]:
-        table.add_row(*(str(row[k]) for k in ("topic", "group", "queue", "committed", "end", "lag")))
-    console().print(table)
+            say(f"  reset    {reset['request']}: {reset['state']}: {reset.get('message', '')}")
+    columns = ("topic", "group", "queue", "committed", "end", "lag")
+    print_table([name.upper() for name in columns], [[row[name] for name in columns] for row in found["queues"]])
 
 
 async def _described(target: Target, group: str) -> dict[str, Any]:
@@ -178,7 +170,7 @@ async def _described(target: Target, group: str) -> dict[str, Any]:
 def delete(target: Target, group: str, force: bool, as_json: bool) -> None:
     """Delete a group with its offsets. Raises CliError."""
     said = run_async(_delete(target, group, force))
-    print_json({"group": group, "done": said}) if as_json else print(said)
+    print_json({"group": group, "done": said}) if as_json else say(said)
 
 
 async def _delete(target: Target, group: str, force: bool) -> str:
@@ -207,17 +199,12 @@ def reset(target: Target, group: str, topic: str | None, to: str, confirm: bool,
     if as_json:
         print_json(found)
         return
-    from rich.table import Table
-
-    table = Table("TOPIC", "GROUP", "QUEUE", "AT", "TO", "SKIPPED", "REPEATED", box=None, pad_edge=False,
-                  header_style="bold")  # fmt: skip
-    for row in found["queues"]:
-        table.add_row(*(str(row[k]) for k in ("topic", "group", "queue", "at", "to", "skipped", "repeated")))
-    console().print(table)
+    columns = ("topic", "group", "queue", "at", "to", "skipped", "repeated")
+    print_table([name.upper() for name in columns], [[row[name] for name in columns] for row in found["queues"]])
     did = "were" if confirm else "would be"
-    print(f"{found['skipped']} messages {did} skipped, {found['repeated']} repeated")
+    say(f"{found['skipped']} messages {did} skipped, {found['repeated']} repeated")
     if not confirm:
-        print("nothing was changed: --confirm carries it out")
+        say("nothing was changed: --confirm carries it out")
 
 
 async def _reset(target: Target, group: str, topic: str | None, to_ms: int, confirm: bool) -> dict[str, Any]:

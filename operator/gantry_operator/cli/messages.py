@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import json
 import sys
 import time
 from collections import Counter
@@ -26,10 +25,11 @@ from gantry_broker.client import (
     ReceivedMessage,
     SendStatus,
 )
+from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import note, print_json
+from gantry_operator.cli.output import json_text, note, print_json
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
 
@@ -184,7 +184,7 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
     stdout.
     """
     seen = 0
-    unwritten: list[OSError] = []
+    unwritten: list[Exception] = []
 
     def show(message: ReceivedMessage) -> bool:
         nonlocal seen
@@ -192,9 +192,9 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
             return False
         try:
             if not options.quiet:
-                sys.stdout.write(as_json_line(message) if as_json else _as_text(message))
+                sys.stdout.write(json_text(message_fields(message)) + "\n" if as_json else _as_text(message))
                 sys.stdout.flush()
-        except OSError as error:
+        except Exception as error:  # Whatever prevents it: what was not shown is not consumed.
             unwritten.append(error)
             return False
         seen += 1
@@ -208,7 +208,8 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
     for error in unwritten:
         if isinstance(error, BrokenPipeError):
             raise error
-        raise CliError(f"received messages cannot be written to stdout: {error.strerror}")
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise CliError(f"received messages cannot be written to stdout: {why}")
     if options.quiet and as_json:
         print_json({"topic": options.topic, "group": options.group, "messages": seen})
     else:
@@ -264,11 +265,11 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
 
 
 def _as_text(message: ReceivedMessage) -> str:
-    return message.body.decode(errors="replace") + "\n"
+    return printable(message.body.decode(errors="replace"), keep="\t") + "\n"
 
 
-def as_json_line(message: ReceivedMessage, more: Mapping[str, Any] | None = None) -> str:
-    """A message as one line of JSON. `more`: further fields."""
+def message_fields(message: ReceivedMessage, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A message for JSON. `more`: further fields."""
     out: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.broker,
@@ -284,4 +285,4 @@ def as_json_line(message: ReceivedMessage, more: Mapping[str, Any] | None = None
         out["body"] = message.body.decode()
     except UnicodeDecodeError:
         out["bodyBase64"] = base64.b64encode(message.body).decode()
-    return json.dumps(out, ensure_ascii=False) + "\n"
+    return out

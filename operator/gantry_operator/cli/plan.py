@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gantry_broker.protocol.printable import printable
 from rich.markup import escape
 
 from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
@@ -47,6 +48,6 @@ def _show(found: dict[str, Any]) -> None:
         if found[key]:
             out.print(escape(f"{text}: {', '.join(found[key])}"), highlight=False, soft_wrap=True)
     for warning in found.get("warnings") or []:
-        out.print(escape(f"note: {warning}"), highlight=False, soft_wrap=True)
+        out.print(escape(f"note: {printable(warning)}"), highlight=False, soft_wrap=True)
     if not any(found[key] for key in ("changes", "replaced", "started", "stopped")):
         out.print("nothing would change", highlight=False)

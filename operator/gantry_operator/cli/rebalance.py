@@ -10,7 +10,7 @@ from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Perm
 
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import console, note, print_json
+from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.resources import NAME_FIELDS, names_of
 from gantry_operator.cli.target import Target, run_async
 from gantry_operator.drain.rebalance import Change, Queues, changes, proposal, surplus_is_empty
@@ -54,19 +54,17 @@ def rebalance(
 
 
 def _show(rows: list[Queues], dry_run: bool, left: list[str]) -> None:
-    from rich.table import Table
-
-    table = Table("TOPIC", "GROUP", "QUEUES", "READ", "WANTED", box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(row.topic, row.group, str(row.write), str(row.read), str(row.wanted))
-    console().print(table)
+    print_table(
+        ("TOPIC", "GROUP", "QUEUES", "READ", "WANTED"),
+        [(row.topic, row.group, row.write, row.read, row.wanted) for row in rows],
+    )
     if dry_run:
         moved = sum(not row.settled for row in rows)
-        print(f"{moved} of {len(rows)} would change" if moved else "nothing would change")
+        say(f"{moved} of {len(rows)} would change" if moved else "nothing would change")
     for text in left:
-        print(f"not empty yet: {text}")
+        say(f"not empty yet: {text}")
     if left:
-        print("these queues take no messages any more; run the command again when consumers have read them")
+        say("these queues take no messages any more; run the command again when consumers have read them")
 
 
 def _spread_by_resource(topic: str, resource: str) -> str:

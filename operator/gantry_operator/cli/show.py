@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.cli.next_steps import Step, next_steps
-from gantry_operator.cli.output import console, print_json, size
+from gantry_operator.cli.output import console, print_json, say, size
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
 from gantry_operator.cluster.live import plain
@@ -34,7 +34,7 @@ def switch_over(target: Target, group: str, to: str | None, as_json: bool) -> No
     if as_json:
         print_json({"done": done})
     else:
-        print(done)
+        say(done)
 
 
 def _promise(spec: dict[str, Any]) -> str:
@@ -110,7 +110,7 @@ def _members(out: Any, status: dict[str, Any]) -> None:
         role = r["role"] if r["role"] != "Master" else "[green]Master[/green]"
         table.add_row(
             r["name"], r["group"], role, *_figures(r),
-            "yes" if r["inSync"] else "no", r.get("address", ""), str(r.get("node" if pods else "pid") or "-"),
+            "yes" if r["inSync"] else "no", escape(plain(r.get("address", ""))), str(r.get("node" if pods else "pid") or "-"),
         )  # fmt: skip
     out.print()
     out.print(table)
@@ -156,8 +156,9 @@ def _events(out: Any, status: dict[str, Any]) -> None:
         return
     table = _table("EVENT", "TIME", "ABOUT", "MESSAGE")
     for e in events:
-        reason = f"[yellow]{e['reason']}[/yellow]" if e["type"] == "Warning" else e["reason"]
-        table.add_row(reason, e["time"], escape(e.get("object", "")), escape(plain(e["message"])))
+        said = escape(plain(e["reason"]))
+        reason = f"[yellow]{said}[/yellow]" if e["type"] == "Warning" else said
+        table.add_row(reason, e["time"], escape(plain(e.get("object", ""))), escape(plain(e["message"])))
     out.print()
     out.print(table)
 

@@ -16,7 +16,7 @@ from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.names import reserved_topic
 from gantry_operator.api.topic import permission_name
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import console, note, print_json
+from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.resources import (
     NAME_FIELDS,
     condition,
@@ -36,7 +36,7 @@ def create(target: Target, topic: str, queues: int, managed: bool, as_json: bool
     if as_json:
         print_json({"topic": topic, "queues": queues, "groups": groups})
     else:
-        print(f"{topic}: {queues} queues in {', '.join(groups)}")
+        say(f"{topic}: {queues} queues in {', '.join(groups)}")
 
 
 async def create_topic(target: Target, topic: str, queues: int, managed: bool = False) -> list[str]:
@@ -81,14 +81,10 @@ def show(target: Target, all_topics: bool, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    from rich.table import Table
-
-    table = Table(
-        "TOPIC", "QUEUES", "MESSAGES", "RESOURCE", "READY", box=None, pad_edge=False, header_style="bold"
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(row["topic"], str(row["queues"]), str(row["messages"]), row["resource"] or "-", row["ready"])
-    console().print(table)
+    print_table(
+        ("TOPIC", "QUEUES", "MESSAGES", "RESOURCE", "READY"),
+        [(row["topic"], row["queues"], row["messages"], row["resource"] or "-", row["ready"]) for row in rows],
+    )
 
 
 async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
@@ -136,23 +132,19 @@ def describe(target: Target, topic: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.table import Table
-
-    print(f"topic      {topic}")
-    print(f"attributes {', '.join(f'{k}={v}' for k, v in found['attributes'].items()) or '-'}")
-    print(f"consumers  {', '.join(found['consumers']) or '-'}")
+    say(f"topic      {topic}")
+    say(f"attributes {', '.join(f'{k}={v}' for k, v in found['attributes'].items()) or '-'}")
+    say(f"consumers  {', '.join(found['consumers']) or '-'}")
     resource = found["resource"]
     if resource:
-        print(f"resource   BrokerTopic {resource['metadata']['name']}")
+        say(f"resource   BrokerTopic {resource['metadata']['name']}")
         for kind in ("Ready", "Synced"):
             state = condition(resource, kind)
-            print(f"  {kind:<8} {state.get('status', 'Unknown')}: {state.get('message') or state.get('reason', '')}")
-    table = Table(
-        "GROUP", "WRITE QUEUES", "READ QUEUES", "PERMISSION", "MESSAGES", box=None, pad_edge=False, header_style="bold"
+            say(f"  {kind:<8} {state.get('status', 'Unknown')}: {state.get('message') or state.get('reason', '')}")
+    print_table(
+        ("GROUP", "WRITE QUEUES", "READ QUEUES", "PERMISSION", "MESSAGES"),
+        [[row[k] for k in ("group", "writeQueues", "readQueues", "permission", "messages")] for row in found["groups"]],
     )
-    for row in found["groups"]:
-        table.add_row(*(str(row[k]) for k in ("group", "writeQueues", "readQueues", "permission", "messages")))
-    console().print(table)
 
 
 async def _described(target: Target, topic: str) -> dict[str, Any]:
@@ -188,7 +180,7 @@ async def _described(target: Target, topic: str) -> dict[str, Any]:
 def delete(target: Target, topic: str, force: bool, as_json: bool) -> None:
     """Delete a topic. Raises CliError."""
     said = run_async(_delete(target, topic, force))
-    print_json({"topic": topic, "done": said}) if as_json else print(said)
+    print_json({"topic": topic, "done": said}) if as_json else say(said)
 
 
 async def _delete(target: Target, topic: str, force: bool) -> str:

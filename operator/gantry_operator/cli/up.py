@@ -14,6 +14,7 @@ from typing import IO, Any
 from gantry_operator.api import BrokerCluster, BrokerUser, Documents, ManifestError, Proxy, load_documents
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.examples import QUICKSTART, examples
+from gantry_operator.cli.output import say
 from gantry_operator.cli.progress import Progress
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.folder import (
@@ -54,7 +55,7 @@ def up(
         _keep_users(folder, documents.users)
         _apply(folder, cluster)
         _keep_resources(folder, documents)
-        print(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
+        say(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
         _wait_ready(folder, timeout, None)
         return
     with _claim(folder) as lock:
@@ -217,7 +218,7 @@ def _wait_ready(folder: ClusterFolder, timeout: float, child: subprocess.Popen[b
             raise CliError(
                 f"not ready after {timeout:g} s: {missing}. It keeps trying: see `gantry status`", Exit.NOT_IN_TIME
             )
-    print(info["describe"])
+    say(info["describe"])
 
 
 def _last_line(path: Path) -> str:

@@ -16,7 +16,7 @@ from gantry_operator.access.wanted import ACCESS_KEY, SECRET_KEY
 from gantry_operator.api import BrokerUser
 from gantry_operator.api.manifest import problems_of
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.cli.output import console, note, print_json
+from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.plain_acl import Account, PlainAclError, read_accounts
 from gantry_operator.cli.target import Target, run_async
 
@@ -78,7 +78,7 @@ def create(target: Target, wanted: NewUser, as_json: bool) -> None:
     if as_json:
         print_json({"user": wanted.name, "key": place})
         return
-    print(f"{wanted.name}: its keys are in {place}")
+    say(f"{wanted.name}: its keys are in {place}")
     note(f"Show the secret key: gantry user key {wanted.name}")
 
 
@@ -102,20 +102,17 @@ def show(target: Target, as_json: bool) -> None:
     if not rows:
         note("no user was created; the super user admin exists: gantry user key admin")
         return
-    from rich.table import Table
-
-    table = Table("USER", "ACCESS KEY", "SUPER", "READY", "KEYS", "MESSAGE", box=None, pad_edge=False,
-                  header_style="bold")  # fmt: skip
+    cells = []
     for row in rows:
         status = row.get("status") or {}
         ready: dict[str, Any] = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
         shown = "yes" if ready.get("status") == "True" else "no"
-        table.add_row(
+        cells.append((
             row["metadata"]["name"], status.get("accessKey") or row["metadata"]["name"],
             "yes" if row["spec"].get("superUser") else "no", shown, str(status.get("keys", 0)),
             str(ready.get("message") or ""),
-        )  # fmt: skip
-    console().print(table)
+        ))  # fmt: skip
+    print_table(("USER", "ACCESS KEY", "SUPER", "READY", "KEYS", "MESSAGE"), cells)
 
 
 async def _list(target: Target) -> list[dict[str, Any]]:
@@ -126,7 +123,7 @@ async def _list(target: Target) -> list[dict[str, Any]]:
 def delete(target: Target, name: str, as_json: bool) -> None:
     """Raises CliError."""
     run_async(_delete(target, name))
-    print_json({"deleted": name}) if as_json else print(f"{name} is deleted")
+    print_json({"deleted": name}) if as_json else say(f"{name} is deleted")
 
 
 async def _delete(target: Target, name: str) -> None:
@@ -142,7 +139,7 @@ def rotate(target: Target, name: str, as_json: bool) -> None:
     if as_json:
         print_json({"rotated": name, "key": place})
     else:
-        print(f"{name}: a new secret key is in {place}; the former one stays valid for the overlap")
+        say(f"{name}: a new secret key is in {place}; the former one stays valid for the overlap")
 
 
 async def _rotate(target: Target, name: str) -> str:
@@ -185,7 +182,7 @@ def import_file(target: Target, file: Path, as_json: bool) -> None:
     for text in notes:
         note(text)
     names = run_async(_import(target, accounts))
-    print_json({"imported": names}) if as_json else print(f"imported: {', '.join(names) or 'no account'}")
+    print_json({"imported": names}) if as_json else say(f"imported: {', '.join(names) or 'no account'}")
 
 
 async def _import(target: Target, accounts: Sequence[Account]) -> list[str]:

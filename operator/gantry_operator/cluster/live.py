@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from gantry_broker.http.models import MemberStatus
 from gantry_broker.protocol import plausible
+from gantry_broker.protocol.printable import printable
 from gantry_broker.replication.types import MemberId
 from pydantic import ValidationError
 
@@ -31,8 +32,8 @@ _READ: Final = (_UPTIME, _IN, _IN_BYTES, _OUT, _OUT_BYTES, _LAG, _INFLIGHT, _AGE
 
 
 def plain(text: object) -> str:
-    """Return a text from outside as one line that moves no cursor and colours nothing."""
-    return "".join(c if c.isprintable() else " " for c in str(text)[:MAX_TEXT])
+    """Return a text from outside as one short line that moves no cursor and colours nothing."""
+    return printable(str(text)[:MAX_TEXT])
 
 
 # ---- one member

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from gantry_broker.protocol.printable import printable
+
 MAX_SHOWN: Final = 16_384
 """Bytes of a body that a page shows."""
 Kind = Literal["json", "text", "hex"]
@@ -37,12 +39,12 @@ def body_view(body: bytes, kind: Kind | None = None, limit: int = MAX_SHOWN) -> 
         else:
             # Indented it may be longer than the limit.
             if len(text) <= 4 * limit and (kind == "json" or text[:1] in "{["):
-                return BodyView("json", text, len(body), len(body))
+                return BodyView("json", printable(text, keep="\n"), len(body), len(body))
     if kind in (None, "json", "text"):
         text = part.decode("utf-8", "replace")
         odd = sum(c == "\ufffd" or (c < " " and c not in "\n\r\t") for c in text)
         if kind == "text" or odd <= (1 if len(body) > limit else 0):
-            return BodyView("text", text, len(body), len(part))
+            return BodyView("text", printable(text, keep="\n\r\t"), len(body), len(part))
     part = part[: limit // 4]
     return BodyView("hex", hex_dump(part), len(body), len(part))
 

@@ -6,6 +6,7 @@ Each operation is the function of a `gantry` command where there is one, and has
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,17 +14,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gantry_broker.client import Admin, BrokerError, ClientError, DeadLetters, ReceivedMessage
-from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.client.pulling import PullStatus
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.message import RecordError
+from gantry_broker.protocol.printable import printable_json
 from gantry_broker.remoting.errors import RemotingError
 
-from gantry_operator.cli.dlq import Choice, read_letters, resend_letters
+from gantry_operator.cli.dlq import Choice, letter_fields, read_letters, resend_letters
 from gantry_operator.cli.errors import CliError
-from gantry_operator.cli.messages import as_json_line
 from gantry_operator.cli.resources import preview_offsets, reset_offsets
 from gantry_operator.cli.topics import create_topic
 from gantry_operator.cli.users import NewUser, create_user
@@ -166,8 +166,7 @@ async def export(source: Source, group: str) -> bytes:
 
 def exported(group: str, found: ReceivedMessage) -> str:
     """As `gantry dlq read -o json` prints it."""
-    more = {"id": found.id, "group": group, "originTopic": origin_topic(found), "tries": found.reconsume_times}
-    return as_json_line(found, more)
+    return printable_json(json.dumps(letter_fields(group, found), ensure_ascii=False)) + "\n"
 
 
 # Offsets

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from gantry_broker.protocol.printable import printable
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 NONE: Final = "\N{EN DASH}"
 """Where there is no value."""
@@ -78,11 +80,17 @@ def line(values: Sequence[float], top: float, width: float, height: float, capac
     )
 
 
+def harmless(value: Any) -> Any:
+    """Texts from outside without characters that turn or hide other text on the page. Markup stays."""
+    return printable(value, keep="\n\r\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def environment() -> Environment:
     env = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=select_autoescape(["html"], default=True),
         undefined=StrictUndefined,
+        finalize=harmless,
         trim_blocks=True,
         lstrip_blocks=True,
     )

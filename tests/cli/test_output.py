@@ -1,0 +1,71 @@
+"""What commands print: texts from outside, and a stdout that cannot take them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from gantry_operator.cli.output import note, print_json, print_table, say
+
+BAD = "a\x1b[31m\u202eb[red]c[/red]"
+
+
+def test_tables_lines_and_remarks_are_harmless_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("TOPIC", "COUNT"), [(BAD, 3)])
+    say(f"members {BAD}\nnext")
+    note(f"error: {BAD}")
+    print_json({"id": BAD})
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert r"a\x1b[31m\u202eb[red]c[/red]" in out, "and brackets are no markup"
+    assert "\nnext\n" in out
+    assert json.loads(out[out.index("{") :]) == {"id": BAD}
+
+
+def test_no_long_cell_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("TOPIC", "KEY"), [("T", "k" * 500)])
+    assert capsys.readouterr().out.count("k") == 500
+
+
+def run(code: str, *, stdout: int = subprocess.PIPE, encoding: str = "ascii") -> subprocess.CompletedProcess[bytes]:
+    """Run Python code as the command `gantry` runs a command."""
+    program = (
+        "import typer\nfrom gantry_operator.cli import app, output\n"
+        f"app.app = typer.Typer()\n@app.app.command()\ndef work():\n    {code}\napp.run()"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    return subprocess.run(
+        [sys.executable, "-c", program], stdout=stdout, stderr=subprocess.PIPE, env=environment, timeout=60, check=False
+    )
+
+
+def test_a_stdout_that_is_not_utf_8_gets_replacements_and_exact_json() -> None:
+    text = run("output.say('Gr\\u00fc\\u00dfe'); output.print_table(('A',), [('\\u6ce8',)])")
+    assert (text.returncode, text.stderr) == (0, b"")
+    assert text.stdout.split() == [b"Gr??e", b"A", b"?"]
+    exact = run("output.print_json({'a': 'Gr\\u00fc\\u00dfe'})")
+    assert json.loads(exact.stdout) == {"a": "Grüße"}
+    assert "Grüße" in run("output.print_json({'a': 'Gr\\u00fc\\u00dfe'})", encoding="utf-8").stdout.decode()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line_and_a_failure() -> None:
+    with open("/dev/full", "w") as full:
+        done = run("output.say('x')", stdout=full.fileno())
+    assert (done.returncode, done.stderr) == (1, b"error: the output cannot be written: No space left on device\n")
+
+
+def test_a_reader_that_has_gone_ends_the_command_silently() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = run("output.say('x' * 100_000)", stdout=write)
+    finally:
+        os.close(write)
+    assert done.returncode != 0
+    assert done.stderr == b""
