@@ -83,8 +83,9 @@ def test_unread_output_is_not_consumed(cluster: Cluster) -> None:
 def test_a_stdout_that_is_not_utf_8_loses_no_message(cluster: Cluster, form: tuple[str, ...]) -> None:
     topic = f"Latin{len(form)}"
     cluster.gantry("produce", topic, "-", "--keys", "k\u6ce8", stdin="Gr\u00fc\u00dfe \x1b[31m\u202e\n\u6ce8\u6587\n")
+    consume = ["consume", topic, "-g", "g", "--count", "2", "--timeout", "20", *form]
     done = subprocess.run(
-        [sys.executable, "-m", "gantry_operator.cli", "consume", topic, "-g", "g", "--count", "2", "--timeout", "20", *form],
+        [sys.executable, "-m", "gantry_operator.cli", *consume],
         env=cluster.environment | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, capture_output=True, check=False,
         timeout=60,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from gantry_operator.api import load_manifest
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local import port_claims as claims
 from gantry_operator.platforms.local import ports as module
+from gantry_operator.platforms.local.folder import ClusterFolder, make_private
 from gantry_operator.platforms.local.ports import HOST, OTHER_PORTS, Ports
 from gantry_operator.platforms.local.ports import _free as is_free
 
@@ -183,7 +185,7 @@ def test_without_the_lock_ports_of_other_clusters_are_avoided_and_own_ports_are_
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
     one.choose(CLUSTER, frozenset())
-    over = claims.claims_folder() / "over.json"
+    over = claims.claims_folder() / ClusterFolder(tmp_path / "over").file_name
     over.write_text(json.dumps({"folder": str(tmp_path / "over")}))
     with open(claims.claims_folder() / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -194,3 +196,80 @@ def test_without_the_lock_ports_of_other_clusters_are_avoided_and_own_ports_are_
     three.choose(CLUSTER, frozenset())
     assert not set(two.taken.values()) & set(three.taken.values())
     assert not over.exists()
+
+
+def test_a_link_at_the_folder_of_claims_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody may make one in the temporary directory."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o755)
+    for name, text in (("package.json", '{"name": "x"}'), ("empty.json", ""), ("list.json", "[1]")):
+        (mine / name).write_text(text)
+    claims.claims_folder().symlink_to(mine)
+    before = {path.name: path.read_text() for path in mine.iterdir()}
+    assert Ports.load(tmp_path / "ports.json").choose(CLUSTER, frozenset()) == []
+    assert {path.name: path.read_text() for path in mine.iterdir()} == before
+    assert mine.stat().st_mode & 0o777 == 0o755
+    assert "is a link or no folder" in caplog.text
+
+
+def test_in_the_folder_of_claims_only_claims_are_removed_and_links_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = claims.claims_folder()
+    folder.mkdir(mode=0o777)
+    foreign = {"notes.json": '{"a": 1}', "empty.json": "", "deep.json": "[" * 50_000, "0.json": '{"folder": "/x"}'}
+    for name, text in foreign.items():
+        (folder / name).write_text(text)
+    target = tmp_path / "target.json"
+    target.write_text(json.dumps({"folder": str(tmp_path / "gone")}))
+    linked = folder / ClusterFolder(tmp_path / "gone").file_name
+    linked.symlink_to(target)
+    os.mkfifo(folder / "pipe.json")
+    (folder / "folder.json").mkdir()
+    Ports.load(tmp_path / "ports.json").choose(CLUSTER, frozenset())
+    assert {name: (folder / name).read_text() for name in foreign} == foreign
+    assert linked.is_symlink()
+    assert target.exists()
+    assert folder.stat().st_mode & 0o777 == 0o700, "only its owner may enter"
+    (mine,) = (path for path in folder.iterdir() if path.name == ClusterFolder(tmp_path.resolve()).file_name)
+    assert mine.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_at_the_lock_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    claims.claims_folder().mkdir()
+    (claims.claims_folder() / "lock").symlink_to(tmp_path / "elsewhere")
+    Ports.load(tmp_path / "ports.json").choose(CLUSTER, frozenset())
+    assert not (tmp_path / "elsewhere").exists()
+    assert "another cluster may choose ports at the same time" in caplog.text
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_private(tmp_path / "mine")
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(PermissionError, match="belongs to user"):
+        make_private(tmp_path / "mine")
+
+
+def test_another_port_than_the_usual_one_is_said(tmp_path: Path, preferred: dict[str, int]) -> None:
+    usual = Ports.load(tmp_path / "ports.json")
+    usual.choose(CLUSTER, frozenset())
+    assert list(usual.unusual(CLUSTER)) == []
+    first = preferred["NAME_SERVER_PORT"]
+    with socket.socket() as other:
+        other.bind((HOST, first))
+        other.listen()
+        ports = Ports.load(tmp_path / "others.json")
+        ports.choose(CLUSTER, frozenset())
+        (said,) = ports.unusual(CLUSTER)
+        port = ports[CLUSTER.name_servers[0].name]
+        assert said.startswith(f"port {first} belongs to another program, so the NameServer has {port}")
+        assert said.endswith(f"write {HOST}:{port} in clients")
+    assert next(ports.unusual(CLUSTER)).startswith(f"port {first} was taken, so")

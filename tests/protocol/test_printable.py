@@ -33,7 +33,15 @@ def test_no_character_that_a_terminal_acts_on_is_left(text: str) -> None:
 
 
 def test_letters_of_all_scripts_and_emoji_stay() -> None:
-    for text in ("Grüße", "注文\u3000完了", "می\u200cخواهم", "👩\u200d💻", "a\u00a0b", "[red]x[/red]", "back\\slash"):
+    for text in (
+        "Grüße",
+        "注文\u3000完了",
+        "\u0645\u06cc\u200c\u062e",
+        "👩\u200d💻",
+        "a\u00a0b",
+        "[red]x[/red]",
+        "back\\slash",
+    ):
         assert printable(text) == text
 
 

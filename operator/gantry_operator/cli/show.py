@@ -110,7 +110,8 @@ def _members(out: Any, status: dict[str, Any]) -> None:
         role = r["role"] if r["role"] != "Master" else "[green]Master[/green]"
         table.add_row(
             r["name"], r["group"], role, *_figures(r),
-            "yes" if r["inSync"] else "no", escape(plain(r.get("address", ""))), str(r.get("node" if pods else "pid") or "-"),
+            "yes" if r["inSync"] else "no", escape(plain(r.get("address", ""))),
+            str(r.get("node" if pods else "pid") or "-"),
         )  # fmt: skip
     out.print()
     out.print(table)

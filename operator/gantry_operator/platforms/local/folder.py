@@ -38,10 +38,14 @@ def state_home() -> Path:
 def make_private(folder: Path) -> None:
     """Create a folder that only this user can enter, or restrict an existing one. Raises OSError.
 
-    Missing parents get the system's default mode.
+    A folder of another user is refused: its owner could read keys in it, and replace files. Missing parents get the
+    system's default mode.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = stat.S_IMODE(folder.stat().st_mode)
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to user {found.st_uid}: use a folder of your own")
+    mode = stat.S_IMODE(found.st_mode)
     if mode & OTHERS:
         folder.chmod(mode & ~OTHERS)
 

@@ -10,22 +10,24 @@ import fcntl
 import json
 import logging
 import os
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from gantry_operator.platforms.local.folder import ClusterFolder, read_json, read_ports
+from gantry_operator.platforms.local.folder import OTHERS, ClusterFolder, read_ports
 from gantry_operator.platforms.local.process import load_record, start_mark
-from gantry_operator.registry.file import write_whole
 
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S = 2.0
 """Seconds to wait for the lock. Choosing ports takes much less, so a longer holder is stuck."""
 LOOK_S = 0.01
+MAX_CLAIM = 65_536
+"""Bytes of a claim."""
 
 
 def claims_folder() -> Path:
@@ -36,56 +38,132 @@ def claims_folder() -> Path:
     return Path(base) / f"gantry-ports-{os.getuid()}"
 
 
+class ClaimsFolder:
+    """The open folder of claims. Its files are reached through the descriptor, so nothing can take its place."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def open(cls) -> ClaimsFolder:
+        """Make it if it is missing. Anybody may write to the folder around it, so a link there, or a folder of another
+        user, is refused. Raises OSError.
+        """
+        path = claims_folder()
+        path.mkdir(mode=0o700, exist_ok=True)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except NotADirectoryError:
+            raise NotADirectoryError(f"{path} is a link or no folder: remove it") from None
+        try:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid():
+                raise PermissionError(f"{path} belongs to another user")
+            if found.st_mode & OTHERS:
+                os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~OTHERS)
+        except OSError:
+            os.close(fd)
+            raise
+        return cls(fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def claims(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The claims by the name of their file. What is no claim of this program is left out."""
+        for name in sorted(os.listdir(self._fd)):
+            if not name.endswith(".json"):
+                continue
+            claim = self._read(name)
+            folder = claim.get("folder") if isinstance(claim, dict) else None
+            if isinstance(folder, str) and ClusterFolder(Path(folder)).file_name == name:
+                yield name, claim
+
+    def _read(self, name: str) -> Any:
+        """The JSON in a file; None: it is no regular file, or holds none."""
+        try:
+            fd = self._open(name, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            return json.loads(os.read(fd, MAX_CLAIM)) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        except (OSError, ValueError, RecursionError):
+            return None
+        finally:
+            os.close(fd)
+
+    def write(self, name: str, claim: dict[str, Any]) -> None:
+        """Replace a claim. Readers see the old or the new one. Raises OSError."""
+        temporary = f".{name}.{os.getpid()}"
+        with os.fdopen(self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+            json.dump(claim, file)
+        os.replace(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def remove(self, name: str) -> None:
+        """Remove a claim. Raises OSError."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._fd)
+
+    def locked(self) -> int:
+        """Open and lock the file of the lock. Raises OSError, also when another program keeps the lock."""
+        lock = self._open("lock", os.O_WRONLY | os.O_CREAT)
+        deadline = time.monotonic() + LOCK_WAIT_S
+        try:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return lock
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        path = claims_folder() / "lock"
+                        raise TimeoutError(f"another `gantry up` holds {path} for too long") from None
+                time.sleep(LOOK_S)
+        except OSError:
+            os.close(lock)
+            raise
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+
+
 class PortAllocationLock:
-    """The right to choose ports, for one program of this user at a time. `file` None: another program may choose at
-    the same time. `known`: claims can be kept.
+    """The right to choose ports, for one program of this user at a time.
+
+    `folder` None: claims cannot be kept. `lock` None: another program may choose at the same time.
     """
 
-    def __init__(self, file: IO[str] | None, *, known: bool = True) -> None:
-        self.file = file
-        self.known = known
+    def __init__(self, folder: ClaimsFolder | None, lock: int | None) -> None:
+        self.folder = folder
+        self._lock = lock
+
+    @property
+    def alone(self) -> bool:
+        """No other program chooses."""
+        return self._lock is not None
 
     def __enter__(self) -> PortAllocationLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        if self.folder is not None:
+            self.folder.close()
+        self.folder = self._lock = None
 
 
 def acquire_port_lock() -> PortAllocationLock:
     """Wait for the lock, for a limited time. Call it in a thread, so that the event loop and the failover go on."""
-    folder = claims_folder()
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user")
+        folder = ClaimsFolder.open()
     except OSError as error:
         log.warning("ports of other clusters are not known: %s", error)
-        return PortAllocationLock(None, known=False)
+        return PortAllocationLock(None, None)
     try:
-        return PortAllocationLock(_locked(folder / "lock"))
+        return PortAllocationLock(folder, folder.locked())
     except OSError as error:
         log.warning("another cluster may choose ports at the same time: %s", error)
-        return PortAllocationLock(None)
-
-
-def _locked(path: Path) -> IO[str]:
-    """Open and lock the file. Raises OSError, also when another program keeps the lock."""
-    lock = open(path, "a")  # noqa: SIM115
-    deadline = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                lock.close()
-                raise TimeoutError(f"another `gantry up` holds {path} for too long") from None
-        except OSError:
-            lock.close()
-            raise
-        time.sleep(LOOK_S)
+        return PortAllocationLock(folder, None)
 
 
 @contextmanager
@@ -96,33 +174,31 @@ def ports_of_others(own: Path, lock: PortAllocationLock) -> Iterator[frozenset[i
     working claims only a listening process marks a port as used.
     """
     with lock:
-        if not lock.known:
+        folder = lock.folder
+        if folder is None:
             yield frozenset()
             return
-        folder = claims_folder()
-        tidy = lock.file is not None  # Without the lock another program may be writing the file.
-        yield frozenset(port for path in folder.glob("*.json") for port in _claimed(path, own, tidy))
+        yield frozenset(port for ports in _claimed(folder, own, tidy=lock.alone) for port in ports)
         mine = {"folder": str(own), "pid": os.getpid(), "started": start_mark(os.getpid())}
         try:
-            write_whole(folder / ClusterFolder(own).file_name, json.dumps(mine))
+            folder.write(ClusterFolder(own).file_name, mine)
         except OSError as error:
-            if lock.file is not None:
+            if lock.alone:
                 raise
             log.warning("the ports of %s are not known to other clusters: %s", own, error)
 
 
-def _claimed(path: Path, own: Path, tidy: bool) -> Iterator[int]:
-    """Whether the claim is valid. `tidy`: delete an expired claim."""
-    claim = read_json(path)
-    root = Path(claim["folder"]) if isinstance(claim, dict) and "folder" in claim else None
-    if root == own:
-        return
-    ports = {} if root is None else read_ports(ClusterFolder(root).ports)
-    if root is None or not ports or not _lives(ClusterFolder(root), claim):
-        if tidy:
-            path.unlink(missing_ok=True)
-        return
-    yield from ports.values()
+def _claimed(folder: ClaimsFolder, own: Path, *, tidy: bool) -> Iterator[Collection[int]]:
+    """The ports of the valid claims. `tidy`: remove expired ones; without the lock another program may be writing."""
+    for name, claim in list(folder.claims()):
+        cluster = ClusterFolder(Path(claim["folder"]))
+        if cluster.root == own:
+            continue
+        ports = read_ports(cluster.ports)
+        if ports and _lives(cluster, claim):
+            yield ports.values()
+        elif tidy:
+            folder.remove(name)
 
 
 def _lives(cluster: ClusterFolder, claim: dict[str, object]) -> bool:

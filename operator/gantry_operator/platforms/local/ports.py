@@ -85,6 +85,17 @@ class Ports:
         """The host:port of a use. Raises NoPort."""
         return f"{HOST}:{self[use]}"
 
+    def unusual(self, plan: Plan) -> Iterator[str]:
+        """Sentences about ports for clients that are not RocketMQ's own: its clients and examples use those."""
+        wanted = dict(_wanted(plan))
+        for processes, what in ((plan.name_servers[:1], "the NameServer"), (plan.proxies[:1], "gRPC")):
+            for use in (p.name for p in processes):
+                usual, port = wanted[use], self.taken.get(use)
+                if port in (None, usual):
+                    continue
+                why = "was taken" if _free(usual) else "belongs to another program"
+                yield f"port {usual} {why}, so {what} has {port}: write {HOST}:{port} in clients"
+
     def choose(self, plan: Plan, running: frozenset[str], lock: PortAllocationLock | None = None) -> list[str]:
         """Give every use a port, and write the choice to disk. Raises OSError.
 

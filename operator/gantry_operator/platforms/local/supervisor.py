@@ -366,6 +366,7 @@ class Supervisor:
                 mode = self.cluster.spec.proxy.tls_mode(self.cluster.spec.security.tls.mode)
                 form = "TLS" if mode == "Required" else form
             lines.append(f"  gRPC           {self.ports.address(proxy.name)}  {form}")
+        lines += [f"  note           {text}" for text in self.ports.unusual(self.plan)]
         if uses_tls(self.cluster):
             lines.append(f"  TLS authority  {authorities_file(self.folder)}")
         if authentication(self.cluster) != "Disabled":
