@@ -84,6 +84,7 @@ def _end(conn: Connection, caller: Caller) -> None:
     """Close a connection in a moment, until when it takes one of those that its address may have."""
     caller.ends = True
     conn.stop_reading()
+    conn.drop_input()
     asyncio.get_running_loop().call_later(HOLD_S, conn.close)
 
 

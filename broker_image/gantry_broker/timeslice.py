@@ -15,6 +15,9 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
+_LONG_S: Final = 0.02
+"""Steps that took longer are reported."""
+
 SLICE_S: Final = 0.01
 """Seconds of costly work in one pass of the event loop, approximately."""
 GRANT_S: Final = 0.002
@@ -25,13 +28,14 @@ class TimeSlices:
     """The costly work of one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+        self.clock = clock
+        """Seconds of a monotonic clock."""
         self._used_s = 0.0
         self._pass_ends = False
         self._stepping = False
         self._queue: deque[Callable[[], None]] = deque()
         self.on_ran: Callable[[float], None] = lambda seconds: None
-        """Called with the seconds of each step that `run` ran."""
+        """Called with the seconds of each long step."""
 
     def __len__(self) -> int:
         """The number of waiting steps and coroutines."""
@@ -41,6 +45,25 @@ class TimeSlices:
     def left_s(self) -> float:
         """Return the rest of this pass's time; 0 when something waits already, except for the running one."""
         return 0.0 if self._queue and not self._stepping else max(SLICE_S - self._used_s, 0.0)
+
+    @property
+    def used_s(self) -> float:
+        """Return the seconds of costly work in this pass."""
+        return self._used_s
+
+    def spent(self, begun: float, used_s: float) -> None:
+        """Note that work ended that began at `begun` by the clock, when `used_s` was used: parts of it that were
+        noted by themselves do not count twice.
+        """
+        seconds = self.clock() - begun
+        if seconds > _LONG_S:
+            self.on_ran(seconds)
+        self.charge(max(used_s + seconds - self._used_s, 0.0))
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Run a step in its turn, not now. It must not raise."""
+        self._queue.append(work)
+        self.charge(0.0)
 
     def charge(self, seconds: float) -> None:
         """Note costly work in this pass, in seconds."""
@@ -56,8 +79,7 @@ class TimeSlices:
         if self.left_s > 0:
             self._step(work)
             return True
-        self._queue.append(work)
-        self.charge(0.0)
+        self.later(work)
         return False
 
     async def grant(self) -> None:
@@ -78,7 +100,7 @@ class TimeSlices:
 
     async def sliced(self, items: Iterable[T]) -> AsyncIterator[T]:
         """Yield the items, with a pause whenever their consumer has worked for `GRANT_S`."""
-        clock = self._clock
+        clock = self.clock
         await self.grant()
         ends = clock() + GRANT_S
         for item in items:
@@ -90,15 +112,13 @@ class TimeSlices:
             yield item
 
     def _step(self, work: Callable[[], None]) -> None:
-        begun = self._clock()
+        begun, used_s = self.clock(), self._used_s
         outer, self._stepping = self._stepping, True
         try:
             work()
         finally:
             self._stepping = outer
-        spent = self._clock() - begun
-        self.on_ran(spent)
-        self.charge(spent)
+            self.spent(begun, used_s)
 
     def _next_pass(self) -> None:
         self._pass_ends = False

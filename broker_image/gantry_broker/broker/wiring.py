@@ -110,8 +110,8 @@ def wire(
     delay_levels = delay_table(settings.messageDelayLevel)
     memory = memory_limit(config.memory_limit_bytes)
     budget = remoting_budget(memory, min(settings.maxConnections, descriptors.budget().remoting))
-    shared = Shared(budget, lambda: settings.maxConnectionsPerAddress)
     loop_watch, slices = LoopWatch(), TimeSlices()
+    shared = Shared(budget, lambda: settings.maxConnectionsPerAddress, slices)
     slices.on_ran = loop_watch.holds.ran
     clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters()
     access = AccessControl(config, store)

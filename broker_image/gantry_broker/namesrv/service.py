@@ -56,7 +56,6 @@ from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS, memory_limit, 
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.tls_ports import PortsTls
-from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class NameService:
         """The shared state of all listeners' connections."""
         self.tls: PortsTls | None = None
         self.loop_watch = LoopWatch()
-        self.slices = TimeSlices()
+        self.slices = self.shared.slices
         self.slices.on_ran = self.loop_watch.holds.ran
         self._one_at_a_time = asyncio.Lock()
         self._working: dict[Connection, asyncio.Task[None]] = {}

@@ -34,6 +34,7 @@ _CHUNK: Final = 4096
 """An unfinished frame is kept in at most `_FEW_CHUNKS` parts and one more for each `_CHUNK` bytes: a peer that sends
 single bytes must not cost an object for each."""
 
+_ALL: Final = 1 << 62
 _LOOK_AFTER: Final = 16
 """Reads of a connection that end with a pull of no known template before one is learnt, which costs as much as two
 pulls."""
@@ -251,6 +252,7 @@ class FrameDecoder:
         "_small",
         "_small_header",
         "_unlike",
+        "more",
         "refused",
     )
 
@@ -273,6 +275,8 @@ class FrameDecoder:
         self._unlike = 0
         """Reads since the last look for a template that ended with a pull without one."""
         self._look_after = _LOOK_AFTER
+        self.more = False
+        """Whether `feed` has left bytes because it had returned enough frames."""
         self.refused: list[Refusal] = []
         """Requests over their limit, in order; the caller answers and clears them."""
 
@@ -286,8 +290,9 @@ class FrameDecoder:
         """Whether a frame has begun and not ended, kept or dropped."""
         return self._buffered > 0 or self._skip > 0
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Returns all frames that `data` completes, in order.
+    def feed(self, data: bytes, most: int = _ALL) -> list[Frame]:
+        """Returns the frames that `data` completes, in order. After `most` of them `more` is true: the next call, with
+        b"" or further bytes, goes on with the rest.
 
         Raises FrameError at the first bad one; the good ones before it are in `error.frames`.
         """
@@ -298,15 +303,17 @@ class FrameDecoder:
             data = data[self._skip :]
             self._skip = 0
         if self._chunks:
-            self._chunks.append(data)
+            if data:
+                self._chunks.append(data)
             self._buffered += len(data)
-            if self._buffered < self._needed:
+            if self._buffered < self._needed and not self.more:
                 if len(self._chunks) > _FEW_CHUNKS + self._buffered // _CHUNK:
                     self._chunks = [b"".join(self._chunks)]
                 return []  # joined once, so that a large frame in small reads causes no quadratic copying
-            data = b"".join(self._chunks)
+            data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             self._chunks.clear()
             self._buffered = 0
+            self.more = False
         frames: list[Frame] = []
         append = frames.append
         loads = orjson.loads
@@ -317,7 +324,9 @@ class FrameDecoder:
         languages = _LANGUAGE_CODES
         layout = self._layout
         try:
-            while end - position >= 8:
+            for _ in range(most):
+                if end - position < 8:
+                    break
                 length, mark = _unpack_lengths(data, position)
                 stop = position + 4 + length
                 size = mark & 0xFFFFFF
@@ -381,6 +390,8 @@ class FrameDecoder:
                 else:
                     raise FrameError(f"serialize type {mark >> 24} is unknown; 0 (JSON) and 1 (ROCKETMQ) are known")
                 position = stop
+            else:
+                self.more = position < end
         except FrameError as error:
             error.frames = frames
             raise

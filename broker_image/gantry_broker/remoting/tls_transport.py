@@ -12,6 +12,8 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
+from gantry_broker.inbox import Inbox
+
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Shared
 
@@ -75,6 +77,14 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._partial = False
         self._ended = False
         """The peer has ended TLS, or broken it."""
+        self._inbox = Inbox(shared.slices, self, FEED) if shared is not None else None
+        """None: this end has made the connection, and trusts its peer."""
+        self._plain: list[bytes] = []
+        """What is decrypted and not delivered."""
+        self._plain_size = 0
+        self._eof = False
+        """The peer has ended without an end of TLS, and what it sent is not handled yet."""
+        self._input_waits = False
         self._reading_paused = False
         self._closing = False
         self._error: Exception | None = None
@@ -96,26 +106,54 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         if self._overseer is not None:
             self._waiting += data
             self._overseer.arrived(self)
-        elif len(data) <= FEED:
-            self._incoming.write(data)
-            self._deliver()
+        elif self._inbox is not None:
+            self._inbox.received(data)
+            if self._inbox.size:
+                self._hold_bytes()
         else:
-            view, parts, size = memoryview(data), list[bytes](), 0
-            for at in range(0, len(view), FEED):
-                self._incoming.write(view[at : at + FEED])
-                found = self._decrypt()
-                parts += found
-                size += sum(map(len, found))
-                if size >= DELIVER or self._ended:
-                    self._hand_over(parts)
-                    parts, size = [], 0
-                    if self._closing:
-                        return
-            self._hand_over(parts)
+            for at in range(0, len(data), FEED):
+                self.handle(data[at : at + FEED])
+            self._hand_over()
 
-    def eof_received(self) -> None:
-        if self._overseer is None and self._protocol is not None:
-            self._protocol.eof_received()
+    def handle(self, data: bytes) -> bool:
+        """Decrypt at most `FEED` bytes (`gantry_broker.inbox`); deliver plain bytes when they are many or the last."""
+        if self._closing or self._ended:
+            return False
+        self._incoming.write(data)
+        parts = self._decrypt()
+        self._plain += parts
+        self._plain_size += sum(map(len, parts))
+        inbox = self._inbox
+        if self._plain_size >= DELIVER or self._ended or (inbox is not None and not inbox.size):
+            self._hand_over()
+        return False
+
+    def pause_input(self, wait: bool) -> None:
+        self._input_waits = wait
+        self._read_or_pause()
+
+    def input_ended(self) -> None:
+        self._hold_bytes()
+        if self._eof:
+            self._protocol_eof()
+
+    def eof_received(self) -> bool | None:
+        if self._overseer is not None or self._protocol is None:
+            return None
+        if self._inbox:
+            self._eof = True
+            return True
+        return self._protocol.eof_received()
+
+    def _hold_bytes(self) -> None:
+        if self._shared is not None and not self._closing:
+            waiting = 0 if self._inbox is None else self._inbox.size
+            self._shared.hold(self, waiting + (HELD if self._partial else 0))
+
+    def _protocol_eof(self) -> None:
+        """Tell the protocol that the peer has ended; it may keep the connection for a moment."""
+        if not self._closing and self._protocol is not None and not self._protocol.eof_received():
+            self.close()
 
     def pause_writing(self) -> None:
         if self._protocol is not None:
@@ -127,6 +165,8 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        if self._inbox is not None:
+            self._inbox.clear()
         if self._shared is not None:
             self._shared.hold(self, 0)
         overseer, self._overseer = self._overseer, None
@@ -167,7 +207,8 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         self._overseer = None
         protocol.connection_made(self)
         if not self._closing and self._incoming.pending:
-            self._deliver()
+            self._plain = self._decrypt()
+            self._hand_over()
         if at < len(view):
             self.data_received(bytes(view[at:]))
 
@@ -181,9 +222,6 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
         overseer.failed(self, reason, text)
 
     # Decryption
-
-    def _deliver(self) -> None:
-        self._hand_over(self._decrypt())
 
     def _decrypt(self) -> list[bytes]:
         """Return the plain bytes of all complete records that OpenSSL was given."""
@@ -204,14 +242,14 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             self._ended = True
         if partial != self._partial:
             self._partial = partial
-            if self._shared is not None:
-                self._shared.hold(self, HELD if partial else 0)
+            self._hold_bytes()
         return parts
 
-    def _hand_over(self, parts: list[bytes]) -> None:
-        """Deliver plain bytes together."""
+    def _hand_over(self) -> None:
+        """Deliver the plain bytes together."""
         if self._outgoing.pending:
             self._flush()  # an alert, or an answer to a change of keys
+        parts, self._plain, self._plain_size = self._plain, [], 0
         protocol = self._protocol
         if protocol is None or self._closing:
             return
@@ -219,8 +257,9 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
             protocol.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
         if self._ended and not self._closing:
             if self._error is None:
-                protocol.eof_received()
-            self.close()
+                self._protocol_eof()
+            else:
+                self.close()
 
     def _flush(self) -> None:
         if self._outgoing.pending and self._raw is not None:
@@ -275,12 +314,20 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
 
     def pause_reading(self) -> None:
         self._reading_paused = True
-        if self._raw is not None:
-            self._raw.pause_reading()
+        self._read_or_pause()
 
     def resume_reading(self) -> None:
         self._reading_paused = False
-        if self._raw is not None:
+        self._read_or_pause()
+
+    def _read_or_pause(self) -> None:
+        if self._inbox is not None:
+            self._inbox.hold(self._reading_paused)
+        if self._raw is None:
+            return
+        if self._reading_paused or self._input_waits:
+            self._raw.pause_reading()
+        else:
             self._raw.resume_reading()
 
     def is_reading(self) -> bool:
