@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import orjson
 from gantry_broker import logs
+from gantry_broker.protocol.digits import whole_number
 
 from gantry_spark.errors import GantrySparkError
 from gantry_spark.page_secret import keep_page
@@ -38,7 +39,7 @@ _UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 
 def parse_hours(text: str) -> float:
     """Parse a duration such as `90m`, `12h` or `7d`, and return it in hours. Raises ValueError with the valid form."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a duration: write a number and s, m, h, d or w, for example 7d")
     return float(found[1]) * _UNITS[found[2]]
@@ -46,7 +47,7 @@ def parse_hours(text: str) -> float:
 
 def parse_memory(text: str) -> str:
     """Parse a memory size such as `512m` or `2g` for Spark's JVM. Raises ValueError with the valid form."""
-    found = re.fullmatch(r"(\d{1,9})([kmgt])b?", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,9})([kmgt])b?", text.strip().lower())
     if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < MIN_MEMORY_KB:
         raise ValueError(f"{text!r}: write a whole number and m or g, at least 512m, for example 2g")
     return f"{found[1]}{found[2]}"
@@ -90,9 +91,10 @@ def arguments() -> argparse.ArgumentParser:
 
 def _integer_from(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        found = whole_number(text, least)
+        if found is None:
             raise argparse.ArgumentTypeError(f"{text!r}; write a whole number of at least {least}")
-        return int(text)
+        return found
 
     return number
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gantry_broker.protocol.bodies import ClusterInfo
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.fastjson import JsonError, loads
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 
@@ -29,11 +30,12 @@ def call(
 ) -> Frame:
     """Send one request to `host:port` and return the response. Raises SourceError without a successful response."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    number = whole_number(port, 1, 65_535)
+    if not host or number is None:
         raise SourceError(f"{address!r} is not an address: write host:port")
     host = host.strip("[]")
     try:
-        with trust.wrap(socket.create_connection((host, int(port)), timeout=timeout), host) as connection:
+        with trust.wrap(socket.create_connection((host, number), timeout=timeout), host) as connection:
             connection.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
             decoder = FrameDecoder(_MAX_FRAME_BYTES)
             while True:
@@ -119,7 +121,10 @@ def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
         for name, queues in table.items():
             topic, _, group = str(name).partition("@")
             for queue, offset in queues.items():
-                found[group, topic, int(queue)] = int(offset)
+                number, at = whole_number(str(queue), 0, MAX_INT), whole_number(str(offset), -1)
+                if number is None or at is None:
+                    raise ValueError(f"{name}: queue {str(queue)[:40]!r}, offset {str(offset)[:40]!r}")
+                found[group, topic, number] = at
     except (JsonError, ValueError, AttributeError, TypeError) as error:
         raise SourceError(f"{where}: consumer offsets cannot be read: {error}") from None
     return found
@@ -133,6 +138,6 @@ def reserved_hours(address: str, trust: Trust = PLAINTEXT) -> int | None:
         return None
     for line in text.splitlines():
         name, _, value = line.partition("=")
-        if name.strip() == "fileReservedTime" and value.strip().isdigit():
-            return int(value)
+        if name.strip() == "fileReservedTime":
+            return whole_number(value.strip())
     return None

@@ -32,7 +32,7 @@ With the first compiler alone a JVM reserves only 48 MiB for code. Generated cla
 """
 SHORT_RUN_LIMIT: Final = 2 << 30
 """Bytes of log below which these options pay off. They are even at twice this size (docs/analytics.md)."""
-_VERSION = re.compile(r'version "(\d+)')
+_VERSION = re.compile(r'version "([0-9]+)')
 
 
 class NoJava(GantrySparkError):

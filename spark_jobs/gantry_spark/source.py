@@ -32,6 +32,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import orjson
+from gantry_broker.protocol.digits import whole_number
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -149,9 +150,10 @@ def _number(options: dict[str, str], name: str, default: int, least: int) -> int
     value = options.get(name)
     if value is None:
         return default
-    if not value.isdigit() or int(value) < least:
+    number = whole_number(value, least)
+    if number is None:
         raise SourceError(f"option {name}: {value!r}; write a whole number of at least {least}")
-    return int(value)
+    return number
 
 
 class LogPartition(InputPartition):

@@ -31,6 +31,7 @@ from gantry_broker.broker.send.messages import (
     timer_window,
 )
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
+from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, decode_records, parse_properties
 from gantry_broker.store.errors import StoreError
 
@@ -71,7 +72,7 @@ def real_target(record: Record) -> tuple[str, int]:
     """Returns the topic and queue that a waiting message is meant for; its own when the properties name none."""
     props = parse_properties(record.properties)
     queue = props.get(Prop.REAL_QUEUE_ID, "0")
-    return props.get(Prop.REAL_TOPIC) or record.topic, int(queue) if queue.isdigit() and len(queue) < 10 else 0
+    return props.get(Prop.REAL_TOPIC) or record.topic, whole_number(queue, 0, MAX_INT) or 0
 
 
 def delivered(record: Record) -> Put:
@@ -446,8 +447,7 @@ class Buckets:
 
 
 def _number(props: Mapping[str, str], name: str) -> int:
-    text = props.get(name, "0")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    return whole_number(props.get(name, "0")) or 0
 
 
 def _until(props: Mapping[str, str]) -> int:

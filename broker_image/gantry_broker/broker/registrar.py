@@ -19,6 +19,7 @@ import orjson
 from gantry_broker.broker.metadata.tables import route_permission
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, RequestCode, ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
 from gantry_broker.remoting.errors import RemotingError
@@ -224,7 +225,8 @@ class Registrar:
     async def _has_access_table(self, address: str, held: str) -> bool:
         """Sends the access table to a NameServer that has none or an older one. False: it must be tried again."""
         table = self._access.table_json
-        if not table or not held.isdigit() or int(held[:20]) >= self._access.version:
+        version = whole_number(held)
+        if not table or version is None or version >= self._access.version:
             return True
         answer = await self._client.request(address, Frame(GantryCode.UPDATE_ACCESS, body=table), TIMEOUT_S)
         if answer.code == ResponseCode.SUCCESS:

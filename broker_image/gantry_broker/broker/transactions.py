@@ -26,6 +26,7 @@ from gantry_broker.protocol.codes import (
     RequestCode,
     SysFlag,
 )
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import Record, decode_records, encode_record, pack_host, parse_properties
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
 DECIDED_TAG: Final = "d"
+MAX_IMMUNITY_S: Final = 9_999_999
+MAX_CHECKS: Final = 99_999
 READ_BATCH: Final = 512
 READ_BYTES: Final = 2 << 20
 CHECKS_PER_PASS: Final = 200
@@ -192,8 +195,8 @@ class Transactions:
         for record in decode_records(got.data):
             self._op_at = record.queue_offset + 1
             for text in record.body.decode("ascii", "replace").split(","):
-                if text.isdigit():
-                    self._decide(int(text))
+                if (offset := whole_number(text)) is not None:
+                    self._decide(offset)
         if self._op_at - self._marked_at >= MARK_EACH:
             self._marked_at = self._op_at
             self._marks.append((self._op_at, self._highest))
@@ -244,7 +247,8 @@ class Transactions:
 
     def _immunity_ms(self, record: Record) -> int:
         text = parse_properties(record.properties).get(Prop.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
-        return int(text) * 1_000 if text.isdigit() and len(text) < 8 else self._settings.transactionTimeOut
+        seconds = whole_number(text, 0, MAX_IMMUNITY_S)
+        return self._settings.transactionTimeOut if seconds is None else seconds * 1_000
 
     # ---- decisions
 
@@ -326,7 +330,7 @@ class Transactions:
             return
         props = parse_properties(half.properties)
         text = props.get(Prop.TRANSACTION_CHECK_TIMES, "0")
-        times = int(text) if text.isdigit() and len(text) < 6 else 0
+        times = whole_number(text, 0, MAX_CHECKS) or 0
         if (
             times >= self._settings.transactionCheckMax
             or now - half.born_ms > self._settings.fileReservedTime * 3_600_000

@@ -39,6 +39,7 @@ from gantry_broker.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
@@ -151,7 +152,7 @@ class Admin:
 
     async def _perm(self, code: int, group: str, field: str) -> int:
         counts = [
-            int(answer.ext.get(field, "0"))
+            whole_number(answer.ext.get(field, "0")) or 0
             for answer in await self._call_all_name_servers(code, {"brokerName": group}, f"permission of {group}")
         ]
         return max(counts, default=0)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from gantry_broker.client.message import Message
 from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.limits import MAX_QUEUES
 from gantry_broker.protocol.message import java_hash
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
@@ -46,8 +48,8 @@ def _ordered_queues(topic: str, order_conf: str) -> list[MessageQueue]:
     queues = []
     for part in order_conf.split(";"):
         broker, separator, count = part.rpartition(":")
-        if separator and count.isdigit():
-            queues += [MessageQueue(topic, broker, number) for number in range(int(count))]
+        if separator and (queue_count := whole_number(count, 0, MAX_QUEUES)) is not None:
+            queues += [MessageQueue(topic, broker, number) for number in range(queue_count)]
     return queues
 
 

@@ -28,6 +28,7 @@ from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
 from gantry_broker.pop.handle import Handle, parse_handle, topic_type
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,
@@ -503,8 +504,9 @@ def _starts(text: str | None) -> dict[tuple[int, int], int]:
     found = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
-        if len(words) == 3 and all([word.isascii() and word.isdigit() and len(word) < 20 for word in words]):
-            found[int(words[0]), int(words[1])] = int(words[2])
+        kind, queue_id, start = (whole_number(word) for word in (*words, "", "", "")[:3])
+        if len(words) == 3 and kind is not None and queue_id is not None and start is not None:
+            found[kind, queue_id] = start
     return found
 
 
@@ -513,6 +515,6 @@ def _order_counts(text: str | None) -> dict[str, int]:
     found = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
-        if len(words) == 3 and words[2].isdecimal():
-            found[words[1]] = int(words[2])
+        if len(words) == 3 and (count := whole_number(words[2])) is not None:
+            found[words[1]] = count
     return found

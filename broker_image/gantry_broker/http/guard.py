@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.token import TokenFile
+from gantry_broker.protocol.digits import whole_number
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -111,7 +112,8 @@ def announced(headers: Mapping[bytes, list[bytes]]) -> int:
 
 def _length(value: bytes) -> int:
     """Return 0 for an invalid number: h11 has refused the request already."""
-    return int(value) if value.isdigit() and len(value) < 20 else 1 << 62
+    number = whole_number(value)
+    return 1 << 62 if number is None else number
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:

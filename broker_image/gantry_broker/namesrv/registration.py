@@ -9,6 +9,7 @@ from typing import Final
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, RegisterBody, TopicConfig, TopicConfigs
+from gantry_broker.protocol.digits import MAX_INT, whole_number
 
 MAX_PLAIN: Final = 8 * 1024 * 1024
 """Most bytes of a decompressed body."""
@@ -136,6 +137,7 @@ def _compressed_steps(body: bytes) -> Iterator[RegisterBody | None]:
 def _topic(line: bytes) -> TopicConfig:
     """`name read write perm filter [attributes]`, the last in 5.x only."""
     words = line.decode().split(_SEPARATOR, 5)
-    if len(words) < 5 or not all(word.isdigit() and len(word) < 10 for word in words[1:4]):
+    reads, writes, perm = (whole_number(word, 0, MAX_INT) for word in (*words[1:4], "", "", "")[:3])
+    if len(words) < 5 or reads is None or writes is None or perm is None:
         raise BodyError(f"compressed registration: {line[:80]!r} is not 'topic read write perm filter'")
-    return TopicConfig(words[0], int(words[1]), int(words[2]), int(words[3]), words[4])
+    return TopicConfig(words[0], reads, writes, perm, words[4])

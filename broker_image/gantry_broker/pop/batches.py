@@ -9,6 +9,7 @@ from gantry_broker.pop.handle import Handle
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import MAX_ACKS, MAX_BITS, BatchAck, BatchAcks
 from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 
 RESULTS: Final = "results"
@@ -49,13 +50,14 @@ def without_effect(batch: BatchAcks, answer: Frame) -> set[Handle] | None:
     found = set()
     for part in text.split(";") if text else ():
         number, _, offset = part.partition(":")
-        if not 0 <= int(number) < len(batch.acks):
-            raise ValueError(f"the batch has no entry {number[:20]}")
-        entry = batch.acks[int(number)]
+        place, at = whole_number(number, 0, len(batch.acks) - 1), whole_number(offset)
+        if place is None or at is None:
+            raise ValueError(f"the batch has no entry {part[:40]!r}")
+        entry = batch.acks[place]
         found.add(
             Handle(
                 entry.start_offset, entry.pop_ms, entry.invisible_ms, entry.revive_queue, entry.kind, batch.broker,
-                entry.queue_id, int(offset),
+                entry.queue_id, at,
             )
         )  # fmt: skip
     return found

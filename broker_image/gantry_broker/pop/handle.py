@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from gantry_broker.protocol.codes import RETRY_PREFIX
+from gantry_broker.protocol.digits import whole_number
 
 ORDERLY_QUEUE: Final = 999
 """The revive queue of handles of orderly pops."""
@@ -118,9 +119,10 @@ def parse_handle(text: str, offset: int | None = None) -> Handle:
 
 
 def _number(text: str, part: str, what: str, most: int) -> int:
-    if not part.isascii() or not part.isdigit() or len(part) > 19 or int(part) > most:
+    number = whole_number(part, 0, most)
+    if number is None:
         raise BadHandle(f"the handle {text[:80]!r}: its {what} is {part[:24]!r}, a whole number to {most} is expected")
-    return int(part)
+    return number
 
 
 def start_offset_info(parts: Iterable[tuple[int, int, int]]) -> str:

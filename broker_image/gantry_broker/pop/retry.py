@@ -8,6 +8,7 @@ from gantry_broker.broker.metadata.topics import dlq_topic
 from gantry_broker.broker.send.messages import copy_of
 from gantry_broker.pop.handle import retry_topic_v2
 from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
+from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, RecordError, parse_properties
 from gantry_broker.store.types import Put
 
@@ -37,9 +38,10 @@ def target_topics(group: str, topic: str) -> tuple[str, str]:
 def origin_of(record: Record) -> tuple[str, int, int] | None:
     """Returns (topic, queue, queue offset) of the message that a copy replaces; None: the record is no copy."""
     parts = parse_properties(record.properties).get(ORIGIN, "").split(" ")
-    if len(parts) != 3 or not all([part.isascii() and part.isdigit() and len(part) < 19 for part in parts[1:]]):
+    if len(parts) != 3:
         return None
-    return parts[0], int(parts[1]), int(parts[2])
+    queue_id, offset = whole_number(parts[1], 0, MAX_INT), whole_number(parts[2])
+    return None if queue_id is None or offset is None else (parts[0], queue_id, offset)
 
 
 def revived(record: Record, group: str, pop_ms: int, *, counts: bool, max_retries: int) -> Put:

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_json, queue_to_json, short
 from gantry_broker.protocol.offset_tables import (
@@ -209,9 +210,10 @@ class BrokerData:
         fields = Fields(value, "brokerData")
         addresses = {}
         for key, address in fields.map("brokerAddrs").items():
-            if not str(key).isdigit() or not isinstance(address, str):
+            number = whole_number(str(key))
+            if number is None or not isinstance(address, str):
                 raise BodyError(f"brokerData.brokerAddrs has {short(key)}: {short(address)}; id and address expected")
-            addresses[int(key)] = address
+            addresses[number] = address
         return cls(fields.text("cluster", ""), fields.text("brokerName"), addresses)
 
     def to_json(self, *, bare_ids: bool = False) -> dict[str, Any]:

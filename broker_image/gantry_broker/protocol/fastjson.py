@@ -19,7 +19,7 @@ MAX_DIALECT_BYTES: Final = 8 * 1024 * 1024
 MAX_DEPTH: Final = 32
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _WORD = re.compile(r"true|false|null")
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = decoder.scanstring  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
 
 
@@ -51,8 +52,8 @@ class Fields:
         return [self._whole(name, value) for value in self.items(name)]
 
     def _whole(self, name: str, value: Any) -> int:
-        if isinstance(value, str) and len(value) < 20 and value.isascii() and value.removeprefix("-").isdigit():
-            return int(value)
+        if isinstance(value, str) and (number := whole_number(value, -(2**63))) is not None:
+            return number
         if type(value) is not int or not -(2**63) <= value < 2**63:
             raise BodyError(f"the field {self._where}.{name} is {short(value)}; a whole number is expected")
         return value

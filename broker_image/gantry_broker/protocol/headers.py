@@ -11,13 +11,14 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Final, NewType, Self, get_type_hints
 
 from gantry_broker.protocol.codes import EXPRESSION_TAG, FLAG_RESPONSE, RequestCode, ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 
 Long = NewType("Long", int)
 """A 64-bit signed number; a plain `int` field is 32-bit."""
 
 _INT_RANGE = (-(2**31), 2**31 - 1)
-_LONG_RANGE = (-(2**63), 2**63 - 1)
+LONG_RANGE = (-(2**63), 2**63 - 1)
 
 
 LONG_FIELDS: Final = {
@@ -41,9 +42,10 @@ class BadField(ValueError):
 
 def parse_int(name: str, value: str | None, low: int = _INT_RANGE[0], high: int = _INT_RANGE[1]) -> int:
     """Parses a decimal number within its range. Raises BadField."""
-    if value is not None and value.isascii() and len(value) <= 20:
-        digits = value[1:] if value[:1] in ("-", "+") else value
-        if digits.isdigit() and low <= (number := int(value)) <= high:
+    if value is not None:
+        signed = value[:1] == "+" and value[1:2] != "-"  # Java's parsers accept it.
+        number = whole_number(value[1:] if signed else value, low, high)
+        if number is not None:
             return number
     raise BadField(name, value, f"a whole number from {low} to {high}")
 
@@ -125,7 +127,7 @@ class Header:
             elif kind == "int":
                 values.append(parse_int(wire, value))
             elif kind == "long":
-                values.append(parse_int(wire, value, *_LONG_RANGE))
+                values.append(parse_int(wire, value, *LONG_RANGE))
             else:
                 values.append(_parse_bool(wire, value))
         return cls(*values)

@@ -25,6 +25,8 @@ HEADER: Final = 256 * KIB
 MAX_FIELDS: Final = 256
 """Fields of a header over `SMALL_HEADER` bytes. The longest header of RocketMQ has some 20."""
 
+MAX_QUEUES: Final = 4_096
+"""Queues of a topic in a broker group."""
 MAX_ACCESS: Final = 4 * KIB * KIB
 """Bytes of an access table, which is read in a thread."""
 

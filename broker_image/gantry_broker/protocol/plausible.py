@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gantry_broker.protocol.digits import MAX_DIGITS, whole_number
+
 MAX_EPOCH: Final = 2**53
 """Epochs and versions: JSON readers that keep numbers as doubles read every one up to here exactly."""
 MAX_EPOCH_JUMP: Final = 2**20
@@ -21,8 +23,6 @@ learns of all of these at once when it comes back. A million are an election eve
 comes back later than that. An attacker that forges epochs needs 2**33 messages, one after the other, to use them up.
 """
 MAX_OFFSET: Final = 2**63 - 1
-MAX_DIGITS: Final = 40
-"""Digits of a number in a header field: more than any number has that is in range."""
 MAX_MEMBER: Final = 63
 """The highest member number. A BrokerCluster has at most nine members in a group (0 to 8)."""
 MAX_MEMBERS: Final = 2 * (MAX_MEMBER + 1)
@@ -57,10 +57,10 @@ def shown(value: object) -> str:
 
 def integer(name: str, value: str) -> int:
     """A whole number from the decimal digits of a header field. Raises Implausible."""
-    digits = value[1:] if value[:1] == "-" else value
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS):
+    number = whole_number(value, -(10**MAX_DIGITS), 10**MAX_DIGITS)
+    if number is None:
         raise Implausible(f"{name} = {shown(value)}: must be a whole number", "malformed")
-    return int(value)
+    return number
 
 
 def number(name: str, value: object, low: int, high: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gantry_broker.protocol.codes import KEY_SEPARATOR, Prop, SysFlag
-from gantry_broker.protocol.headers import parse_int
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import Record
 from gantry_broker.proxy.answers import Refusal
 from gantry_broker.proxy.contract import Code, DigestType, Encoding, MessageType, v2
@@ -276,10 +276,8 @@ def received_part(record: Record, properties: Mapping[str, str], topic: bytes, h
 
 
 def _number(properties: Mapping[str, str], name: str, default: int) -> int:
-    text = properties.get(name)
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > 15:
-        return default
-    return parse_int(name, text, 0, 10**15)
+    number = whole_number(properties.get(name, ""), 0, 10**15)
+    return default if number is None else number
 
 
 def consistent_hash(value: int, buckets: int) -> int:

@@ -15,8 +15,9 @@ from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
 from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import Long, SendBackHeader, ViewMessageHeader
+from gantry_broker.protocol.headers import LONG_RANGE, BadField, Long, SendBackHeader, ViewMessageHeader, parse_int
 from gantry_broker.protocol.message import Record, RecordError, decode_record, decode_records
 from gantry_broker.proxy.answers import (
     FAILURES,
@@ -138,7 +139,7 @@ def polling_ms(asked: int | None, request_timeout_ms: int, left_ms: int | None, 
 
 def _version(text: str) -> tuple[int, ...]:
     parts = text.strip().lstrip("v").partition("-")[0].split(".")[:3]
-    return tuple(int(part) if part.isdigit() and len(part) < 6 else 0 for part in parts)
+    return tuple(whole_number(part, 0, 99_999) or 0 for part in parts)
 
 
 def tags_of(expression: str) -> frozenset[str] | None:
@@ -152,7 +153,11 @@ def read_pop(answer: Frame, broker: str) -> Popped:
     """Return the messages of the answer to POP_MESSAGE. Raises RecordError and ValueError. Pure."""
     ext = answer.ext
     records = decode_records(answer.body)
-    pop_ms, invisible_ms, revive = int(ext["popTime"]), int(ext["invisibleTime"]), int(ext.get("reviveQid", "0"))
+    pop_ms, invisible_ms = (
+        parse_int("popTime", ext.get("popTime"), *LONG_RANGE),
+        parse_int("invisibleTime", ext.get("invisibleTime"), *LONG_RANGE),
+    )
+    revive = parse_int("reviveQid", ext.get("reviveQid", "0"))
     starts = _by_queue(ext.get("startOffsetInfo"))
     counts = _order_counts(ext.get("orderCountInfo"))
     items = []
@@ -178,8 +183,11 @@ def _by_queue(text: str | None) -> dict[tuple[int, int], int]:
     found = {}
     for part in (text or "").split(";"):
         words = part.split(" ")
-        if len(words) == 3 and all(word.isdigit() for word in words):
-            found[int(words[0]), int(words[1])] = int(words[2])
+        if len(words) != 3:
+            continue
+        kind, queue_id, start = [whole_number(word) for word in words]
+        if kind is not None and queue_id is not None and start is not None:
+            found[kind, queue_id] = start
     return found
 
 
@@ -187,16 +195,15 @@ def _order_counts(text: str | None) -> dict[str, int]:
     found = {}
     for part in (text or "").split(";"):
         key, _, count = part.rpartition(" ")
-        if key and count.isdigit():
-            found[key] = int(count)
+        if key and (number := whole_number(count)) is not None:
+            found[key] = number
     return found
 
 
 def log_offset_of(handle: str) -> int | None:
     """Return the offset in the log at the end of a handle, below 2^63; None: it has none. Pure."""
     parts = handle.split(" ")
-    place = int(parts[8]) if len(parts) == 9 and parts[8].isdigit() and len(parts[8]) < 20 else 1 << 63
-    return place if place < 1 << 63 else None
+    return whole_number(parts[8]) if len(parts) == 9 else None
 
 
 class Receiving:
@@ -552,8 +559,10 @@ class Receiving:
         frame = Frame(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext=ext)
         answer = await self._checked(handle.broker, topic, frame, f"change of the invisible time in {topic}")
         try:
-            pop_ms, invisible, revive = (int(answer.ext[name]) for name in ("popTime", "invisibleTime", "reviveQid"))
-        except (KeyError, ValueError):
+            pop_ms, invisible, revive = (
+                parse_int(name, answer.ext.get(name), *LONG_RANGE) for name in ("popTime", "invisibleTime", "reviveQid")
+            )
+        except BadField:
             raise BrokerError(f"change in {topic}", answer.code, "its answer cannot be read") from None
         fresh = Handle(
             handle.offset, pop_ms, invisible, revive, handle.kind, handle.broker, handle.queue_id, handle.offset

@@ -15,6 +15,7 @@ from gantry_broker.access.guesses import HOLD_S
 from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, no_route, refusal_of, set_status
 from gantry_broker.proxy.authentication import Authentication, Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers
@@ -471,7 +472,7 @@ def _endpoints(address: str) -> Any:
     scheme = AddressScheme.DOMAIN_NAME
     if ":" in host:
         scheme = AddressScheme.IPv6
-    elif host.replace(".", "").isdigit():
+    elif whole_number(host.replace(".", "")) is not None:
         scheme = AddressScheme.IPv4
     found = v2.Endpoints(scheme=scheme)
     found.addresses.add(host=host, port=port)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.descriptors import MAX_REMOTING
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import MAX_FRAME
 
 MIB: Final = 1 << 20
@@ -83,6 +84,7 @@ def memory_limit(configured: int | None, files: tuple[str, ...] = CGROUP_FILES) 
             text = Path(name).read_text().strip()
         except OSError:
             continue
-        if text.isdigit() and int(text) > 0:  # "max" is no limit; version 1 writes a number beyond any memory
-            return min(int(text), machine)
+        limit = whole_number(text, 1)
+        if limit is not None:  # "max" is no limit; version 1 writes a number beyond any memory
+            return min(limit, machine)
     return machine

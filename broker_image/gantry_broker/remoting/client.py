@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
 from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
 from gantry_broker.remoting.connection import Connection, Reply, oneway
@@ -36,9 +37,10 @@ lead to a frozen or cut-off process, and the next connection to its successor.
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of "host:port" (IPv6 with or without brackets). Raises ConnectError."""
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or not 0 < int(port) < 65536 or not host:
+    number = whole_number(port, 1, 65_535)
+    if not separator or number is None or not host:
         raise ConnectError(f"address {address[:100]!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), number
 
 
 class FailedHandshake(NamedTuple):

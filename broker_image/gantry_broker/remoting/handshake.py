@@ -22,6 +22,7 @@ from typing import Final, Literal
 from urllib.parse import quote
 
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.plausible import MAX_MEMBER
 
@@ -233,9 +234,10 @@ def _introduced(frame: Frame, step: str) -> tuple[Identity, bytes]:
         raise HandshakeError("malformed", text) if frame.is_response else _refused("malformed", frame, text)
     cluster, group, member = ext.get("cluster", ""), ext.get("group", ""), ext.get("member", "")
     fits = 0 < len(cluster) <= MAX_NAME and len(group) <= MAX_NAME and (cluster + group).isprintable()
-    if not fits or not (member.isascii() and member.isdigit() and len(member) <= 7 and int(member) <= MAX_MEMBER):
+    number = whole_number(member, 0, MAX_MEMBER)
+    if not fits or number is None:
         raise HandshakeError("malformed", "the handshake names an impossible member")
-    return Identity(cluster, group, int(member)), nonce
+    return Identity(cluster, group, number), nonce
 
 
 def _bytes(frame: Frame, step: str, name: str, size: int) -> bytes:

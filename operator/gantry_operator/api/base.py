@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 _QUANTITY = r"^(\d+|\d+\.\d+|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
@@ -82,7 +82,7 @@ FORMS = {
     LEVELS: "time spans like 1s 5s 10s 30s 1m",
 }
 """The expected form of each pattern, in words."""
-_DURATION_PART = re.compile(r"(\d+)(ms|h|m|s|d)")
+_DURATION_PART = re.compile(r"([0-9]+)(ms|h|m|s|d)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_BYTES = {
     "": 1.0, "m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
@@ -179,7 +179,7 @@ def _raw(pattern: str) -> str:
 
 def parse_quantity(text: str) -> float:
     """A Kubernetes quantity as a number: "512Mi" is 536870912.0, "250m" is 0.25. Raises ValueError."""
-    match = re.fullmatch(r"(\d+|\d+\.\d+|\.\d+)([a-zA-Z]{0,2})", text)
+    match = re.fullmatch(r"([0-9]+|[0-9]+\.[0-9]+|\.[0-9]+)([a-zA-Z]{0,2})", text)
     if match is None or match[2] not in _UNIT_BYTES:
         raise ValueError(f"{text!r} is no quantity; write for example 512Mi, 10Gi or 250m")
     return float(match[1]) * _UNIT_BYTES[match[2]]
@@ -194,16 +194,24 @@ def parse_duration(text: str) -> float:
 
 
 def is_amount(text: str) -> bool:
-    return re.fullmatch(_QUANTITY, text) is not None
+    return re.fullmatch(_QUANTITY, text, re.ASCII) is not None
 
 
 def _number_to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _ascii(text: str) -> str:
+    """The API server's patterns mean ASCII digits by `\\d`, pydantic's mean those of all scripts. Raises ValueError."""
+    if not text.isascii():
+        raise ValueError(f"{text[:40]!r} has characters outside ASCII: write the digits 0 to 9")
+    return text
+
+
 Quantity = Annotated[
     str,
     BeforeValidator(_number_to_text),
+    AfterValidator(_ascii),
     Field(pattern=_QUANTITY, max_length=24),
     WithJsonSchema(
         {
@@ -216,16 +224,16 @@ Quantity = Annotated[
 ]
 """An amount as in any pod spec: 250m, 2, 512Mi."""
 
-Duration = Annotated[str, Field(pattern=_DURATION, min_length=2, max_length=32)]
+Duration = Annotated[str, Field(pattern=_DURATION, min_length=2, max_length=32), AfterValidator(_ascii)]
 """A time span: 500ms, 2s, 1m30s."""
 
 Url = Annotated[str, Field(pattern=_URL, min_length=8, max_length=512)]
 """An address on the web: http://collector:4318."""
 
-Window = Annotated[str, Field(pattern=_WINDOW, max_length=16)]
+Window = Annotated[str, Field(pattern=_WINDOW, max_length=16), AfterValidator(_ascii)]
 """A longer time span in one unit: 30m, 12h, 7d."""
 
-VolumeSize = Annotated[str, Field(pattern=_VOLUME, max_length=24)]
+VolumeSize = Annotated[str, Field(pattern=_VOLUME, max_length=24), AfterValidator(_ascii)]
 """Bytes of a volume with a unit: 10Gi."""
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from gantry_broker.protocol.digits import whole_number
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
@@ -83,8 +84,8 @@ def _field(schedule: str, text: str, name: str, low: int, high: int, names: tupl
     for piece in text.split(","):
         span, slash, step_text = piece.partition("/")
         try:
-            step = int(step_text) if slash else 1
-            if step < 1:
+            step = whole_number(step_text, 1) if slash else 1
+            if step is None:
                 raise ValueError
             if span in ("*", "?"):
                 first, last = low, high
@@ -108,7 +109,10 @@ def _number(text: str, names: tuple[str, ...], low: int) -> int:
     lowered = text.lower()
     if lowered in names:
         return names.index(lowered) + low
-    return int(text)
+    number = whole_number(text)
+    if number is None:
+        raise ValueError(text)
+    return number
 
 
 def zone(name: str | None) -> ZoneInfo:

@@ -79,7 +79,7 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
         if Path(text).exists():
             path = str(Path(text).absolute())
             return Source(path, paths=(path,))
-        if re.fullmatch(r"[^/;,\s]+:\d+(;[^/;,\s]+:\d+)*", text):
+        if re.fullmatch(r"[^/;,\s]+:[0-9]+(;[^/;,\s]+:[0-9]+)*", text):
             return Source(text, cluster=text)
         if "/" in text:
             raise CliError(f"{text} does not exist; give a store directory, the one that holds commitlog/", Exit.USAGE)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RequestCode, ResponseCode
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     CreateTopicHeader,
@@ -82,10 +83,10 @@ async def offset_at(client: RemotingClient, address: str, topic: str, queue: int
     """The first offset of a queue stored at this time or later. Raises Refused, TryLater, RemotingError."""
     header = SearchOffsetHeader(topic, queue, Long(timestamp))
     answer = await _call(client, address, Frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext=header.ext()))
-    try:
-        return int(answer.ext["offset"])
-    except (KeyError, ValueError):
-        raise Refused(f"{address}: the answer about queue {queue} of {topic} has no offset") from None
+    offset = whole_number(answer.ext.get("offset", ""))
+    if offset is None:
+        raise Refused(f"{address}: the answer about queue {queue} of {topic} has no offset")
+    return offset
 
 
 async def move_group(

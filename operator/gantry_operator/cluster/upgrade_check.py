@@ -13,7 +13,7 @@ from typing import Any, Final
 
 MIN_FREE: Final = 0.05
 """Part of a disk that has to be free: a member that returns copies what it missed, and may write its index again."""
-_RELEASE = re.compile(r"v?(\d{1,6})\.(\d{1,6})(\.\d{1,6})?([-+][0-9A-Za-z.+-]+)?")
+_RELEASE = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(\.[0-9]{1,6})?([-+][0-9A-Za-z.+-]+)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 from fastapi.staticfiles import StaticFiles
 from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.theme import THEME
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
@@ -557,12 +558,9 @@ def _one(form: Mapping[str, list[str]], name: str) -> str:
 
 def _number(form: Mapping[str, list[str]], name: str, least: int, most: int) -> int:
     text = _one(form, name)
-    try:
-        value = int(text)
-    except ValueError:
-        raise HTTPException(400, f"{name} is {text[:40]!r}: write a number from {least} to {most}") from None
-    if not least <= value <= most:
-        raise HTTPException(400, f"{name} is {value}: write a number from {least} to {most}")
+    value = whole_number(text, least, most)
+    if value is None:
+        raise HTTPException(400, f"{name} is {text[:40]!r}: write a number from {least} to {most}")
     return value
 
 

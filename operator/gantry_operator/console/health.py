@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from gantry_broker.protocol.digits import whole_number
+
 from gantry_operator.console.snapshot import OLD_S, MemberSeen, Snapshot
 
 Tone = Literal["good", "warn", "bad", "none"]
@@ -129,7 +131,8 @@ def members_of(snapshot: Snapshot, now: float) -> list[MemberView]:
 
 def _natural(name: str) -> tuple[str, int]:
     head, _, number = name.rpartition("-")
-    return (head, int(number)) if number.isdigit() else (name, -1)
+    member = whole_number(number)
+    return (name, -1) if member is None else (head, member)
 
 
 def _member(row: Mapping[str, Any], seen: MemberSeen | None, name: str, snapshot: Snapshot, now: float) -> MemberView:

@@ -15,7 +15,7 @@ MAX_REQUEST: Final = 320
 LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999."""
 FORM: Final = "write [TOPIC=]earliest, [TOPIC=]latest or [TOPIC=]TIME, with a time like 2026-11-25T10:00:00Z"
-_TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)$")
+_TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)$", re.ASCII)
 
 
 class BadReset(ValueError):

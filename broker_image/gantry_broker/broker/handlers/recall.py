@@ -9,6 +9,7 @@ from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.send.messages import build_put, timed, timer_window
 from gantry_broker.protocol.codes import DEFAULT_REGION, Prop, ResponseCode, SendStatus
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.headers import RecallHeader
 from gantry_broker.protocol.recall_handle import RecallHandle
 
@@ -36,8 +37,8 @@ async def recall(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     if handle.broker != broker.config.group:
         raise RequestRejected(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
     now, settings = broker.clock.unix_ms(), broker.settings
-    due = int(handle.due) if handle.due.isascii() and handle.due.isdigit() and len(handle.due) < 19 else -1
-    if not now < due < now + settings.timerMaxDelaySec * 1_000:
+    due = whole_number(handle.due)
+    if due is None or not now < due < now + settings.timerMaxDelaySec * 1_000:
         raise RequestRejected(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
     props = {
         Prop.TAGS: TAG,

@@ -30,12 +30,12 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, CreateTopicHeader, TopicHeader, TopicStatsHeader
+from gantry_broker.protocol.limits import MAX_QUEUES
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
 
-MAX_QUEUES: Final = 4_096
 MAX_TOPICS_AT_ONCE: Final = 1_000
 """Topics, or groups, that one request may create."""
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.digits import MAX_LONG, whole_number
 from gantry_broker.protocol.headers import BadField
 
 MESSAGE_TYPE: Final = "message.type"
@@ -16,7 +17,6 @@ MIXED: Final = "MIXED"
 RETENTION: Final = "retention.ms"
 """Gantry's own: messages of the topic are readable for this time at most."""
 MIN_RETENTION_MS: Final = 60_000
-MAX_LONG: Final = (1 << 63) - 1
 
 
 class Attribute(NamedTuple):
@@ -33,8 +33,7 @@ def _one_of(*names: str) -> Callable[[str], bool]:
 
 def _number(low: int, high: int) -> Callable[[str], bool]:
     def valid(value: str) -> bool:
-        digits = value.removeprefix("-")
-        return digits.isascii() and digits.isdigit() and len(digits) < 20 and low <= int(value) <= high
+        return whole_number(value, low, high) is not None
 
     return valid
 

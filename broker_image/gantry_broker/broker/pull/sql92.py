@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from gantry_broker.protocol.digits import whole_number
+
 if TYPE_CHECKING:
     from lark import Lark, Token, Tree
 
@@ -134,19 +136,19 @@ def _truth(value: Value) -> bool | None:
     return False
 
 
+_LARGEST = 10**MAX_DIGITS
+_REAL = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+
 def _number(value: Value) -> int | float | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, str):
         if len(value) > MAX_DIGITS:
             return None
-        try:
-            return int(value)
-        except ValueError:
-            try:
-                return float(value)
-            except ValueError:
-                return None
+        if (number := whole_number(value, -_LARGEST, _LARGEST)) is not None:
+            return number
+        return float(value) if _REAL.fullmatch(value) else None
     return value
 
 

@@ -17,6 +17,7 @@ from gantry_broker.protocol.codes import (
     Prop,
     SysFlag,
 )
+from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, format_properties, pack_host, parse_properties, tags_hash
 from gantry_broker.store.types import Put
 
@@ -31,6 +32,9 @@ SPECIAL: Final = frozenset(
 )
 """Properties that make a message more than a plain one."""
 
+MAX_TIME: Final = 10**18 - 1
+"""The largest number of a timer property."""
+MAX_ROLLS: Final = 99_999_999
 TIMER_BUCKET_MS: Final = 60_000
 TIMER_BUCKETS: Final = 4_608
 """Queues of the timer topic, one for each minute; they repeat after 3.2 days."""
@@ -125,9 +129,10 @@ def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int)
 def delay_level(props: Mapping[str, str], levels: int) -> int:
     """Returns a message's delay level, 0 for none, at most the last level. Raises MessageIllegal."""
     text = props.get(Prop.DELAY_TIME_LEVEL, "0")
-    if not text.removeprefix("-").isdigit() or len(text) > 9 or not text.isascii():
+    level = whole_number(text, -MAX_INT, MAX_INT)
+    if level is None:
         raise MessageIllegal(f"the property DELAY is {text[:40]!r}; a level from 0 to {levels} is expected")
-    return max(min(int(text), levels), 0)
+    return max(min(level, levels), 0)
 
 
 def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int) -> Put:
@@ -163,9 +168,10 @@ def timer_time(props: Mapping[str, str], now_ms: int, most_s: int) -> int | None
         text = props.get(name)
         if text is None:
             continue
-        if not text.isascii() or not text.isdigit() or len(text) > 18:
+        number = whole_number(text, 0, MAX_TIME)
+        if number is None:
             raise MessageIllegal(f"the property {name} is {text[:40]!r}; a whole number of 0 or more is expected")
-        due = base + int(text) * factor
+        due = base + number * factor
         if due - now_ms > most_s * 1_000:
             raise MessageIllegal(
                 f"the property {name} is {text}: due in over {most_s} s, which is the setting timerMaxDelaySec"
@@ -200,8 +206,7 @@ def _waits_until(props: dict[str, str], due_ms: int, now_ms: int, window_ms: int
 
 def rolled_over(record: Record, props: dict[str, str], due_ms: int, now_ms: int, window_ms: int) -> Put:
     """Returns a waiting message for its next place."""
-    times = props.get(Prop.TIMER_ROLL_TIMES, "0")
-    props[Prop.TIMER_ROLL_TIMES] = str(int(times) + 1) if times.isdecimal() and len(times) < 9 else "1"
+    props[Prop.TIMER_ROLL_TIMES] = str((whole_number(props.get(Prop.TIMER_ROLL_TIMES, "0"), 0, MAX_ROLLS) or 0) + 1)
     until = _waits_until(props, due_ms, now_ms, window_ms)
     return copy_of(record, TIMER_TOPIC, timer_bucket(until), props=props)
 

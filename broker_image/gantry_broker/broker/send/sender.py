@@ -167,17 +167,18 @@ class Sender:
                     known = sendable.get(ext["b"])
                     text = ext.get("i")
                     body = frame.body
-                    if known is not None and text and text.isascii():
+                    numbers = ext["e"] + ext["f"] + ext["g"] + ext["h"]
+                    if known is not None and text and text.isascii() and numbers.isdigit() and numbers.isascii():
                         props = dict([piece.split("\x01", 1) for piece in text.split("\x02") if piece])
                         queue_id = int(ext["e"])
                         sys_flag = int(ext["f"])
                         flag = int(ext["h"])
                         born_ms = int(ext["g"])
                         if (
-                            0 <= queue_id < known[1]
-                            and 0 <= sys_flag <= _INT_MAX
-                            and -_INT_MAX <= flag <= _INT_MAX
-                            and 0 <= born_ms <= _LONG_MAX
+                            queue_id < known[1]
+                            and sys_flag <= _INT_MAX
+                            and flag <= _INT_MAX
+                            and born_ms <= _LONG_MAX
                             and ext.get("j", "0") == "0"
                             and len(body) <= max_body
                             and len(text) < 32_000

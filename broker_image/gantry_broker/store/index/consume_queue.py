@@ -10,6 +10,7 @@ import os
 from struct import Struct
 from typing import Final
 
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.files import FdCache, data_extents, read_all, write_all, zero
 
 ENTRY: Final = Struct(">qiq")
@@ -62,7 +63,7 @@ class ConsumeQueue:
             names = os.listdir(self._prefix)
         except FileNotFoundError:
             return []
-        return sorted(int(name) for name in names if len(name) == 20 and name.isdecimal())
+        return sorted(int(name) for name in names if len(name) == 20 and whole_number(name) is not None)
 
     def files(self) -> list[str]:
         """Every file of the queue."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.files import fsync_dir
 from gantry_broker.store.index.index_file import IndexFile, file_size, guess_slots
 
@@ -38,7 +39,7 @@ class KeyIndex:
         self.unsynced: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
         for name in sorted(os.listdir(directory)):
-            if not name.isdecimal():
+            if whole_number(name) is None:
                 continue
             path = str(directory / name)
             ours = known and os.stat(path).st_size == file_size(slots, entries)

@@ -10,6 +10,7 @@ from typing import Final
 
 from gantry_broker.descriptors import budget
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
@@ -69,8 +70,8 @@ class QueueTable:
             except NotADirectoryError:
                 continue
             for name in names:
-                if name.isdecimal():
-                    self._make(self.topic(topic), int(name))
+                if (queue_id := whole_number(name)) is not None:
+                    self._make(self.topic(topic), queue_id)
 
     def topic(self, name: str) -> TopicQueues:
         """The entry of the topic; makes a new one. Raises ValueError for a name that no directory can have."""

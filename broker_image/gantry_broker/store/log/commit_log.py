@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.errors import OffsetGone, StoreFull
 from gantry_broker.store.files import NO_ROOM, FdCache, fdatasync, fsync_dir, is_zero, read_all, sync_file, write_all
 from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
@@ -35,7 +36,7 @@ def segment_bases(directory: Path) -> list[int]:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isdecimal())
+    return sorted(int(name) for name in names if len(name) == NAME_DIGITS and whole_number(name) is not None)
 
 
 class OpenSegment:

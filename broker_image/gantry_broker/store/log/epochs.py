@@ -15,6 +15,7 @@ import orjson
 
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import CONTROL_TOPIC
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import parse_properties
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import NO_ROOM, atomic_write
@@ -71,7 +72,7 @@ def epoch_of(meta: Meta) -> int | None:
     if meta.topic != _CONTROL or _EPOCH not in meta.properties:
         return None
     value = parse_properties(meta.properties).get(EPOCH_PROPERTY, "")
-    return int(value) if value.isascii() and value.isdecimal() and len(value) < 19 else None
+    return whole_number(value)
 
 
 class EpochFile(NamedTuple):

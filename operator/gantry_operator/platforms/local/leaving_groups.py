@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gantry_broker.protocol.digits import whole_number
+
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import BrokerGroup
 from gantry_operator.plan import member_name
@@ -40,7 +42,7 @@ def group_in_name(cluster: str, process: str) -> str | None:
     """The broker group of a member, by the name of its process: CLUSTER-GROUP-NUMBER. None: it is no member."""
     rest = process.removeprefix(f"{cluster}-")
     group, _, number = rest.rpartition("-")
-    return group if rest != process and number.isdigit() and group.isalnum() else None
+    return group if rest != process and whole_number(number) is not None and group.isalnum() else None
 
 
 def leaving_groups(folder: ClusterFolder, cluster: BrokerCluster) -> tuple[BrokerGroup, ...]:
