@@ -1,5 +1,6 @@
-"""Makes the lock files beside it, or says which are stale: `python requirements/lock.py [--check]`.
+"""Makes the lock files beside it, or says which are stale: `python requirements/lock.py [--check | --upgrade]`.
 
+Packages keep the versions that they have; `--upgrade` takes the newest ones.
 Each lock has every version and hash of what one thing installs, and neither index nor download addresses, so it works
 with whatever package index pip is set up for. Its first line has a digest of what it was made from.
 """
@@ -57,18 +58,20 @@ def stale() -> list[str]:
     return found
 
 
-def make(lock: str) -> None:
+def make(lock: str, *, upgrade: bool) -> None:
     """Needs uv and a package index. `dev` is made first: the others get its versions."""
+    path = HERE / f"{lock}.txt"
     command = ["uv", "pip", "compile", "-", "--quiet", "--universal", "--python-version", "3.11"]
-    command += ["--generate-hashes", "--no-annotate", "--no-header"]
+    command += ["--generate-hashes", "--no-annotate", "--no-header", "--output-file", str(path)]
+    command += ["--upgrade"] if upgrade else []
     if lock != "dev":
         command += ["--constraint", str(HERE / "dev.txt")]
     text = "\n".join(wanted(lock))
     done = subprocess.run(command, input=text, text=True, capture_output=True, cwd=HERE, check=False)
     if done.returncode != 0:
         sys.exit(f"{lock}: {done.stderr.strip()}")
-    (HERE / f"{lock}.txt").write_text(f"{MARK}{digest(lock)}\n{done.stdout}")
-    print(f"requirements/{lock}.txt")
+    path.write_text(f"{MARK}{digest(lock)}\n{path.read_text()}")
+    print(f"requirements/{path.name}")
 
 
 def main() -> None:
@@ -78,7 +81,7 @@ def main() -> None:
             sys.exit(f"stale: requirements/{', requirements/'.join(f'{n}.txt' for n in old)}: run `make lock`")
         return
     for lock in LOCKS:
-        make(lock)
+        make(lock, upgrade=sys.argv[1:] == ["--upgrade"])
 
 
 if __name__ == "__main__":
