@@ -1,0 +1,337 @@
+"""The edge of the archive in a broker: one thread that reads confirmed records from the disk and uploads them.
+
+The event loop only gives the thread a view of the log, and reads its report. Compression, checksums and calls of the
+object store run in the thread; it holds one part at a time (`upload.PART`, twice while it is sent). A failing store is
+asked again with growing pauses; senders notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from gantry_broker.archive import chain, upload
+from gantry_broker.archive.chain import Archive, GroupArchive
+from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced
+from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
+from gantry_broker.archive.segment import BLOCK, SegmentWriter, read_range
+from gantry_broker.archive.upload import Begin, Cut, MarkGap, Merge, Prune, Settings, Upload, View, Wait
+from gantry_broker.store.log.epochs import EpochStart
+from gantry_broker.store.log.read_only_log import ReadOnlyLog
+from gantry_broker.store.log.record_reader import size_of_first, size_of_whole
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the log by the member that uploads."""
+FOLLOW_S: Final = 15.0
+"""Seconds between two looks at the manifest by the others."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+CLEAN_S: Final = 3_600.0
+"""Seconds between two searches for objects and entries that no reader needs."""
+GRACE_MS: Final = 24 * 3_600_000
+"""An object that the manifest does not have is removed after a day: a reader that began before may still read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of the archive: for status and metrics. Times are Unix ms; 0: not known."""
+
+    known: bool = False
+    """The manifest was read since the start."""
+    uploads: bool = False
+    """This member uploads."""
+    recoverable_from_ms: int = 0
+    archived_ms: int = 0
+    """Store time of the last archived record."""
+    start: int = 0
+    end: int = 0
+    """Offset behind the last archived record."""
+    behind_bytes: int = 0
+    behind_ms: int = 0
+    """For how long confirmed records have waited for their upload; 0: none waits."""
+    size: int = 0
+    parts: int = 0
+    gaps: int = 0
+    uploaded_bytes: int = 0
+    """Bytes sent by this process."""
+    error: str = ""
+    """Why the last step failed; "" when it succeeded."""
+    error_ms: int = 0
+    fenced: str = ""
+    """Why this cluster may not write to the archive at all."""
+    waits: str = ""
+    last_upload_ms: int = 0
+    epochs: tuple[EpochStart, ...] = field(default=(), repr=False)
+
+
+class Archiver:
+    """Keeps one group's archive up to date from one member."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        *,
+        group: str,
+        uid: str,
+        cluster: str,
+        log_dir: Path,
+        view: Callable[[], View | None],
+        turn: Callable[[], bool],
+        settings: Callable[[], Settings],
+        delays: Sequence[int],
+        level: int = 3,
+        rate: Callable[[], int | None] = lambda: None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """`view`, `turn` and `settings` are called on the event loop. `view`: the log now; None: not started yet.
+        `turn`: whether this member uploads. `rate`: bytes a second at most, of the object as stored.
+        """
+        self.report = Report()
+        self._archive = archive
+        self._group: GroupArchive = archive.group(group)
+        self._uid, self._cluster = uid, cluster
+        self._log_dir = log_dir
+        self._view, self._turn, self._settings = view, turn, settings
+        self._delays = delays
+        self._level = level
+        self._rate = rate
+        self._clock_ms = clock_ms
+        self._state: State | None = None
+        self._owner: Owner | None = None
+        self._last_upload_ms = 0
+        self._waiting_since_ms = 0
+        self._cleaned = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._stopping = threading.Event()
+
+    @property
+    def archived_to(self) -> int | None:
+        """Offset behind the last archived record; None: not known since the start."""
+        return self.report.end if self.report.known else None
+
+    def start(self) -> None:
+        self._last_upload_ms = self._clock_ms()
+        self._task = asyncio.create_task(self._run())
+
+    def soon(self) -> None:
+        """Look now, for example after a change of the role."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop after the present call of the object store; what is missing is uploaded after the next start."""
+        self._stopping.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause, failures = 0.0, 0
+        while True:
+            self._wake.clear()
+            if pause:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause)
+            view, uploads = self._view(), self._turn()
+            if view is None:
+                pause = LOOK_S
+                continue
+            try:
+                more = await asyncio.to_thread(self._step, view, self._settings(), uploads)
+                failures = 0
+                pause = 0.0 if more else (LOOK_S if uploads else FOLLOW_S)
+                self._note(view, uploads, "", "")
+            except Fenced as error:
+                self._state = None
+                failures += 1
+                pause = _pause(failures)
+                self._note(view, uploads, str(error), str(error) if self._owner is None else "")
+            except (ArchiveError, OSError) as error:
+                if failures == 0 or str(error) != self.report.error:
+                    log.warning("the archive: %s", error)
+                failures += 1
+                pause = _pause(failures)
+                self._note(view, uploads, str(error), "")
+            except Exception as error:  # The loop must go on: a thread that ends silently would archive nothing more.
+                log.exception("the archive's step failed")
+                failures += 1
+                pause = _pause(failures)
+                self._note(view, uploads, f"{type(error).__name__}: {error}", "")
+
+    # On the event loop
+
+    def _note(self, view: View, uploads: bool, error: str, fenced: str) -> None:
+        before, state, now = self.report, self._state, self._clock_ms()
+        end = before.end if state is None else state.end
+        behind = max(view.confirmed - end, 0) if state is not None or before.known else 0
+        if not behind:
+            self._waiting_since_ms = 0
+        elif not self._waiting_since_ms or now < self._waiting_since_ms or end > before.end:
+            self._waiting_since_ms = now
+        waiting = self._waiting_since_ms
+        report = replace(
+            before,
+            uploads=uploads,
+            error=error,
+            error_ms=now if error else before.error_ms,
+            fenced=fenced,
+            behind_bytes=behind,
+            behind_ms=now - waiting if waiting else 0,
+            last_upload_ms=self._last_upload_ms,
+        )
+        if state is not None:
+            report = replace(
+                report,
+                known=True,
+                recoverable_from_ms=state.first_ms,
+                archived_ms=state.last_ms,
+                start=state.start,
+                end=state.end,
+                size=state.size,
+                parts=len(state.parts),
+                gaps=len(state.gaps),
+                epochs=state.epochs,
+            )
+        self.report = report
+
+    # In the thread
+
+    def _step(self, view: View, settings: Settings, uploads: bool) -> bool:
+        """Do one step; True: there may be more to do. Raises ArchiveError, Fenced, OSError."""
+        self._state = self._group.load(self._state)
+        if not uploads:
+            return False
+        if self._owner is None:
+            identity = self._archive.claim(self._uid, self._cluster, self._clock_ms())
+            self._owner = Owner(identity.number, identity.uid)
+        state = self._state
+        if state.owner is not None and state.owner.number > self._owner.number:
+            self._owner = None
+            raise Fenced("the archive has another owner now")
+        step = upload.next_step(state, view, settings, self._clock_ms(), self._last_upload_ms)
+        match step:
+            case Wait():
+                self._clean(state)
+                return False
+            case Begin(base, epochs):
+                self._write(state, Change(base=(base, epochs)), view, ())
+            case Cut(at, across):
+                log.warning("the archive is cut at %d: an unclean promotion undid what it has from there on", at)
+                self._cut(state, at, across, view)
+            case MarkGap(start, end):
+                log.error("the archive lacks [%d, %d) of the log for ever: the disk no longer has it", start, end)
+                self._write(state, Change(gap=Gap(start, end, "removed from the disk before its upload")), view, ())
+            case Upload(start, limit, most):
+                self._upload(state, start, limit, most, view)
+            case Merge(parts):
+                self._merge(state, parts, view)
+            case Prune(start):
+                gone = [p.name for p in state.parts if p.end <= start]
+                self._write(state, Change(start=start), view, ())
+                self._group.remove_parts(gone)
+        return True
+
+    def _write(self, state: State, change: Change, view: View, epochs: Sequence[EpochStart]) -> None:
+        assert self._owner is not None
+        self._state = chain.write(
+            self._group,
+            state,
+            change,
+            owner=self._owner,
+            segment_size=view.segment_size,
+            epochs=epochs,
+            now_ms=self._clock_ms(),
+            check=self._still_owner,
+        )
+
+    def _still_owner(self) -> None:
+        """Raises Fenced when another cluster has taken the archive over."""
+        if self._stopping.is_set():
+            raise ArchiveError("the member stops")
+        identity = self._archive.identity()
+        if identity is not None and identity.uid != self._uid:
+            self._owner = None
+            raise Fenced(f"the archive belongs to cluster {identity.cluster} ({identity.uid}) now")
+
+    def _writer(self, start: int, view: View) -> SegmentWriter:
+        return SegmentWriter(start, view.segment_size, self._delays, level=self._level, sealer=self._group.sealer)
+
+    def _upload(self, state: State, start: int, limit: int, most: int, view: View) -> None:
+        writer = self._writer(start, view)
+        with ReadOnlyLog(self._log_dir, view.segment_size) as disk:
+            while writer.end < limit and writer.end - start < most:
+                self._add_block(writer, disk, limit)
+        self._put(state, writer, view, removed=())
+        self._last_upload_ms = self._clock_ms()
+
+    def _add_block(self, writer: SegmentWriter, disk: ReadOnlyLog, limit: int) -> None:
+        """Raises ArchiveError when the disk does not give what lies there."""
+        at = writer.end
+        data = disk.raw(at, min(BLOCK, limit - at))
+        size = size_of_whole(data, 0)
+        if size == 0:
+            first = size_of_first(data)
+            data = disk.raw(at, min(first, limit - at)) if first else b""
+            size = size_of_whole(data, 0)
+            if size == 0:
+                raise Damaged(f"no whole record can be read at {at} of the log")
+        writer.add(data[:size])
+
+    def _put(self, state: State, writer: SegmentWriter, view: View, removed: tuple[str, ...]) -> None:
+        data, directory = writer.finish()
+        epoch = max((e.epoch for e in view.epochs if e.start < directory.end), default=0)
+        self._throttle(len(data))
+        part = self._group.put_part(data, directory, epoch)
+        self._write(state, Change(added=(part,), removed=removed), view, () if removed else directory.epochs)
+        self.report = replace(self.report, uploaded_bytes=self.report.uploaded_bytes + len(data))
+
+    def _throttle(self, size: int) -> None:
+        rate = self._rate()
+        if rate:
+            self._stopping.wait(min(size / rate, LONGEST_PAUSE_S))
+
+    def _merge(self, state: State, parts: tuple[Part, ...], view: View) -> None:
+        writer = self._writer(parts[0].start, view)
+        for part in parts:
+            reader = self._group.whole(part)
+            directory = reader.directory()
+            for _, data in read_range(reader, directory, part.start, part.end):
+                writer.add(data)
+        # The former objects stay for a day (`_clean`): a reader that began before may still read them.
+        self._put(state, writer, view, removed=tuple(p.name for p in parts))
+
+    def _cut(self, state: State, at: int, across: Part | None, view: View) -> None:
+        added: tuple[Part, ...] = ()
+        if across is not None:
+            writer = self._writer(across.start, view)
+            reader = self._group.whole(across)
+            for _, data in read_range(reader, reader.directory(), across.start, at):
+                writer.add(data)
+            data, directory = writer.finish()
+            epoch = max((e.epoch for e in state.epochs if e.start < at), default=0)
+            added = (self._group.put_part(data, directory, epoch),)
+        removed = () if across is None else (across.name,)
+        self._write(state, Change(cut=at, added=added, removed=removed), view, ())
+
+    def _clean(self, state: State) -> None:
+        now = time.monotonic()
+        if now - self._cleaned < CLEAN_S and self._cleaned:
+            return
+        self._cleaned = now
+        self._group.forget_entries(state)
+        self._group.remove_parts(self._group.orphans(state, self._clock_ms() - GRACE_MS))
+
+
+def _pause(failures: int) -> float:
+    longest: float = min(FIRST_PAUSE_S * 2 ** min(failures - 1, 10), LONGEST_PAUSE_S)
+    return longest * (0.5 + random.random() / 2)

@@ -1,0 +1,322 @@
+"""The archive of a cluster: its identity, and the manifest of each group, over an object store. All calls block.
+
+identity/00000001.json                     who owns the archive; the highest number counts
+groups/a/manifest/000000000001.json        entries of the manifest of group a
+groups/a/parts/START-END-EPOCH-RANDOM.gar  ranges of its log
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from gantry_broker.archive import manifest
+from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Unavailable
+from gantry_broker.archive.manifest import WHOLE_EVERY, Change, Owner, Part, State
+from gantry_broker.archive.objects import Objects
+from gantry_broker.archive.sealing import Plain, Sealer
+from gantry_broker.archive.segment import Directory, RangeReader
+from gantry_broker.store.log.epochs import EpochStart
+
+log = logging.getLogger(__name__)
+
+VERSION: Final = 1
+IDENTITY: Final = "identity/"
+GROUPS: Final = "groups/"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_PROBES: Final = 10_000
+"""Entries behind those in the listing that are looked for one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who owns the archive. `number` rises with each change of the owner."""
+
+    number: int
+    uid: str
+    """The cluster's unique id."""
+    cluster: str
+    """The cluster's name, for people."""
+    at_ms: int
+    reason: str = "created"
+    token: str = ""
+    """The token of the hand-over from the former owner; "" for none."""
+    key_id: str = ""
+    """Of the encryption key; "" without encryption."""
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(
+            {
+                "version": VERSION,
+                "number": self.number,
+                "uid": self.uid,
+                "cluster": self.cluster,
+                "atMs": self.at_ms,
+                "reason": self.reason,
+                "token": self.token,
+                "keyId": self.key_id,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, name: str, data: bytes) -> Identity:
+        """Raises Damaged, ArchiveError."""
+        try:
+            value: dict[str, Any] = orjson.loads(data)
+            version = value["version"]
+            if version != VERSION:
+                raise ArchiveError(f"{name}: it has format version {version!r}, this program reads version {VERSION}")
+            number, at_ms = value["number"], value["atMs"]
+            if type(number) is not int or type(at_ms) is not int or number < 1:
+                raise ValueError(f"number {number!r}, atMs {at_ms!r}")
+            texts = {field: value[field] for field in ("uid", "cluster", "reason", "token", "keyId")}
+            if not all(isinstance(text, str) for text in texts.values()):
+                raise ValueError(f"{texts!r}")
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise Damaged(f"{name}: the identity is invalid: {error!r}") from None
+        return cls(number, texts["uid"], texts["cluster"], at_ms, texts["reason"], texts["token"], texts["keyId"])
+
+
+class Archive:
+    """An archive behind an object store."""
+
+    def __init__(self, objects: Objects, sealer: Sealer | None = None) -> None:
+        self.objects = objects
+        self.sealer: Sealer = sealer or Plain()
+
+    # Identity
+
+    def identity(self) -> Identity | None:
+        """Return the newest identity; None: the archive is new. Raises ArchiveError."""
+        newest = None
+        for found in self.objects.list(IDENTITY):
+            newest = found.name
+        number = 0 if newest is None else _number(newest)
+        identity = None if newest is None else Identity.from_json(newest, self.objects.get(newest))
+        while True:  # The listing may lag behind.
+            number += 1
+            name = _identity_name(number)
+            try:
+                identity = Identity.from_json(name, self.objects.get(name))
+            except Missing:
+                return identity
+
+    def claim(self, uid: str, cluster: str, now_ms: int) -> Identity:
+        """Return the identity of this cluster; make it when the archive is new. Raises Fenced for another owner,
+        ArchiveError.
+        """
+        identity = self.identity()
+        if identity is None:
+            mine = Identity(1, uid, cluster, now_ms, key_id=self.sealer.key_id)
+            created = self.objects.create(_identity_name(1), mine.to_json())
+            identity = mine if created else self.identity()
+        if identity is None:
+            raise Unavailable("the object store neither keeps nor returns the archive's identity")
+        if identity.uid != uid:
+            raise Fenced(
+                f"the archive belongs to cluster {identity.cluster} ({identity.uid}), this is cluster {cluster} "
+                f"({uid}): write another spec.archive.url"
+            )
+        if identity.key_id != self.sealer.key_id:
+            raise ArchiveError(
+                "the archive was begun "
+                + (f"with encryption key {identity.key_id}" if identity.key_id else "without encryption")
+                + ": write the same in spec.archive.encryption, or another spec.archive.url"
+            )
+        return identity
+
+    def hand_over(self, former: Identity, uid: str, cluster: str, now_ms: int, reason: str, token: str) -> Identity:
+        """Make this cluster the owner after `former`. Raises Fenced when another one was faster."""
+        mine = Identity(former.number + 1, uid, cluster, now_ms, reason, token, former.key_id)
+        if not self.objects.create(_identity_name(mine.number), mine.to_json()):
+            newest = self.identity()
+            if newest is None or newest.uid != uid:
+                name = "another cluster" if newest is None else newest.cluster
+                raise Fenced(f"{name} became the archive's owner at the same time: look at its status first")
+            return newest
+        return mine
+
+    # Groups
+
+    def groups(self) -> list[str]:
+        """Return the names of the groups. Raises ArchiveError."""
+        found = {f.name.split("/")[1] for f in self.objects.list(GROUPS) if f.name.count("/") == 3}
+        return sorted(found)
+
+    def group(self, name: str) -> GroupArchive:
+        """Return the archive of a group. Raises ArchiveError for an impossible name."""
+        if not _NAME.fullmatch(name):
+            raise ArchiveError(f"group {name!r}: the name cannot be that of a group")
+        return GroupArchive(self, name)
+
+
+class GroupArchive:
+    """The archive of one group: its manifest and its parts."""
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        self.name = name
+        self._objects = archive.objects
+        self.sealer = archive.sealer
+        self._prefix = f"{GROUPS}{name}/"
+
+    # Manifest
+
+    def load(self, known: State | None = None) -> State:
+        """Return the newest state, from `known` on if it is given. An archive without entries gives `State()`.
+
+        Raises ArchiveError.
+        """
+        state = known
+        if state is None or state.n == 0:
+            state = self._load_from_listing()
+        for _ in range(MAX_PROBES):
+            try:
+                data = self._objects.get(self._entry(state.n + 1))
+            except Missing:
+                return state
+            state = manifest.follow(state, data)
+        raise ArchiveError(f"group {self.name}: its manifest has over {MAX_PROBES} entries that no listing has")
+
+    def _load_from_listing(self) -> State:
+        names = [f.name for f in self._objects.list(f"{self._prefix}manifest/")]
+        numbers = [_number(name) for name in names]
+        if not numbers:
+            return State()
+        newest = numbers[-1]
+        begin = newest - newest % WHOLE_EVERY or 1
+        state: State | None = None
+        for n in range(begin, newest + 1):
+            try:
+                data = self._objects.get(self._entry(n))
+            except Missing:
+                raise Damaged(f"group {self.name}: entry {n} of the manifest is missing") from None
+            state = manifest.follow(state, data)
+        assert state is not None
+        return state
+
+    def append(self, state: State, change: Change, epochs: Sequence[EpochStart]) -> None:
+        """Write the entry that leads to `state`. Raises Fenced when another entry has its number, ArchiveError.
+
+        It reads the entry back: a store that only says that it has written it is found out.
+        """
+        data = manifest.encode(state, change, epochs)
+        name = self._entry(state.n)
+        self._objects.create(name, data)
+        try:
+            written = self._objects.get(name)
+        except Missing:
+            raise Unavailable(f"group {self.name}: the object store lost entry {state.n} of the manifest") from None
+        if written != data:
+            raise Fenced(f"group {self.name}: another member wrote entry {state.n} of the manifest")
+
+    def _entry(self, n: int) -> str:
+        return f"{self._prefix}manifest/{n:012d}.json"
+
+    def forget_entries(self, state: State) -> int:
+        """Remove entries that no reader needs: all but the last two that have the whole state, and those behind them.
+        Returns how many. Raises ArchiveError.
+        """
+        keep = state.n - state.n % WHOLE_EVERY - WHOLE_EVERY
+        count = 0
+        for found in self._objects.list(f"{self._prefix}manifest/"):
+            if _number(found.name) < keep:
+                self._objects.delete(found.name)
+                count += 1
+        return count
+
+    # Parts
+
+    def put_part(self, data: bytes, directory: Directory, epoch: int) -> Part:
+        """Write an object and return its part, which no manifest has yet. Raises ArchiveError."""
+        name = f"{directory.start:020d}-{directory.end:020d}-{epoch:016d}-{secrets.token_hex(6)}.gar"
+        self._objects.create(self._part(name), data)  # False: an answer was lost, and the call was repeated.
+        if self.size_of(name) != len(data):
+            raise Unavailable(f"group {self.name}: the object store did not keep {name} as it was written")
+        return Part(
+            name,
+            directory.start,
+            directory.end,
+            epoch,
+            len(data),
+            hashlib.sha256(data).hexdigest(),
+            directory.records,
+            directory.first_ms,
+            directory.last_ms,
+        )
+
+    def size_of(self, name: str) -> int:
+        """Bytes of a part's object. Raises Unavailable when it is not there."""
+        try:
+            return self._objects.size(self._part(name))
+        except Missing:
+            raise Unavailable(f"group {self.name}: the object store lost {name}") from None
+
+    def reader(self, part: Part) -> RangeReader:
+        """Return a reader of a part. Its calls raise ArchiveError."""
+        path = self._part(part.name)
+        return RangeReader(path, part.size, lambda at, size: self._objects.get_range(path, at, size), self.sealer)
+
+    def whole(self, part: Part) -> RangeReader:
+        """Read a part at once, check its SHA-256, and return a reader of these bytes. Raises ArchiveError."""
+        path = self._part(part.name)
+        data = self._objects.get(path)
+        if len(data) != part.size or hashlib.sha256(data).hexdigest() != part.sha256:
+            raise Damaged(f"{path}: it does not match the SHA-256 in the manifest")
+        return RangeReader(path, part.size, lambda at, size: data[at : at + size], self.sealer)
+
+    def remove_parts(self, names: Sequence[str]) -> None:
+        """Remove objects that no manifest needs. Raises ArchiveError."""
+        for name in names:
+            self._objects.delete(self._part(name))
+
+    def orphans(self, state: State, before_ms: int) -> list[str]:
+        """Return names of objects that the manifest does not have and that were written before `before_ms`: uploads
+        that were broken off, and parts that were replaced. Raises ArchiveError.
+        """
+        known = {p.name for p in state.parts}
+        found = []
+        for item in self._objects.list(f"{self._prefix}parts/"):
+            name = item.name.rpartition("/")[2]
+            if name not in known and item.modified_ms < before_ms:
+                found.append(name)
+        return found
+
+    def _part(self, name: str) -> str:
+        return f"{self._prefix}parts/{name}"
+
+
+def write(
+    group: GroupArchive,
+    state: State,
+    change: Change,
+    *,
+    owner: Owner,
+    segment_size: int,
+    epochs: Sequence[EpochStart],
+    now_ms: int,
+    check: Callable[[], None] = lambda: None,
+) -> State:
+    """Append one entry and return the new state. `check` runs just before the write. Raises ArchiveError, Fenced."""
+    new = state.next(change, owner=owner, segment_size=segment_size, epochs=epochs, at_ms=now_ms)
+    check()
+    group.append(new, change, epochs)
+    return new
+
+
+def _identity_name(number: int) -> str:
+    return f"{IDENTITY}{number:08d}.json"
+
+
+def _number(name: str) -> int:
+    """Raises Damaged."""
+    text = name.rpartition("/")[2].removesuffix(".json")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise Damaged(f"{name}: it is no object of an archive")
+    return int(text)

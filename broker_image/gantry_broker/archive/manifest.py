@@ -1,0 +1,350 @@
+"""The manifest of one group's archive: a chain of numbered entries, each written once. Pure.
+
+Entry n is an object that is created only if it does not exist, so of two writers one fails, reads on, and decides
+again. An entry says what changed; every `WHOLE_EVERY`-th has the whole state as well, so a reader begins there. A state
+describes one log: a run of objects without holes, except for the gaps that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gantry_broker.archive.errors import ArchiveError, Damaged
+from gantry_broker.protocol import plausible
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs, check_epochs
+
+VERSION: Final = 1
+WHOLE_EVERY: Final = 32
+MAX_ENTRY: Final = 64 << 20
+"""Bytes of an entry: larger ones are refused."""
+
+
+class Part(NamedTuple):
+    """An object with [start, end) of the log. `epoch`: of its last record; `first_ms`, `last_ms`: of its records."""
+
+    name: str
+    start: int
+    end: int
+    epoch: int
+    size: int
+    """Bytes of the object."""
+    sha256: str
+    records: int
+    first_ms: int
+    last_ms: int
+
+
+class Gap(NamedTuple):
+    """A range of the log that the archive lacks, and why."""
+
+    start: int
+    end: int
+    reason: str
+
+
+class Owner(NamedTuple):
+    """Which cluster writes: the number of the identity object that says so, and the cluster's unique id."""
+
+    number: int
+    uid: str
+
+
+class Change(NamedTuple):
+    """What one entry changes, in this order: cut, base, gap, added, removed."""
+
+    cut: int | None = None
+    """The log was truncated here by an unclean promotion: parts above go, one across it is named in `removed`."""
+    base: tuple[int, LeaderEpochs] | None = None
+    """The archive begins at this offset, the first of a segment; the leader epochs that began before it."""
+    gap: Gap | None = None
+    added: tuple[Part, ...] = ()
+    removed: tuple[str, ...] = ()
+    start: int | None = None
+    """Retention: everything below this offset leaves the archive."""
+    closed: str = ""
+    """The owner hands over: nothing follows from it. The text is the token that the next owner names."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The archive of a group after entry `n`. `n` is 0 before the first entry."""
+
+    n: int = 0
+    owner: Owner | None = None
+    segment_size: int = 0
+    epochs: LeaderEpochs = ()
+    """The leader epochs of the log up to `end`."""
+    base: int = 0
+    """Where the archive began: the first offset of a segment."""
+    parts: tuple[Part, ...] = ()
+    """By offset."""
+    gaps: tuple[Gap, ...] = ()
+    at_ms: int = 0
+    """When entry `n` was written, by its writer's clock."""
+    closed: str = ""
+
+    @property
+    def start(self) -> int:
+        """The first offset of the log that can be read."""
+        return self.parts[0].start if self.parts else self.base
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last archived record."""
+        last = self.parts[-1].end if self.parts else self.base
+        return max([last, *(g.end for g in self.gaps[-1:])])
+
+    @property
+    def first_ms(self) -> int:
+        return self.parts[0].first_ms if self.parts else 0
+
+    @property
+    def last_ms(self) -> int:
+        return max((p.last_ms for p in self.parts[-8:]), default=0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all objects with records."""
+        return sum(p.size for p in self.parts)
+
+    @property
+    def readable_from(self) -> int:
+        """The first offset from which the log has no gap up to `end`."""
+        return max([self.start, *(g.end for g in self.gaps)])
+
+    def part_at(self, offset: int) -> Part | None:
+        """Return the part that has this offset of the log; None: none has."""
+        low, high = 0, len(self.parts)
+        while low < high:
+            middle = (low + high) // 2
+            if self.parts[middle].end <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(self.parts) and self.parts[low].start <= offset:
+            return self.parts[low]
+        return None
+
+    def next(
+        self, change: Change, *, owner: Owner, segment_size: int, epochs: Sequence[EpochStart], at_ms: int
+    ) -> State:
+        """Return the state after a change. `epochs`: those that begin in the added parts. Raises ArchiveError when the
+        change does not continue this state.
+        """
+        if self.owner is not None and owner.number < self.owner.number:
+            raise ArchiveError(f"owner {owner.number} wrote after owner {self.owner.number}")
+        if self.segment_size and segment_size != self.segment_size:
+            raise ArchiveError(f"segments of {segment_size} bytes after segments of {self.segment_size}")
+        if self.closed and self.owner is not None and owner.number == self.owner.number:
+            raise ArchiveError("its owner has handed the archive over")
+        state = replace(self, n=self.n + 1, owner=owner, segment_size=segment_size, at_ms=at_ms, closed=change.closed)
+        removed = set(change.removed)
+        parts = list(self.parts)
+        all_epochs = list(self.epochs)
+        gaps = list(self.gaps)
+        if change.cut is not None:
+            cut = change.cut
+            if not self.start <= cut <= self.end:
+                raise ArchiveError(f"a cut at {cut} is outside of the archive, {self.start} to {self.end}")
+            if any(p.start < cut < p.end and p.name not in removed for p in parts):
+                raise ArchiveError(f"the part across the cut at {cut} stays")
+            parts = [p for p in parts if p.end <= cut]
+            gaps = [g._replace(end=min(g.end, cut)) for g in gaps if g.start < cut]
+            all_epochs = [e for e in all_epochs if e.start < cut]
+        if change.base is not None:
+            base, before = change.base
+            if parts or (self.n and base < self.end):
+                raise ArchiveError(f"the archive has parts up to {self.end} and cannot begin at {base}")
+            state = replace(state, base=base)
+            all_epochs = list(before)
+            gaps = []
+        known = {p.name for p in parts}
+        if absent := removed - known - {p.name for p in self.parts}:
+            raise ArchiveError(f"{min(absent)} is removed, but the archive does not have it")
+        parts = [p for p in parts if p.name not in removed]
+        if change.gap is not None:
+            gaps.append(change.gap)
+        parts = sorted([*parts, *change.added], key=lambda p: p.start)
+        fresh = [e for e in epochs if not all_epochs or e.epoch > all_epochs[-1].epoch]
+        try:
+            all_epochs = list(check_epochs([*all_epochs, *fresh]))
+        except StoreError as error:
+            raise ArchiveError(str(error)) from None
+        if change.start is not None:
+            parts = [p for p in parts if p.end > change.start]
+            gaps = [g for g in gaps if g.end > change.start]
+        state = replace(state, parts=tuple(parts), gaps=tuple(gaps), epochs=tuple(all_epochs))
+        state.check_invariants()
+        return state
+
+    def check_invariants(self) -> None:
+        """Raise ArchiveError unless parts and gaps follow each other without a hole."""
+        covered = sorted([*((p.start, p.end) for p in self.parts), *((g.start, g.end) for g in self.gaps)])
+        at = None
+        for start, end in covered:
+            if end <= start:
+                raise ArchiveError(f"a part or gap from {start} to {end}")
+            if at is not None and start != at:
+                raise ArchiveError(f"the archive has a hole or two copies between {at} and {start}")
+            at = end
+
+
+def fold(entries: Iterable[bytes]) -> State:
+    """Return the state after entries that follow each other; the first is entry 1 or has the whole state.
+
+    Raises Damaged for an entry that is not valid, ArchiveError for one that does not continue the others.
+    """
+    state: State | None = None
+    for data in entries:
+        state = follow(state, data)
+    if state is None:
+        raise ArchiveError("the archive has no manifest")
+    return state
+
+
+def follow(state: State | None, data: bytes) -> State:
+    """Return the state after one more entry. None: nothing is known, so the entry is the first or has the whole state.
+
+    Raises Damaged, ArchiveError as `fold`.
+    """
+    value = _load(data)
+    n = int(value["n"])
+    if state is None and n > 1:
+        if value.get("whole") is None:
+            raise ArchiveError(f"entry {n} has not the whole state, and those before it are missing")
+        whole = _state(value["whole"])
+        if whole.n != n:
+            raise Damaged(f"entry {n} has the state of {whole.n}")
+        return whole
+    state = state or State()
+    if n != state.n + 1:
+        raise ArchiveError(f"entry {n} follows entry {state.n}")
+    change, owner, segment_size, epochs, at_ms = _change(value)
+    return state.next(change, owner=owner, segment_size=segment_size, epochs=epochs, at_ms=at_ms)
+
+
+def encode(state: State, change: Change, epochs: Sequence[EpochStart]) -> bytes:
+    """Return entry `state.n`, which leads to `state`."""
+    assert state.owner is not None
+    return orjson.dumps(
+        {
+            "version": VERSION,
+            "n": state.n,
+            "atMs": state.at_ms,
+            "owner": list(state.owner),
+            "segmentSize": state.segment_size,
+            "epochs": [list(e) for e in epochs],
+            "cut": change.cut,
+            "base": None
+            if change.base is None
+            else {"at": change.base[0], "epochs": [list(e) for e in change.base[1]]},
+            "gap": None if change.gap is None else list(change.gap),
+            "added": [list(p) for p in change.added],
+            "removed": list(change.removed),
+            "start": change.start,
+            "closed": change.closed,
+            "whole": _whole(state) if state.n % WHOLE_EVERY == 0 else None,
+        }
+    )
+
+
+def _whole(state: State) -> dict[str, Any]:
+    return {
+        "n": state.n,
+        "owner": None if state.owner is None else list(state.owner),
+        "segmentSize": state.segment_size,
+        "epochs": [list(e) for e in state.epochs],
+        "base": state.base,
+        "parts": [list(p) for p in state.parts],
+        "gaps": [list(g) for g in state.gaps],
+        "atMs": state.at_ms,
+        "closed": state.closed,
+    }
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_ENTRY:
+        raise Damaged(f"an entry of {len(data)} bytes, the limit is {MAX_ENTRY}")
+    try:
+        value = orjson.loads(data)
+        version, n = value["version"], value["n"]
+        if type(version) is not int or type(n) is not int or n < 1:
+            raise ValueError(f"version {version!r}, entry {n!r}")
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"an entry of the manifest is invalid: {error!r}") from None
+    if version != VERSION:
+        raise ArchiveError(f"the manifest has format version {version}, this program reads version {VERSION}")
+    result: dict[str, Any] = value
+    return result
+
+
+def _change(value: dict[str, Any]) -> tuple[Change, Owner, int, list[EpochStart], int]:
+    try:
+        base = value["base"]
+        change = Change(
+            None if value["cut"] is None else plausible.offset("cut", value["cut"]),
+            None if base is None else (plausible.offset("base", base["at"]), _epochs(base["epochs"])),
+            None if value["gap"] is None else _gap(value["gap"]),
+            tuple(_part(p) for p in value["added"]),
+            tuple(str(name) for name in value["removed"]),
+            None if value["start"] is None else plausible.offset("start", value["start"]),
+            str(value["closed"]),
+        )
+        owner = _owner(value["owner"])
+        epochs = list(_epochs(value["epochs"]))
+        return change, owner, _natural(value["segmentSize"]), epochs, _natural(value["atMs"])
+    except (KeyError, TypeError, ValueError, StoreError) as error:
+        raise Damaged(f"entry {value['n']} is invalid: {error!r}") from None
+
+
+def _state(value: dict[str, Any]) -> State:
+    try:
+        state = State(
+            _natural(value["n"]),
+            None if value["owner"] is None else _owner(value["owner"]),
+            _natural(value["segmentSize"]),
+            _epochs(value["epochs"]),
+            plausible.offset("base", value["base"]),
+            tuple(_part(p) for p in value["parts"]),
+            tuple(_gap(g) for g in value["gaps"]),
+            _natural(value["atMs"]),
+            str(value["closed"]),
+        )
+    except (KeyError, TypeError, ValueError, StoreError) as error:
+        raise Damaged(f"the whole state in an entry is invalid: {error!r}") from None
+    state.check_invariants()
+    return state
+
+
+def _epochs(value: Any) -> LeaderEpochs:
+    return check_epochs([(epoch, start) for epoch, start in value])
+
+
+def _part(value: Any) -> Part:
+    name, start, end, epoch, size, sha256, records, first_ms, last_ms = value
+    if not isinstance(name, str) or "/" in name or not isinstance(sha256, str):
+        raise ValueError(f"part {name!r}")
+    for number in (start, end, epoch, size, records, first_ms, last_ms):
+        _natural(number)
+    return Part(name, start, end, epoch, size, sha256, records, first_ms, last_ms)
+
+
+def _gap(value: Any) -> Gap:
+    start, end, reason = value
+    return Gap(_natural(start), _natural(end), str(reason))
+
+
+def _owner(value: Any) -> Owner:
+    number, uid = value
+    return Owner(_natural(number), str(uid))
+
+
+def _natural(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a number from 0 up")
+    return value

@@ -1,0 +1,254 @@
+"""The object store: a few calls over `obstore`, each bounded in time, with the errors of `errors.py`.
+
+All calls block; they run in threads. Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage,
+and a folder (`file:///`) behave the same here: an object that must be new is created by a conditional write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from gantry_broker.archive.errors import ArchiveError, Missing, Unavailable
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 60
+"""Seconds of one request: a part that does not move for so long is tried again."""
+RETRY_S: Final = 30
+"""Seconds for which one call repeats requests that failed."""
+SCHEMES: Final = ("s3", "gs", "az", "file")
+_KEYS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "s3": {
+        "access_key_id": ("accessKeyId", "AWS_ACCESS_KEY_ID"),
+        "secret_access_key": ("secretAccessKey", "AWS_SECRET_ACCESS_KEY"),
+        "session_token": ("sessionToken", "AWS_SESSION_TOKEN"),
+        "region": ("region", "AWS_REGION"),
+    },
+    "gs": {"service_account_key": ("serviceAccountKey", "key.json")},
+    "az": {
+        "account_name": ("accountName", "AZURE_STORAGE_ACCOUNT"),
+        "account_key": ("accountKey", "AZURE_STORAGE_KEY"),
+        "sas_key": ("sasToken", "AZURE_STORAGE_SAS_TOKEN"),
+    },
+    "file": {},
+}
+"""By scheme: the setting, and the names of the file or key of the Secret that has it."""
+
+
+class Found(NamedTuple):
+    """An object in a listing. `modified_ms`: Unix ms by the store's clock."""
+
+    name: str
+    size: int
+    modified_ms: int
+
+
+class Objects(Protocol):
+    """What an archive needs of an object store. Names are relative to the archive. Each call raises Unavailable or
+    ArchiveError.
+    """
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that must be new. False: there is one already, which may be the work of this very call."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """Read an object. Raises Missing."""
+        ...
+
+    def get_range(self, name: str, at: int, size: int) -> bytes:
+        """Read a part of an object; fewer bytes at its end. Raises Missing."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Bytes of an object. Raises Missing."""
+        ...
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Found]:
+        """Yield the objects below a prefix that ends with a slash, in the order of names, from behind `after` on."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object; an absent one is no error."""
+        ...
+
+
+def check_url(url: str) -> str:
+    """Return the scheme of an archive's URL. Raises ArchiveError, which says what to write."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ArchiveError(f"url is {url!r}: {error}") from None
+    if parts.scheme not in SCHEMES:
+        raise ArchiveError(
+            f"url is {url!r}: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
+        )
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/") or len(parts.path) < 2):
+        raise ArchiveError(f"url is {url!r}: write file:/// and the absolute path of a folder")
+    if parts.scheme != "file" and not parts.netloc:
+        raise ArchiveError(f"url is {url!r}: it names no bucket; write {parts.scheme}://BUCKET/PREFIX")
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise ArchiveError(f"url is {url!r}: leave out credentials, ? and #; credentials belong into a Secret")
+    if ".." in parts.path.split("/"):
+        raise ArchiveError(f"url is {url!r}: leave out ..")
+    return parts.scheme
+
+
+class Location(NamedTuple):
+    """Where an archive lies, and how to reach it."""
+
+    url: str
+    endpoint: str | None = None
+    """URL of a server that speaks the protocol of S3; None: the cloud's own."""
+    credentials: Path | None = None
+    """A folder with one file for each credential, as a mounted Secret is; None: the identity of the process."""
+    region: str | None = None
+
+
+class ObjectStore:
+    """An object store behind a URL. It reads the credentials' files again once they change."""
+
+    def __init__(self, location: Location) -> None:
+        """Raises ArchiveError for a URL that cannot be."""
+        self._location = location
+        self._scheme = check_url(location.url)
+        self._read: dict[str, str] | None = None
+        self._store: Any = None
+
+    def create(self, name: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        def put(store: Any) -> bool:
+            try:
+                # A conditional write cannot be sent in parts, so it is one request: parts of an archive are bounded.
+                obstore.put(store, name, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._call(put, f"write {name}")
+
+    def get(self, name: str) -> bytes:
+        import obstore
+
+        return self._call(lambda store: bytes(obstore.get(store, name).bytes()), f"read {name}")
+
+    def get_range(self, name: str, at: int, size: int) -> bytes:
+        import obstore
+
+        if size == 0:
+            return b""
+        return self._call(lambda store: bytes(obstore.get_range(store, name, start=at, length=size)), f"read {name}")
+
+    def size(self, name: str) -> int:
+        import obstore
+
+        return self._call(lambda store: int(obstore.head(store, name)["size"]), f"look at {name}")
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Found]:
+        import obstore
+
+        def first(store: Any) -> Any:
+            return obstore.list(store, prefix, offset=after or None, chunk_size=1_000)
+
+        stream = self._call(first, f"list {prefix}")
+        found: list[Found] = []
+        while True:
+            page = self._call(lambda _: next(iter(stream), None), f"list {prefix}")
+            if page is None:
+                break
+            found += [Found(o["path"], int(o["size"]), int(o["last_modified"].timestamp() * 1000)) for o in page]
+        yield from sorted(found)
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        def remove(store: Any) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                obstore.delete(store, name)
+
+        self._call(remove, f"remove {name}")
+
+    def _call(self, call: Callable[[Any], T], what: str) -> T:
+        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+        try:
+            return call(self._open())
+        except FileNotFoundError as error:
+            raise Missing(f"{self._location.url}: cannot {what}: there is no such object") from error
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            self._read = None
+            raise Unavailable(
+                f"{self._location.url}: may not {what}: {_short(error)}; check the credentials"
+            ) from error
+        except (BaseError, OSError, ValueError) as error:
+            raise Unavailable(f"{self._location.url}: cannot {what}: {_short(error)}") from error
+
+    def _open(self) -> Any:
+        """Raises ArchiveError."""
+        values = self._credentials()
+        if self._store is None or values != self._read:
+            self._store = self._build(values)
+            self._read = values
+        return self._store
+
+    def _credentials(self) -> dict[str, str]:
+        """The credentials by setting, of the files that are there now. Raises ArchiveError."""
+        folder = self._location.credentials
+        found: dict[str, str] = {}
+        if folder is None:
+            return found
+        for setting, names in _KEYS[self._scheme].items():
+            for name in names:
+                try:
+                    found[setting] = (folder / name).read_text().strip()
+                    break
+                except FileNotFoundError:
+                    continue
+                except (OSError, UnicodeDecodeError) as error:
+                    raise ArchiveError(f"credentials: cannot read {folder / name}: {error}") from error
+        if not found and _KEYS[self._scheme]:
+            wanted = ", ".join(alternatives[0] for alternatives in _KEYS[self._scheme].values())
+            raise ArchiveError(f"credentials: {folder} has none of {wanted}")
+        return found
+
+    def _build(self, values: dict[str, str]) -> Any:
+        from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+        url, endpoint = self._location.url, self._location.endpoint
+        try:
+            if self._scheme == "file":
+                folder = Path(urlsplit(url).path)
+                return LocalStore(str(folder), mkdir=True)
+            options: Any = {"timeout": timedelta(seconds=TIMEOUT_S), "connect_timeout": timedelta(seconds=5)}
+            retry: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=RETRY_S)}
+            config: Any = dict(values)
+            if endpoint is not None:
+                config["endpoint"] = endpoint
+                if endpoint.startswith("http://"):
+                    options["allow_http"] = True
+            if self._scheme == "gs":
+                if key := config.get("service_account_key"):
+                    json.loads(key)
+                return GCSStore.from_url(url, config=config or None, client_options=options, retry_config=retry)
+            if self._scheme == "az":
+                return AzureStore.from_url(url, config=config or None, client_options=options, retry_config=retry)
+            config.setdefault("region", self._location.region or "us-east-1")
+            return S3Store.from_url(url, config=config, client_options=options, retry_config=retry)
+        except Exception as error:  # The library raises many kinds for settings that it does not take.
+            raise ArchiveError(f"{url}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """The first line of an error, without the library's debugging text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:500]

@@ -1,0 +1,187 @@
+"""From the archive to a store's folder: the segments of a log up to a time or an offset, and its leader epochs.
+
+A start of a broker does the rest, as after a crash: it reads the log, and rebuilds queues, index and tables from it.
+Work that was broken off goes on: a segment that is there whole is not fetched again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from gantry_broker.archive import segment
+from gantry_broker.archive.chain import GroupArchive
+from gantry_broker.archive.errors import ArchiveError, Missing
+from gantry_broker.archive.manifest import Part, State
+from gantry_broker.store.files import atomic_write, fsync_dir
+from gantry_broker.store.log.commit_log import NAME_DIGITS
+from gantry_broker.store.log.epochs import EpochFile, truncate_epochs
+from gantry_broker.store.log.record_reader import size_of_whole
+
+MARK: Final = "config/restoring.json"
+"""In the store's folder while its restore is under way: what is restored. Its absence beside a log says "done"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How far to restore: up to an offset of the log, up to a store time (Unix ms), or with neither up to the end."""
+
+    offset: int | None = None
+    time_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a restore would bring. Offsets are bytes of the log."""
+
+    start: int
+    end: int
+    """The part across the target counts up to `end`, which is a record's border only after `find_end`."""
+    parts: tuple[Part, ...]
+    download: int
+    """Bytes to fetch."""
+    records: int
+    """Records in these parts; those after the target in the last one count as well."""
+    first_ms: int
+    last_ms: int
+
+
+def outline(state: State, target: Target) -> Outline:
+    """Return what a restore to the target needs. Raises Missing when the archive cannot give it."""
+    start = state.readable_from
+    parts = [p for p in state.parts if p.start >= start]
+    if not parts:
+        raise Missing("the archive has no records to restore")
+    if target.offset is not None:
+        if not start <= target.offset <= state.end:
+            raise Missing(f"offset {target.offset} is not in the archive: write one from {start} to {state.end}")
+        parts = [p for p in parts if p.start < target.offset]
+    if target.time_ms is not None:
+        if parts[0].first_ms > target.time_ms:
+            raise Missing(
+                f"time {target.time_ms} is before the first record of the archive: write {parts[0].first_ms} or later"
+            )
+        # Clocks differ: the first record that is too young ends the log, also where older ones follow.
+        upto = next((i for i, p in enumerate(parts) if p.last_ms > target.time_ms), len(parts) - 1)
+        parts = parts[: upto + 1]
+    end = parts[-1].end if target.offset is None else min(target.offset, parts[-1].end)
+    return Outline(
+        start,
+        end,
+        tuple(parts),
+        sum(p.size for p in parts),
+        sum(p.records for p in parts),
+        parts[0].first_ms,
+        parts[-1].last_ms,
+    )
+
+
+def part_bytes(
+    group: GroupArchive, state: State, target: Target, plan: Outline, part: Part
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, whole records) of one part of the plan, up to the target. Raises ArchiveError."""
+    reader = group.whole(part)
+    directory = reader.directory()
+    for at, data in segment.read_range(reader, directory, part.start, min(part.end, plan.end)):
+        stop = at + len(data)
+        if target.time_ms is not None:
+            stop = segment.cut_at_time(data, at, state.segment_size, target.time_ms)
+        elif stop == target.offset:
+            stop = at + size_of_whole(data, 0)
+        if stop > at:
+            yield at, data[: stop - at]
+        if stop < at + len(data):
+            return
+
+
+def log_bytes(group: GroupArchive, state: State, target: Target) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, whole records) up to the target, in order. Raises ArchiveError."""
+    plan = outline(state, target)
+    for part in plan.parts:
+        yield from part_bytes(group, state, target, plan, part)
+
+
+def restore(
+    group: GroupArchive,
+    state: State,
+    target: Target,
+    store: Path,
+    *,
+    progress: Callable[[int], None] = lambda fetched: None,
+) -> int:
+    """Write the log up to the target into the store's folder, which is empty or has a part of the same restore; return
+    the log's end. Raises ArchiveError, OSError.
+
+    `progress` gets the bytes fetched so far. Each part is written and flushed before the mark says so.
+    """
+    plan = outline(state, target)
+    log_dir, mark = store / "commitlog", store / MARK
+    log_dir.mkdir(parents=True, exist_ok=True)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    goal: dict[str, object] = {"group": group.name, "offset": target.offset, "timeMs": target.time_ms}
+    end, fetched = _begun(mark, goal, log_dir) or plan.start, 0
+    files: dict[int, int] = {}
+    try:
+        for part in plan.parts:
+            if part.end <= end:
+                fetched += part.size
+                continue
+            for at, data in part_bytes(group, state, target, plan, part):
+                _write(log_dir, files, at, data, state.segment_size)
+                end = at + len(data)
+            for descriptor in files.values():
+                os.fdatasync(descriptor)
+            atomic_write(mark, orjson.dumps({**goal, "upto": end}), durable=True)
+            fetched += part.size
+            progress(fetched)
+            if end < min(part.end, plan.end):
+                break
+    finally:
+        for descriptor in files.values():
+            os.close(descriptor)
+    fsync_dir(log_dir)
+    EpochFile(state.segment_size, truncate_epochs(state.epochs, end)).save(store / "config" / "epochs.json")
+    mark.unlink()
+    fsync_dir(mark.parent)
+    return end
+
+
+def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> int:
+    """The offset up to which an earlier try came; 0 for none. Raises ArchiveError for a folder with something else."""
+    try:
+        found = orjson.loads(mark.read_bytes())
+        upto = int(found.pop("upto"))
+    except FileNotFoundError:
+        if any(log_dir.iterdir()):
+            raise ArchiveError(f"{log_dir} has a log already: a restore needs an empty folder") from None
+        atomic_write(mark, orjson.dumps({**goal, "upto": 0}), durable=True)
+        return 0
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{mark} is invalid: {error!r}; empty the folder") from None
+    if found != goal:
+        raise ArchiveError(f"{mark} is of another restore: {found}; empty the folder")
+    return upto
+
+
+def _write(log_dir: Path, files: dict[int, int], at: int, data: bytes, segment_size: int) -> None:
+    while data:
+        base = at - at % segment_size
+        step = min(len(data), base + segment_size - at)
+        descriptor = files.get(base)
+        if descriptor is None:
+            while len(files) > 1:
+                os.close(files.pop(next(iter(files))))
+            path = log_dir / f"{base:0{NAME_DIGITS}d}"
+            descriptor = files[base] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(descriptor, segment_size)
+        view = memoryview(data)[:step]
+        place = at - base
+        while view:
+            count = os.pwrite(descriptor, view, place)
+            view, place = view[count:], place + count
+        data, at = data[step:], at + step

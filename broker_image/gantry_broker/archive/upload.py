@@ -1,0 +1,206 @@
+"""What a member does next for the archive of its group. Pure: the state of the manifest, the member's log, the time.
+
+The rules:
+1. Only confirmed bytes are uploaded, so what the archive has can be undone by an unclean promotion alone.
+2. An upload continues the archive's end. A member whose log is behind, or of another history, waits.
+3. After an unclean promotion the archive is cut where the new history begins, by a member that is in a later epoch.
+4. Bytes that the disk no longer has and the archive never had become a gap, which the manifest names.
+5. Small parts that follow each other are merged, so that their number grows with the log, not with time.
+6. Retention removes whole segments, all of whose records are older than the recovery window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from gantry_broker.archive.manifest import Part, State
+from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.store.log.epochs import LeaderEpochs
+
+PART: Final = 32 << 20
+"""Bytes of the log in one part at most, plus one record."""
+MERGE_AT: Final = 8
+"""Parts that follow each other and fit into one are merged when there are so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the cluster's spec says about its archive."""
+
+    interval_ms: int = 60_000
+    """Confirmed records are uploaded after so many milliseconds, also when they do not fill a part."""
+    retention_ms: int | None = None
+    """The recovery window; None: everything is kept."""
+    part: int = PART
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The log of this member. `epochs`: of the whole log. Offsets are bytes."""
+
+    start: int
+    confirmed: int
+    segment_size: int
+    epochs: LeaderEpochs
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Write the first entry: the archive begins at `base`."""
+
+    base: int
+    epochs: LeaderEpochs
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End the archive at `at`: a later epoch begins there. `across`: the part that holds this offset."""
+
+    at: int
+    across: Part | None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkGap:
+    """Write down that [start, end) is lost for the archive."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Upload whole records from `start` on, up to `limit` and about `most` bytes."""
+
+    start: int
+    limit: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Replace these parts, which follow each other, by one."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Remove everything below `start`, the first offset of a segment."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is nothing to do. `why`: what keeps the archive behind; "" when nothing does."""
+
+    why: str = ""
+
+
+Step = Begin | Cut | MarkGap | Upload | Merge | Prune | Wait
+
+
+def uploader(leadership: LeadershipRecord) -> int | None:
+    """Return the number of the member that uploads: the lowest in-sync follower, or the leader without one.
+
+    None: the group has no leader. Two members that disagree for a moment do no harm: each entry is written once.
+    """
+    if leadership.master is None:
+        return None
+    followers = sorted(m.member for m in leadership.in_sync if m != leadership.master)
+    return followers[0] if followers else leadership.master.member
+
+
+def next_step(state: State, view: View, settings: Settings, now_ms: int, last_upload_ms: int) -> Step:
+    """Return the next step. `last_upload_ms`: when this member last uploaded, or began to watch; Unix ms."""
+    if state.n == 0:
+        before = tuple(e for e in view.epochs if e.start <= view.start)
+        return Begin(view.start, before)
+    if state.segment_size != view.segment_size:
+        return Wait(f"the archive has segments of {state.segment_size} bytes, this member {view.segment_size}")
+    differs = _divergence(state, view)
+    if isinstance(differs, Wait):
+        return differs
+    if differs is not None:
+        return Cut(differs, next((p for p in state.parts if p.start < differs < p.end), None))
+    if state.end > view.confirmed:
+        return Wait("this member is behind the archive")
+    if view.start > state.end:
+        return MarkGap(state.end, view.start)
+    pending = view.confirmed - state.end
+    segment_end = state.end - state.end % view.segment_size + view.segment_size
+    limit = min(view.confirmed, segment_end)
+    if pending and (
+        limit - state.end >= settings.part
+        or view.confirmed >= segment_end
+        or now_ms - last_upload_ms >= settings.interval_ms
+        or now_ms < last_upload_ms
+    ):
+        return Upload(state.end, limit, settings.part)
+    merge = _mergeable(state, view.segment_size, settings.part)
+    if merge:
+        return Merge(merge)
+    keep_from = _expired(state, view.segment_size, settings.retention_ms, now_ms)
+    if keep_from > state.start:
+        return Prune(keep_from)
+    return Wait()
+
+
+def _divergence(state: State, view: View) -> int | Wait | None:
+    """Where a later epoch of this member begins below the archive's end; None: both have one history."""
+    if not state.epochs or not view.epochs:
+        return None
+    archived = {e.epoch: e.start for e in state.epochs}
+    local = {e.epoch: e.start for e in view.epochs}
+    if view.epochs[-1].epoch < state.epochs[-1].epoch:
+        return Wait("this member is in an earlier epoch than the archive")
+    cuts = [start for epoch, start in local.items() if archived.get(epoch) != start and start < state.end]
+    cuts += [start for epoch, start in archived.items() if local.get(epoch) != start and start >= view.start]
+    cuts = [at for at in cuts if at >= state.start]
+    if not cuts:
+        return None
+    if view.epochs[-1].epoch == state.epochs[-1].epoch:
+        return Wait("the epochs of this member contradict those of the archive")
+    return min(cuts)
+
+
+def _mergeable(state: State, segment_size: int, most: int) -> tuple[Part, ...]:
+    """The first run of parts that one part could replace: many of them, or two in a segment that is archived whole."""
+    run: list[Part] = []
+    size = 0
+    for part in (*state.parts, None):
+        fits = (
+            part is not None
+            and bool(run)
+            and part.start == run[-1].end
+            and part.start // segment_size == run[0].start // segment_size
+            and size + part.end - part.start <= most
+        )
+        if fits:
+            assert part is not None
+            run.append(part)
+            size += part.end - part.start
+            if len(run) < MERGE_AT:
+                continue
+        if len(run) >= MERGE_AT or (len(run) > 1 and (run[0].start // segment_size + 1) * segment_size <= state.end):
+            return tuple(run)
+        if part is not None:
+            run, size = [part], part.end - part.start
+    return ()
+
+
+def _expired(state: State, segment_size: int, retention_ms: int | None, now_ms: int) -> int:
+    """The first offset of the segment from which the recovery window needs the archive; `state.start`: all of it."""
+    start = state.start
+    if retention_ms is None or not state.parts:
+        return start
+    for _, following in pairwise(state.parts):
+        # A restore to a time needs the segment whose records are the last before it.
+        if following.first_ms == 0 or following.first_ms > now_ms - retention_ms:
+            break
+        if following.start % segment_size == 0:
+            start = following.start
+    return start

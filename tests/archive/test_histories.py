@@ -1,0 +1,337 @@
+"""Histories by seed: members of a group append, lead in turn, lose records by unclean promotions, and archive; the
+object store fails and lies. What is restored must equal what was confirmed, record by record.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from gantry_broker.archive import manifest, restore, segment, upload
+from gantry_broker.archive.archiver import Archiver
+from gantry_broker.archive.chain import Archive, GroupArchive
+from gantry_broker.archive.errors import ArchiveError, Fenced, Missing
+from gantry_broker.archive.manifest import State
+from gantry_broker.archive.sealing import Encrypted, Plain, Sealer
+from gantry_broker.archive.upload import Settings, View, Wait
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.log.record_reader import decode_records
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+from tests.archive.memory_objects import MemoryObjects
+
+SEGMENT = 65_536
+HISTORIES = int(os.environ.get("ARCHIVE_HISTORIES", "40"))
+SETTINGS = BrokerSettings(
+    mappedFileSizeCommitLog=SEGMENT, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=100, maxIndexNum=400
+)
+
+
+class World:
+    """A group of two members, whose logs are real stores, and its archive."""
+
+    def __init__(self, seed: int, folder: Path, sealer: Sealer | None = None) -> None:
+        self.random = random.Random(seed)
+        self.folder = folder
+        self.objects = MemoryObjects(seed, fail=0.05, lie=0.02, lost=0.02, lag=self.random.choice([0, 0, 1, 3]))
+        self.now = 1_700_000_000_000
+        self.epoch = 0
+        self.settings = Settings(interval_ms=5_000, part=self.random.choice([4_000, 20_000, 100_000]))
+        self.archive = Archive(self.objects, sealer or Plain())
+        self.members = [self._member(n) for n in range(2)]
+        self.archivers = [self._archiver(n) for n in range(2)]
+        self.leader = 0
+        self.sent = 0
+        self.floor = 0
+        """The archive's end after the last step."""
+        self.undone = 1 << 60
+        """An unclean promotion undid what the archive has from here on."""
+        self.lead(0)
+
+    def _member(self, n: int) -> MessageStore:
+        return MessageStore.open(StoreConfig(self.folder / f"m{n}", SETTINGS))
+
+    def _archiver(self, n: int, uid: str = "uid") -> Archiver:
+        return Archiver(
+            self.archive,
+            group="a",
+            uid=uid,
+            cluster="demo",
+            log_dir=self.folder / f"m{n}" / "commitlog",
+            view=lambda: None,
+            turn=lambda: True,
+            settings=lambda: self.settings,
+            delays=(1_000,),
+            clock_ms=lambda: self.now,
+        )
+
+    def lead(self, member: int) -> None:
+        """The other member learns of the new epoch with the next `sync`; the leader may confirm alone before."""
+        self.epoch += 1
+        self.leader = member
+        store = self.members[member]
+        store.begin_epoch(self.epoch, b'{"kind":"epoch"}', self.now)
+        store.confirm(store.end)
+
+    def put(self) -> None:
+        puts = []
+        for _ in range(self.random.randint(1, 12)):
+            self.sent += 1
+            body = self.random.randbytes(self.random.choice([10, 100, 3_000]))
+            topic = self.random.choice(["A", "B"])
+            properties = f"KEYS\x01k{self.sent}\x02TAGS\x01t{self.sent % 3}\x02".encode()
+            puts.append(Put(topic, self.sent % 2, 0, 0, self.now, b"\x7f\0\0\1\0\0\0\1", body, properties))
+        self.members[self.leader].put(puts, self.now)
+
+    def sync(self) -> None:
+        """The follower fetches all, and both confirm it."""
+        leader, follower = self.members[self.leader], self.members[1 - self.leader]
+        while follower.end < leader.end:
+            follower.append_raw(follower.end, leader.read_raw(follower.end, 8_192))
+        for store in (leader, follower):
+            store.confirm(store.end)
+
+    def unclean(self) -> None:
+        """The follower becomes leader without the last confirmed records, and the old leader follows it."""
+        follower = self.members[1 - self.leader]
+        places = [r.phys_offset for r in decode_records(log_of(follower))][-8:]
+        if not places or (cut := self.random.choice(places)) <= follower.epochs[-1].start:
+            return
+        follower.truncate(cut)
+        self.undone = min(self.undone, cut)
+        self.leader = 1 - self.leader
+        self.epoch += 1
+        follower.begin_epoch(self.epoch, b'{"kind":"epoch"}', self.now)
+        self.members[1 - self.leader].truncate(cut)
+        self.sync()
+
+    def step(self, member: int) -> None:
+        store, archiver = self.members[member], self.archivers[member]
+        view = View(store.log.start, store.confirmed, SEGMENT, store.epochs)
+        try:
+            archiver._step(view, self.settings, True)
+        except Fenced:
+            archiver._state = None
+        except ArchiveError:
+            pass
+        end = self.written().end
+        assert end >= min(self.floor, self.undone), f"the archive lost [{end}, {self.floor}) of the log"
+        self.undone = 1 << 60 if end < self.floor or self.undone >= end else self.undone
+        self.floor = end
+
+    def written(self) -> State:
+        """The manifest as it is, also while the store is away."""
+        names = sorted(n for n in self.objects.objects if "/manifest/" in n)
+        return manifest.fold(self.objects.objects[n] for n in names) if names else State()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.now += self.random.choice([0, 10, 3_000, 9_000])
+            self.objects.now_ms = self.now
+            match self.random.randrange(12):
+                case 0 | 1 | 2 | 3:
+                    self.put()
+                case 4 | 5:
+                    self.sync()
+                case 6:
+                    self.sync()
+                    self.lead(self.random.randrange(2))
+                case 7 if self.random.random() < 0.3:
+                    self.unclean()
+                case 8 if self.random.random() < 0.2:
+                    n = self.random.randrange(2)
+                    self.archivers[n] = self._archiver(n)  # The member restarts.
+                case 9:
+                    self.objects.away = self.random.random() < 0.3
+                case _:
+                    self.step(self.random.randrange(2))
+
+    def settle(self) -> State:
+        """The store works again, and the archive gets all that is confirmed."""
+        self.objects.away = False
+        self.objects.fail = self.objects.lie = self.objects.lost = 0.0
+        self.sync()
+        for _ in range(400):
+            self.now += 6_000
+            self.objects.now_ms = self.now
+            self.step(self.leader)
+            state = self.group.load()
+            if state.end == self.members[self.leader].confirmed and self._idle(state):
+                return state
+        raise AssertionError(f"the archive does not come to an end: {self.group.load()}")
+
+    def _idle(self, state: State) -> bool:
+        store = self.members[self.leader]
+        view = View(store.log.start, store.confirmed, SEGMENT, store.epochs)
+        return upload.next_step(state, view, self.settings, self.now, 0) == Wait()
+
+    @property
+    def group(self) -> GroupArchive:
+        return self.archive.group("a")
+
+
+def log_of(store: MessageStore) -> bytes:
+    data = b""
+    while store.log.start + len(data) < store.confirmed:
+        data += store.read_raw(store.log.start + len(data), 1 << 20, store.confirmed)
+    return data
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_what_is_restored_equals_what_was_confirmed(seed: int, quick_dir: Path) -> None:
+    world = World(seed, quick_dir, Encrypted(bytes(32)) if seed % 3 == 0 else None)
+    world.run(120)
+    state = world.settle()
+    store = world.members[world.leader]
+    expected = log_of(store)
+    restored = b"".join(data for _, data in restore.log_bytes(world.group, state, restore.Target()))
+    assert restored == expected[state.start - store.log.start :]
+    assert state.epochs == tuple(e for e in store.epochs if e.start < state.end)
+    # To a moment: all that was stored until then, and nothing else.
+    times = [r.store_ms for r in decode_records(expected)]
+    moment = world.random.choice(times)
+    upto = restore.log_bytes(world.group, state, restore.Target(time_ms=moment))
+    ended = [i for i, ms in enumerate(times) if ms > moment]
+    count = ended[0] if ended else len(times)
+    assert len(list(decode_records(b"".join(data for _, data in upto)))) == count
+    # A store made of it has the same messages at the same places, by the code of any start.
+    end = restore.restore(world.group, state, restore.Target(), quick_dir / "new")
+    opened = MessageStore.open(StoreConfig(quick_dir / "new", SETTINGS))
+    assert (end, opened.end) == (state.end, state.end)
+    opened.confirm(opened.end)
+    for topic in ("A", "B"):
+        for queue in (0, 1):
+            assert opened.max_offset(topic, queue) == store.max_offset(topic, queue)
+            assert opened.min_offset(topic, queue) == store.min_offset(topic, queue)
+            first, last = store.min_offset(topic, queue), store.max_offset(topic, queue)
+            if first < last:
+                assert (
+                    opened.get(topic, queue, first, 32, 1 << 20).data
+                    == store.get(topic, queue, first, 32, 1 << 20).data
+                )
+                assert_entries(world.group, state, store, topic, queue)
+    opened.close()
+
+
+def assert_entries(group: GroupArchive, state: State, store: MessageStore, topic: str, queue: int) -> None:
+    """The pieces say of each message of a queue where it lies."""
+    found = {}
+    for part in state.parts:
+        reader = group.reader(part)
+        for entry in reader.entries(reader.directory(), topic, queue):
+            found[entry.number] = entry
+    assert sorted(found) == list(range(store.min_offset(topic, queue), store.max_offset(topic, queue)))
+    for number, entry in found.items():
+        assert store.place(topic, queue, number) == entry.phys
+
+
+def test_another_cluster_is_refused(quick_dir: Path) -> None:
+    world = World(1, quick_dir)
+    world.settle()
+    with pytest.raises(Fenced, match="belongs to cluster demo"):
+        world.archive.claim("other", "copy", world.now)
+
+
+def test_a_former_owner_is_fenced(quick_dir: Path) -> None:
+    world = World(2, quick_dir)
+    world.settle()
+    former = world.archive.identity()
+    assert former is not None
+    world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    world.put()
+    world.sync()
+    world.now += 60_000
+    archiver, store = world.archivers[world.leader], world.members[world.leader]
+    view = View(store.log.start, store.confirmed, SEGMENT, store.epochs)
+    with pytest.raises(Fenced, match="site-b"):
+        archiver._step(view, world.settings, True)
+    with pytest.raises(Fenced, match="site-b"):
+        archiver._step(view, world.settings, True)
+
+
+def test_a_wrong_key_is_named(quick_dir: Path) -> None:
+    world = World(3, quick_dir, Encrypted(bytes(32)))
+    state = world.settle()
+    other = Archive(world.objects, Plain()).group("a")
+    with pytest.raises(ArchiveError, match="is encrypted: name the key"):
+        list(restore.log_bytes(other, state, restore.Target()))
+    other = Archive(world.objects, Encrypted(bytes([1]) * 32)).group("a")
+    with pytest.raises(ArchiveError, match="another key"):
+        list(restore.log_bytes(other, state, restore.Target()))
+
+
+def test_a_restore_that_is_broken_off_goes_on(quick_dir: Path) -> None:
+    world = World(4, quick_dir)
+    world.run(200)
+    state = world.settle()
+    new = quick_dir / "new"
+    seen: list[int] = []
+
+    def stop(fetched: int) -> None:
+        seen.append(fetched)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore.restore(world.group, state, restore.Target(), new, progress=stop)
+    with pytest.raises(ArchiveError, match="another restore"):
+        restore.restore(world.group, state, restore.Target(time_ms=world.now), new)
+    begun = len(seen)
+    assert restore.restore(world.group, state, restore.Target(), new, progress=seen.append) == state.end
+    assert len(seen) - begun < len(state.parts)
+    with pytest.raises(ArchiveError, match="has a log already"):
+        restore.restore(world.group, state, restore.Target(), new)
+
+
+def test_a_time_before_the_archive_is_refused(quick_dir: Path) -> None:
+    world = World(5, quick_dir)
+    state = world.settle()
+    with pytest.raises(Missing, match="before the first record"):
+        restore.outline(state, restore.Target(time_ms=1))
+    with pytest.raises(Missing, match="is not in the archive"):
+        restore.outline(state, restore.Target(offset=1 << 40))
+
+
+def test_each_flipped_bit_of_an_object_is_found(quick_dir: Path) -> None:
+    world = World(6, quick_dir)
+    world.put()
+    state = world.settle()
+    part = state.parts[0]
+    path = next(name for name in world.objects.objects if name.endswith(part.name))
+    good = world.objects.objects[path]
+    rng = random.Random(6)
+    for _ in range(300):
+        data = bytearray(good)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        world.objects.objects[path] = bytes(data)
+        reader = world.group.reader(part)
+        try:
+            directory = reader.directory()
+            got = b"".join(d for _, d in segment.read_range(reader, directory, part.start, part.end))
+        except ArchiveError:
+            pass
+        else:
+            world.objects.objects[path] = good
+            clean = world.group.reader(part)
+            assert got == b"".join(d for _, d in segment.read_range(clean, clean.directory(), part.start, part.end))
+        world.objects.objects[path] = bytes(data)
+        with pytest.raises(ArchiveError):
+            world.group.whole(part)
+
+
+def test_histories_reach_every_kind_of_step(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()
+    decide = upload.next_step
+
+    def noted(*args: object) -> upload.Step:
+        step = decide(*args)  # type: ignore[arg-type]
+        seen.add(type(step).__name__)
+        return step
+
+    monkeypatch.setattr(upload, "next_step", noted)
+    for seed in range(12):
+        World(seed, quick_dir / str(seed)).run(150)
+    assert {"Begin", "Upload", "Merge", "Cut", "Wait"} <= seen
