@@ -337,6 +337,35 @@ def orders(story: Story) -> None:
     if again.body:
         story.ask("orderly ack of the second handle", RequestCode.ACK_MESSAGE, ack_ext(group, topic, again))
     story.ask("orderly pop after the ack", POP, pop_ext(group, topic, order="true", maxMsgNums=1, attemptId="three"))
+    unordered_acks(story)
+
+
+def unordered_acks(story: Story) -> None:
+    """Later messages of an orderly pop are acknowledged, the first one is not: all come again."""
+    topic, group = story.topic("PopOrderAcks"), story.group("popOrderAcksGroup", consumeMessageOrderly=True)
+    for body in (b"a", b"b", b"c", b"d", b"e"):
+        story.send(topic, 0, body)
+
+    def pop(case: str, attempt: str, most: int) -> Frame:
+        ext = pop_ext(group, topic, order="true", maxMsgNums=most, invisibleTime=1_500, attemptId=attempt)
+        return story.ask(f"unordered acks: {case}", POP, ext)
+
+    def ack(case: str, answer: Frame, at: int) -> None:
+        story.ask(f"unordered acks: {case}", RequestCode.ACK_MESSAGE, ack_ext(group, topic, answer, at))
+
+    first = pop("pop of three", "one", 3)
+    ack("ack of the second", first, 1)
+    ack("ack of the third", first, 2)
+    ack("ack of the third again", first, 2)
+    pop("pop while the first is with the client", "two", 3)
+    time.sleep(2)
+    second = pop("pop after the time of the first", "three", 8)
+    ack("ack of the second message again", second, 1)
+    ack("ack of the first message", second, 0)
+    time.sleep(2)
+    third = pop("pop after the first two", "four", 2)
+    ack("ack of the fourth message", third, 1)
+    pop("pop of the same attempt after an ack", "four", 2)
 
 
 def peeks(story: Story) -> None:

@@ -47,6 +47,8 @@ class Observed:
     acked: bool = False
     perhaps: bool = False
     """An acknowledgement was not answered: the message may be finished."""
+    acking: int = 0
+    """Acknowledgements that are not answered yet."""
     free: bool = False
     """An offset was reset or a topic deleted: the message may be delivered again, or never."""
     attempts: int = 0
@@ -61,6 +63,10 @@ class Observed:
     changed_ms: int = 0
     """When the last change of the invisible time was asked for."""
 
+    def again(self) -> None:
+        """Forgets acknowledgements: the message comes again. One that is not answered yet may be a later one."""
+        self.acked, self.perhaps = False, self.perhaps and self.acking > 0
+
 
 @dataclass
 class Model:
@@ -68,30 +74,65 @@ class Model:
     sent: dict[bytes, tuple[int, str, int]] = field(default_factory=dict)
     """Confirmed messages that are there: queue, tag, number."""
 
+    skipped: set[int] = field(default_factory=set)
+    """Queues of the orderly group in which somebody has set the offset ahead of what is in flight."""
     peak_ms: int = 0
     """The highest time from which the clock was set back."""
 
     def delivered(self, group: str, message: Message, popped: Popped, attempt: str | None) -> None:
         observed = self.observed[group, message.body]
         where = f"group {group}, message {message.body!r} at {message.topic} {message.queue_id} {message.offset}"
+        order = group == "o"
         if not observed.free:
-            if observed.acked:
+            if observed.acked and not order:
                 raise Violation(f"{where}: delivered again after its acknowledgement")
             same = attempt is not None and observed.attempt == attempt
             now = max(popped.pop_ms, self.peak_ms)
             again = (
                 observed.attempt is not None
             )  # The same attempt may pop again, for a shorter time, without an answer.
-            if observed.handle is not None and not observed.unsure and not again and observed.visible_ms > now:
+            waits = observed.handle is not None and not observed.unsure and observed.visible_ms > now
+            finished = order and (observed.acked or observed.perhaps)  # It comes again for the sake of the order.
+            if waits and not again and not finished:
                 raise Violation(f"{where}: delivered at {popped.pop_ms}, invisible until {observed.visible_ms}")
             if observed.handle is not None and not observed.suspended and not observed.unsure and not same:
                 observed.attempts += 1
             if message.times < observed.attempts:
                 raise Violation(f"{where}: attempt {message.times}, {observed.attempts} failed before")
+        if order:
+            observed.again()
         observed.handle, observed.visible_ms = message.handle, message.handle.visible_ms
         observed.suspended = False
         observed.unsure = observed.unsure and observed.changed_ms >= popped.pop_ms
         observed.attempt = attempt
+
+    def ordered(self, messages: list[Message]) -> None:
+        """Checks an orderly answer, before `delivered`: each queue's messages have no gap and begin at one that is not
+        finished. The acknowledgements of all messages behind that one do not count any more.
+        """
+        begins: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        for message in messages:
+            queue, offset = message.queue_id, message.offset
+            where = f"message {message.body!r} at {message.topic} {queue} {offset}"
+            if ends.setdefault(queue, offset) != offset and queue not in self.skipped:
+                raise Violation(f"orderly group: {where}: messages {ends[queue]} to {offset - 1} are left out")
+            ends[queue] = offset + 1
+            if queue not in begins:
+                begins[queue] = offset
+                observed = self.observed["o", message.body]
+                if observed.acked and not observed.free:
+                    raise Violation(f"orderly group: {where}: delivered again, and all before it are acknowledged")
+        for (group, _), observed in self.observed.items():
+            handle = observed.handle
+            if group == "o" and handle is not None and handle.offset > begins.get(handle.queue_id, handle.offset):
+                observed.again()
+
+    def unanswered(self) -> None:
+        """An orderly pop has no answer: it may have ended acknowledgements behind the first message."""
+        for (group, _), observed in self.observed.items():
+            if group == "o" and observed.acked:
+                observed.acked, observed.perhaps = False, True
 
     def lift(self, bodies: Any, groups: Any = GROUPS) -> None:
         for group in groups:
@@ -152,8 +193,13 @@ class History:
         try:
             popped = await self.world.pop.pop(request)
         except (NotStored, NotWritable, RequestRejected):
+            if request.order:
+                self.model.unanswered()
             return
-        for message in messages_of(popped, "T", BROKER):
+        messages = messages_of(popped, "T", BROKER)
+        if request.order:
+            self.model.ordered(messages)
+        for message in messages:
             self.model.delivered(request.group, message, popped, request.attempt_id)
 
     def held(self) -> list[tuple[str, bytes, Observed]]:
@@ -185,6 +231,7 @@ class History:
         for body, handle in handles.items():
             observed = self.model.observed[group, body]
             earlier[body] = observed.perhaps
+            observed.acking += 1
             if not observed.free and handle == observed.handle:
                 observed.perhaps = True
         try:
@@ -195,6 +242,9 @@ class History:
                 results = await acknowledged(self.world.pop, *acks)
         except (NotStored, NotWritable, RequestRejected):
             return
+        finally:
+            for body in handles:
+                self.model.observed[group, body].acking -= 1
         for (body, handle), result in zip(handles.items(), results, strict=True):
             self.acked(group, body, handle, result, earlier[body], began, resets)
 
@@ -346,6 +396,8 @@ class History:
                 raise Violation(f"the reset of group {group} to {to} is at {wanted}: {state and state.next}")
         else:
             self.world.meta.commit_offset("T", group, queue, to)
+            if group == "o":
+                self.model.skipped.add(queue)
 
     async def step_delete_topic(self) -> None:
         """Deletes the topic with its retry topics, as the broker's handler does, and creates it again."""

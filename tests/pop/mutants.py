@@ -70,6 +70,11 @@ MUTANTS = tuple(
                 "a_copied_message_expired_at_no_time", log,
                 "self.changes.expire(queue, offset, queue.visible_ms(offset))", "self.changes.finish(queue, offset)",
             ),
+            (
+                "acknowledged_messages_leave_the_order", state,
+                "order.acked.add(offset)\n", "order.remove(bisect_left(order.offsets, offset))\n",
+            ),
+            ("whole_state_without_acknowledgements_of_an_order", records, "if order.acked:", "if False:"),
             ("filtered_messages_block", finding, "changes.advance(queue, at)\n            found.more", "found.more"),
         ),
         1,

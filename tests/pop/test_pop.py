@@ -138,6 +138,59 @@ async def test_order(bench: PopBench) -> None:
     assert bench.offset() == 2
 
 
+@pytest.mark.parametrize("failover", ["none", "after_acks", "after_whole_state", "after_redelivery"])
+async def test_acknowledged_messages_behind_an_unfinished_one_come_again_in_order(
+    bench: PopBench, failover: str
+) -> None:
+    """As in 5.5.0: the client can restore the order of 0, 1 and 2 when 0 alone has failed."""
+    await bench.sends(*"abcde")
+    popped = await bench.pop(order=True, max_messages=3, invisible_ms=10_000)
+    assert await bench.ack(popped[1], popped[2], popped[2]) == [AckResult.OK] * 3
+    if failover == "after_whole_state":
+        bench.pop_service._log._since_whole = 1 << 30
+        while bench.pop_service.write_whole():
+            await bench.settle()
+    if failover in ("after_acks", "after_whole_state"):
+        await bench.fail_over()
+    assert bench.offset() == 0
+    (state,) = bench.pop_service.in_flight("G", "T")[:1]
+    assert (state.count, state.next_offset) == (1, 3)
+    assert await bench.bodies(order=True) == []
+    with pytest.raises(BadHandle):
+        await bench.change(popped[1], 60_000)
+    await bench.pass_ms(10_100)
+    again = await bench.pop(order=True, max_messages=4, invisible_ms=10_000)
+    assert [(m.body, m.times) for m in again] == [(b"a", 1), (b"b", 1), (b"c", 1), (b"d", 0)]
+    assert await bench.ack(popped[0]) == [AckResult.INVALID]
+    if failover == "after_redelivery":
+        await bench.fail_over()
+    assert await bench.ack(again[1], again[2], again[0]) == [AckResult.OK] * 3
+    assert bench.pop_service._log.state.queues["G", "T", 0].lowest() == 3
+    await bench.pass_ms(10_100)
+    assert await bench.bodies(order=True) == [b"d", b"e"]
+
+
+async def test_a_renewal_of_the_first_message_blocks_its_queue_until_it_ends(bench: PopBench) -> None:
+    await bench.sends(*"ab")
+    popped = await bench.pop(order=True, invisible_ms=10_000)
+    renewed = await bench.change(popped[1], 60_000)
+    assert await bench.ack(renewed) == [AckResult.OK]
+    await bench.pass_ms(10_100)
+    assert await bench.bodies(order=True) == [b"a", b"b"], "the renewal of an acknowledged message blocks nothing"
+
+
+async def test_a_pop_without_order_leaves_acknowledged_messages_out(bench: PopBench) -> None:
+    await bench.sends(*"abcd")
+    popped = await bench.pop(order=True, max_messages=3, invisible_ms=10_000)
+    await bench.ack(popped[1], popped[2])
+    await bench.pass_ms(10_100)
+    (first,) = await bench.pop()
+    assert first.body == b"a"
+    assert await bench.bodies() == [b"d"]
+    await bench.ack(first)
+    assert bench.offset() == 3
+
+
 @pytest.mark.parametrize("popped_before", [False, True])
 async def test_an_offset_behind_the_end_hides_no_later_message(bench: PopBench, popped_before: bool) -> None:
     await bench.sends("a")

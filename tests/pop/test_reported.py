@@ -222,11 +222,11 @@ async def test_9583_an_acknowledgement_after_a_renewal_counts(bench: PopBench, o
     popped = await bench.pop(max_messages=10, order=order, invisible_ms=10_000)
     bench.ms += 1_000
     renewed = await bench.change(popped[4], 20_000)
-    assert await bench.ack(renewed) == [AckResult.OK]
+    before = popped[:4] if order else []  # An orderly one comes again while one before it is not acknowledged.
+    assert await bench.ack(*before, renewed) == [AckResult.OK] * (len(before) + 1)
     await bench.pass_ms(30_000)
-    found = await bench.pop(max_messages=32, order=order)
-    assert len(found) == 9
-    assert b"e" not in [m.body for m in found]
+    found = [m.body for m in await bench.pop(max_messages=32, order=order)]
+    assert sorted(found) == [b"f", b"g", b"h", b"i", b"j"] if order else len(found) == 9 and b"e" not in found
 
 
 async def test_10278_the_handle_from_before_a_renewal_counts_too(bench: PopBench) -> None:

@@ -192,6 +192,28 @@ async def test_a_message_group_keeps_its_order_and_blocks_its_queue(cluster: Clu
         await line.end()
 
 
+async def test_acknowledged_messages_behind_a_failed_one_come_again_in_order(cluster: Cluster) -> None:
+    await c.make_topic(cluster, "F", "FIFO", queues=1)
+    await c.make_group(cluster, "go", orderly=True)
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("go", "F"))
+        for number in range(4):
+            await send(stub, c.message("F", b"%d" % number, kind=2, message_group="one"))
+        first = await get(stub, CLIENT, c.receive("go", "F", n=3, invisible=20), 3)
+        assert [m.body for m in first] == [b"0", b"1", b"2"]
+        await stub.AckMessage(c.ack("F", "go", *first[1:]), metadata=c.metadata(CLIENT))
+        change = v2.ChangeInvisibleDurationRequest(receipt_handle=first[0].system_properties.receipt_handle)
+        change.topic.name, change.group.name = "F", "go"
+        change.invisible_duration.nanos = 200_000_000
+        assert (await stub.ChangeInvisibleDuration(change, metadata=c.metadata(CLIENT))).status.code == Code.OK
+        again = await get(stub, CLIENT, c.receive("go", "F", n=3, invisible=20), 3)
+        assert [(m.body, m.system_properties.delivery_attempt) for m in again] == [(b"0", 2), (b"1", 2), (b"2", 2)]
+        await stub.AckMessage(c.ack("F", "go", *again), metadata=c.metadata(CLIENT))
+        assert [m.body for m in await get(stub, CLIENT, c.receive("go", "F", n=3, invisible=20))] == [b"3"]
+        await line.end()
+
+
 async def test_a_push_consumer_keeps_its_message_as_long_as_it_works(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,6 +212,8 @@ class Finder:
             queue = queues.get((request.group, request.topic, queue_id))
             if queue is not None:
                 rest += max(most(request.topic, queue_id) - queue.next, 0)
+                if queue.order is not None:
+                    rest += len(queue.order.offsets) - queue.order.given
         return rest
 
     def _take(self, wanted: Wanted, queue: Queue, room: int, found: Found, ends: float) -> None:
@@ -240,7 +242,7 @@ class Finder:
         assert order is not None
         offsets: list[int] = []
         pieces: list[bytes] = []
-        for offset in list(order.offsets)[:room]:
+        for offset in [offset for offset in order.offsets if offset not in order.acked][:room]:
             data = self._one(topic, queue_id, offset)
             if data is None:
                 return

@@ -9,7 +9,7 @@ state (the base). A new leader applies the records from there on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import orjson
@@ -260,6 +260,8 @@ def whole_state(state: PopState) -> Iterator[bytes]:
                         [ORDER_RENEWED, place, offset, visible, offset in order.suspended]
                         for offset, visible in order.visible.items()
                     ]
+                    if order.acked:
+                        changes.append([FINISHED, place, *chain.from_iterable((at, 1) for at in sorted(order.acked))])
             if size >= _RECORD or (low < 0 and key == keys[-1]):
                 yield orjson.dumps({"kind": KIND, "q": names, "o": changes})
                 names, changes, size = [], [], 0

@@ -237,7 +237,8 @@ class PopService:
             raise BadHandle("the message is not in flight")
         if handle.orderly:
             order = queue.order
-            if order is None or not order.is_delivered(handle.offset, handle.pop_ms):
+            delivered = order is not None and order.is_delivered(handle.offset, handle.pop_ms)
+            if order is None or not delivered or handle.offset in order.acked:
                 raise BadHandle("the message is not in flight, or was delivered again")
             visible = now + change.invisible_ms
             self._log.changes.order_renew(queue, handle.offset, visible, change.suspend)

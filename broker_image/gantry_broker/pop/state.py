@@ -59,9 +59,15 @@ class Expired(NamedTuple):
 
 
 class Order:
-    """The unfinished messages of an orderly queue; the first `given` of them are with a client."""
+    """The messages of an orderly queue from the first unfinished one on; the first `given` of them are with a client.
 
-    __slots__ = ("attempt", "counts", "given", "invisible_ms", "offsets", "pop_ms", "since_ms", "suspended", "visible")
+    A message that is acknowledged before an earlier one stays: as in 5.5.0, when the time of the earlier one is over,
+    both come again, so that the client can restore the order.
+    """
+
+    __slots__ = (
+        "acked", "attempt", "counts", "given", "invisible_ms", "offsets", "pop_ms", "since_ms", "suspended", "visible",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -85,11 +91,32 @@ class Order:
         self.visible: dict[int, int] = {}
         """When a message that a renewal moved is visible."""
         self.suspended: set[int] = set()
+        self.acked: set[int] = set()
+        """Messages that are acknowledged while an earlier one is not. The next delivery forgets that."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.offsets) - len(self.acked)
 
     def visible_ms(self) -> int:
-        """Returns when the last message that is with a client becomes visible."""
-        visible, usual = self.visible, self.pop_ms + self.invisible_ms
-        return max([visible.get(offset, usual) for offset in self.offsets[: self.given]], default=0)
+        """Returns when the last unacknowledged message that is with a client becomes visible."""
+        visible, usual, acked = self.visible, self.pop_ms + self.invisible_ms, self.acked
+        with_client = self.offsets[: self.given]
+        return max([visible.get(offset, usual) for offset in with_client if offset not in acked], default=0)
+
+    def has(self, offset: int) -> bool:
+        number = bisect_left(self.offsets, offset)
+        return number < len(self.offsets) and self.offsets[number] == offset
+
+    def remove(self, begin: int, count: int = 1) -> None:
+        """Removes messages from the place `begin` on."""
+        for offset in self.offsets[begin : begin + count]:
+            self.visible.pop(offset, None)
+            self.suspended.discard(offset)
+            self.acked.discard(offset)
+        del self.offsets[begin : begin + count]
+        del self.counts[begin : begin + count]
+        self.given -= max(min(self.given - begin, count), 0)
 
     def is_delivered(self, offset: int, pop_ms: int) -> bool:
         """Returns whether a handle with that pop time is of a message's present delivery."""
@@ -155,7 +182,7 @@ class Queue:
 
     @property
     def in_flight(self) -> int:
-        return self.count + (0 if self.order is None else len(self.order.offsets))
+        return self.count + (0 if self.order is None else self.order.in_flight)
 
     def lowest(self) -> int:
         """Returns the lowest offset that is not finished: the group's consumer offset."""
@@ -375,10 +402,8 @@ class PopState:
 
     def finish(self, queue: Queue, offset: int) -> bool:
         """Ends a message's flight; returns False when it was not in flight."""
-        if queue.order is not None and self._forget_order(queue, (offset,)):
-            if queue.order is not None and queue.order.visible:
-                self._schedule(queue.order.visible_ms(), queue.index << 43 | _ORDER)
-            return True
+        if queue.order is not None and queue.order.has(offset):
+            return self._finish_ordered(queue, offset)
         found = queue.place(offset)
         if found is None:
             return False
@@ -446,24 +471,32 @@ class PopState:
             queue.chunks[at] = less
             queue.firsts[at] = less.starts[0]
 
-    def _forget_order(self, queue: Queue, offsets: Iterable[int]) -> bool:
+    def _finish_ordered(self, queue: Queue, offset: int) -> bool:
+        """Acknowledges a message of an orderly pop; it is finished with the last one before it."""
         order = queue.order
         assert order is not None
-        found = False
+        if offset in order.acked:
+            return False
+        order.acked.add(offset)
+        self._forget_order(queue, ())
+        if queue.order is not None and order.visible:
+            self._schedule(order.visible_ms(), queue.index << 43 | _ORDER)
+        return True
+
+    @staticmethod
+    def _forget_order(queue: Queue, offsets: Iterable[int]) -> None:
+        """Removes messages from the orderly ones, and then those at the beginning that are acknowledged."""
+        order = queue.order
+        assert order is not None
         for offset in offsets:
-            number = bisect_left(order.offsets, offset)
-            if number == len(order.offsets) or order.offsets[number] != offset:
-                continue
-            found = True
-            del order.offsets[number]
-            del order.counts[number]
-            order.visible.pop(offset, None)
-            order.suspended.discard(offset)
-            if number < order.given:
-                order.given -= 1
+            if order.has(offset):
+                order.remove(bisect_left(order.offsets, offset))
+        done = 0
+        while done < len(order.offsets) and order.offsets[done] in order.acked:
+            done += 1
+        order.remove(0, done)
         if not order.offsets:
             queue.order = None
-        return found
 
     def renew(self, queue: Queue, offset: int, pop_ms: int, invisible_ms: int, suspended: bool) -> bool:
         """Makes a message in flight visible at a new time; returns False when it is not in flight."""
@@ -503,7 +536,7 @@ class PopState:
     def order_renew(self, queue: Queue, offset: int, visible_ms: int, suspended: bool) -> bool:
         """Makes a message of an orderly pop visible at a new time; returns False when it is not in flight."""
         order = queue.order
-        if order is None or offset not in order.offsets[: order.given]:
+        if order is None or offset not in order.offsets[: order.given] or offset in order.acked:
             return False
         order.visible[offset] = visible_ms
         if suspended:
