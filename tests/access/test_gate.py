@@ -208,7 +208,8 @@ def test_pops_need_topic_and_group_and_retry_topics_belong_to_it() -> None:
     for code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
         for topic in ("%RETRY%billing_orders", "%RETRY%billing+orders"):
             assert reason(made, signed(code, topic=topic, consumerGroup="billing")) == ""
-        assert reason(made, signed(code, topic="%RETRY%x_orders", consumerGroup="billing")) == "permission"
+        for topic in ("%RETRY%x_orders", "%RETRY%billing_secret", "%RETRY%billing_", "%RETRY%x+orders"):
+            assert reason(made, signed(code, topic=topic, consumerGroup="billing")) == "permission"
     assert reason(made, signed(RequestCode.RECALL_MESSAGE, topic="orders")) == "permission"
     assert reason(gate({"name": "orders", "rules": [PUB]}), signed(RequestCode.RECALL_MESSAGE, topic="orders")) == ""
 

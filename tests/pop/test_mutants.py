@@ -22,6 +22,7 @@ FOUND_AT = {
     "parts_without_renewals": 69,
     "retry_arrivals_wake_nobody": 92,
     "a_copied_message_expired_at_no_time": 184,
+    "whole_state_without_acknowledgements_of_an_order": 309,
 }
 """The first history that finds it, where that is not one of the first: those before it are left out."""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
+from gantry_broker.broker.handlers.topicadmin import delete_topics
+from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.pop.finding import Finder
 from gantry_broker.pop.requests import AckResult, Pop
-from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode
+from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCode
 from gantry_broker.store.errors import StoreFull
 
 from tests.pop.popbench import PopBench
@@ -291,14 +294,90 @@ async def test_retries_have_a_fifth_of_the_first_looks(bench: PopBench) -> None:
     assert kinds.count(2) == 4
 
 
-async def test_messages_of_the_first_form_of_retry_topics_are_read(bench: PopBench) -> None:
+async def _old_retries(bench: PopBench, *bodies: str) -> None:
+    """A store of 5.x has `%RETRY%G_T`, and an offset of the group in it from the topic's creation on."""
     bench.broker.creation.ensure_topic("%RETRY%G_T", 1, 6)
+    bench.broker.meta.commit_offset("%RETRY%G_T", "G", 0, 0)
+    bench.broker.changes.flush_offsets()
+    await bench.sends(*bodies, topic="%RETRY%G_T")
+
+
+async def test_messages_of_the_first_form_of_retry_topics_are_read(bench: PopBench) -> None:
     await bench.sends("x")
     await bench.bodies()
-    await bench.sends("old", topic="%RETRY%G_T")
-    (message,) = await bench.pop()
+    await _old_retries(bench, "old", "older")
+    message, failed = await bench.pop(invisible_ms=10_000)
     assert (message.body, message.topic, message.handle.kind) == (b"old", "T", 1)
     assert await bench.ack(message) == [AckResult.OK]
+    await bench.pass_ms(10_100)
+    (again,) = [m for m in await bench.pop() if m.body == failed.body]
+    assert again.handle.kind == 2, "it is retried under a name that no other group can have"
+
+
+@pytest.mark.parametrize("known", ["before", "later", "another split", "no offset"])
+async def test_retries_of_another_group_are_not_read(bench: PopBench, known: str) -> None:
+    """`%RETRY%G_T` is the name of the retries of a group `G_T`, too."""
+    waiting = asyncio.create_task(bench.pop(poll_ms=60_000))
+    await bench.settle()
+    assert not waiting.done()
+    if known == "no offset":  # Its group was deleted.
+        bench.broker.creation.ensure_topic("%RETRY%G_T", 1, 6)
+        await bench.sends("secret", topic="%RETRY%G_T")
+    else:
+        if known == "before":
+            bench.broker.creation.group_config("G_T")
+        await _old_retries(bench)
+        if known == "later":
+            bench.broker.creation.group_config("G_T")
+        elif known == "another split":
+            bench.broker.meta.commit_offset("%RETRY%G_T", "G_T", 0, 0)
+        await bench.sends("secret", topic="%RETRY%G_T")
+    await bench.settle()
+    assert not waiting.done()
+    waiting.cancel()
+    assert await bench.bodies() == []
+    service = bench.pop_service
+    assert service.peek(Pop(group="G", topic="T")).count == 0
+    assert not service.has_messages("G", "T")
+
+
+@pytest.mark.parametrize("topic", ["T", "%RETRY%G_T"])
+async def test_a_handle_for_another_groups_retries_reveals_nothing(bench: PopBench, topic: str) -> None:
+    bench.broker.creation.group_config("G_T")
+    bench.broker.creation.ensure_topic("%RETRY%G_T", 1, 6)
+    await bench.sends("x")
+    await bench.sends("secret", topic="%RETRY%G_T")
+    handle = f"0 {bench.ms} 60000 0 1 {bench.config.group} 0 0"
+    ext = {"consumerGroup": "G", "topic": topic, "queueId": 0, "offset": 0, "extraInfo": handle}
+    for code, more in (
+        (RequestCode.ACK_MESSAGE, {}), (RequestCode.CHANGE_MESSAGE_INVISIBLETIME, {"invisibleTime": 1}),
+    ):  # fmt: skip
+        answer = await bench.ask(code, {**ext, **more})
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "readQueueNums:[0]" in (answer.remark or "")
+    one = {
+        "c": "G", "t": topic, "r": "1", "so": 0, "q": 0, "rq": 0, "pt": bench.ms, "it": 60_000, "b": "AQ==",
+    }  # fmt: skip
+    body = orjson.dumps({"brokerName": bench.config.group, "acks": [one]})
+    answer = await bench.ask(RequestCode.BATCH_ACK_MESSAGE, {"results": "true"}, body)
+    assert (answer.code, answer.ext["noEffect"]) == (0, "0:0")
+
+
+async def test_the_retries_of_a_group_survive_the_deletion_of_a_topic_with_the_end_of_its_name(
+    bench: PopBench,
+) -> None:
+    await bench.sends("x")
+    await bench.ack(*await bench.pop())
+    bench.broker.creation.group_config("G_T")
+    bench.broker.creation.ensure_topic("%RETRY%G_T", 1, 6)
+    await delete_topics(bench.broker, ["T"])
+    assert "%RETRY%G_T" in bench.broker.meta.working.topics
+
+
+def test_no_name_of_a_group_has_the_separator_of_retry_topics() -> None:
+    assert topic_fault("%RETRY%a+b") is None
+    for name in ("a+b", "%RETRY%a+b"):
+        assert group_fault(name) is not None
 
 
 async def test_a_suspended_delivery_is_no_attempt(bench: PopBench) -> None:

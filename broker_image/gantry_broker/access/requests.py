@@ -226,10 +226,14 @@ def _delivery(frame: Frame, _: Records) -> list[Need]:
 
 
 def _of_delivery(group: str, topic: str) -> list[Need]:
-    """What a group needs that acknowledges: its own retry topics (`%RETRY%group_topic`) belong to it."""
+    """What a group needs that acknowledges. `%RETRY%group+topic` belongs to the group. In its first form,
+    `%RETRY%group_topic`, the name may be that of the retries of a group `group_topic`: the broker knows whether this
+    group has popped from it. Here the right for the topic counts, as it did for the pop.
+    """
     needs = [Need(GROUP, group, (SUB,))]
-    if not topic.startswith((f"{RETRY_PREFIX}{group}_", f"{RETRY_PREFIX}{group}+")):
-        needs.append(Need(TOPIC, topic, (SUB,)))
+    old = f"{RETRY_PREFIX}{group}_"
+    if not topic.startswith(f"{RETRY_PREFIX}{group}+"):
+        needs.append(Need(TOPIC, topic.removeprefix(old) if len(topic) > len(old) else topic, (SUB,)))
     return needs
 
 

@@ -14,7 +14,6 @@ from gantry_broker.broker.metadata.tables import DRAIN
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.http.models import DrainReport, Unread
 from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group
-from gantry_broker.pop.retry import original_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import decode_records
 
@@ -25,11 +24,6 @@ SHOWN: Final = 100
 OFFSETS_AT_ONCE: Final = 1_000
 """Pairs of topic and group whose offsets one look writes, in some 10 ms."""
 BROADCAST: Final = "BROADCASTING"
-
-
-def is_retry_topic(group: str, topic: str) -> bool:
-    """Return whether a consumer group's retries are in this topic: those of push consumers, or of POP."""
-    return topic == RETRY_PREFIX + group or (topic.startswith(RETRY_PREFIX) and original_topic(group, topic) != topic)
 
 
 class TimerTimes:
@@ -77,7 +71,7 @@ class DrainReports:
                 newest = max(newest, broker.clock.unix_ms() if known is None else known)
             groups = readers.get(topic, [])
             if not groups and ends and topic.startswith(RETRY_PREFIX):
-                groups = [group for group in meta.working.groups if is_retry_topic(group, topic)]
+                groups = [group for group in meta.working.groups if meta.working.is_retry_topic(group, topic)]
             rows = [self._unread(topic, group, ends) for group in groups]
             if topic.startswith(DLQ_PREFIX):
                 best = min((row.messages for row in rows), default=sum(high - low for low, high in ends.values()))
@@ -144,7 +138,7 @@ class DrainReports:
             topic, _, group = key.rpartition("@")
             members = consumers.get(group)
             left = members is not None and members.subscribes and topic not in members.subscriptions
-            retry = is_retry_topic(group, topic)
+            retry = tables.is_retry_topic(group, topic)
             if not is_system_group(group) and (retry or not left) and (group in tables.groups or members is not None):
                 found.setdefault(topic, {})[group] = None
         async for members in self._broker.slices.sliced(list(consumers.values())):

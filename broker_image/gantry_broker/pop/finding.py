@@ -15,7 +15,6 @@ from gantry_broker.pop.handle import (
     ORDERLY_QUEUE,
     message_offset_info,
     order_count_info,
-    retry_topic_v1,
     retry_topic_v2,
     start_offset_info,
     topic_type,
@@ -119,12 +118,17 @@ class Finder:
         topic = request.topic
         if request.order or topic.startswith(RETRY_PREFIX):
             return
-        topics = self._meta.working.topics
-        for name in (retry_topic_v2(request.group, topic), retry_topic_v1(request.group, topic)):
-            config = topics.get(name)
-            if config is not None:
+        tables = self._meta.working
+        for name in (retry_topic_v2(request.group, topic), tables.old_pop_retries(request.group, topic)):
+            config = None if name is None else tables.topics.get(name)
+            if name is not None and config is not None:
                 for queue_id in range(config.read_queues):
                     yield name, queue_id
+
+    def looks_in(self, pair: tuple[str, str], topic: str) -> bool:
+        """Whether pops of a (group, topic) get messages of this topic, which may be one with their retries."""
+        group, asked = pair
+        return topic in (asked, retry_topic_v2(group, asked), self._meta.working.old_pop_retries(group, asked))
 
     def queue(self, group: str, topic: str, queue_id: int, init_mode: int) -> Queue | None:
         """Returns a queue, which begins where the group is; None: there are too many."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from gantry_broker.broker.metadata.topics import dlq_topic
 from gantry_broker.broker.send.messages import copy_of
-from gantry_broker.pop.handle import retry_topic_v2
+from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
 from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, RecordError, parse_properties
@@ -26,8 +26,12 @@ def original_topic(group: str, topic: str) -> str:
 
 
 def retry_target(group: str, topic: str) -> str:
-    """Returns where messages of a topic are retried: a retry topic is its own."""
-    return topic if topic.startswith(RETRY_PREFIX) else retry_topic_v2(group, topic)
+    """Returns where messages of a topic are retried: a retry topic is its own, but for one in the first form, whose
+    name may be that of another group's retries.
+    """
+    if not topic.startswith(RETRY_PREFIX):
+        return retry_topic_v2(group, topic)
+    return retry_topic_v2(group, topic[len(head) :]) if topic.startswith(head := retry_topic_v1(group, "")) else topic
 
 
 def target_topics(group: str, topic: str) -> tuple[str, str]:

@@ -290,6 +290,10 @@ class PopService:
         """Whether there are messages behind the last pops, filters and orderly blocks aside."""
         return self._finder.has_messages(Pop(group=group, topic=topic, queue_id=queue_id))
 
+    def knows(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether the group has popped from this queue."""
+        return (group, topic, queue_id) in self._log.state.queues
+
     def write_whole(self) -> bool:
         """Writes the whole state at times; returns True while more of it waits. A task calls it every second."""
         return self._log.write_whole()
@@ -452,6 +456,8 @@ class PopService:
         """Tries the pops of one group for one queue; returns True when its time was over before all had their turn."""
         group, asked = pair
         topic, queue_id = place
+        if not self._finder.looks_in(pair, topic):
+            return False
         most = self._store.max_offset(topic, queue_id)
         queues = self._log.state.queues
         for waiter in self._waiting.waiters(pair):

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
-from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic, topic_type
+from gantry_broker.pop.handle import RETRY_V1, BadHandle, Handle, parse_handle, real_topic, topic_type
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
@@ -50,6 +50,8 @@ CALL_S: Final = 3.0
 GRACE_S: Final = 5.0
 """Seconds that the answer to a pop may take beyond its wait."""
 BACK_MS: Final = 1_000
+DEAD_MS: Final = 60_000
+"""How long a message is invisible while it becomes a dead letter."""
 """The invisible time of messages whose client has gone before it got them."""
 MAX_ORPHANS: Final = 10_000
 """Pops whose client has gone while they wait at a broker."""
@@ -573,10 +575,15 @@ class Receiving:
     async def to_dead_letters(self, group: str, topic: str, request: Any) -> Any:
         text = await self._done_with(group, topic, request.receipt_handle)
         try:
+            if parse_handle(text).kind == RETRY_V1:
+                # The name may be that of another group's retries: the broker knows what this group has popped.
+                text = await self._change(group, topic, text, DEAD_MS)
             await self._check_place(group, topic, text)
             await self._to_dead_letters(group, topic, text, request.message_id, request.max_delivery_attempts)
         except BadHandle as error:
             raise Refusal(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        except BrokerError as error:
+            raise _expired(error) or error from None
         answer = v2.ForwardMessageToDeadLetterQueueResponse()
         set_status(answer)
         return answer

@@ -167,7 +167,9 @@ class BrokerTables:
         their own, and can be popped as long as the topic is there.
         """
         for group in groups:
-            for retry in (retry_topic_v2(group, name), retry_topic_v1(group, name)):
+            old = retry_topic_v1(group, name)  # It may also be that of a group `group_name`.
+            is_old = self.consumer_group(f"{group}_{name}") is None
+            for retry in (retry_topic_v2(group, name), old) if is_old else (retry_topic_v2(group, name),):
                 found = self._unread(retry, 0, [group])
                 if found is not None:
                     return found

@@ -28,8 +28,8 @@ from gantry_broker.pop.requests import (
 )
 from gantry_broker.pop.retry import retry_target
 from gantry_broker.pop.state import offsets_of
-from gantry_broker.protocol.bodies import BatchAck, BatchAcks
-from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, Perm, ResponseCode
+from gantry_broker.protocol.bodies import BatchAck, BatchAcks, TopicConfig
+from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, RETRY_PREFIX, Perm, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
     AckHeader,
@@ -263,7 +263,7 @@ def _when_stored(broker: BrokerContext, frame: Frame, answer: Frame) -> Later:
 def _present(broker: BrokerContext, entry: BatchAck) -> int:
     """Returns the bits of those messages of an entry that are in the log."""
     topic = real_topic(entry.topic, entry.group, entry.kind)
-    config = broker.meta.working.topics.get(topic)
+    config = _config_for(broker, entry.group, topic, entry.queue_id)
     if config is None or not 0 <= entry.queue_id < config.read_queues:
         return 0
     start, bits = entry.start_offset, entry.bits
@@ -280,6 +280,7 @@ def _present(broker: BrokerContext, entry: BatchAck) -> int:
 
 async def change_invisible(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = ChangeInvisibleHeader.parse(frame)
+    await broker.pop.until_ready()
     handle, low, high = _delivery(broker, conn, header)
     if not low <= header.offset < high:
         raise RequestRejected(ResponseCode.NO_MESSAGE, f"the queue has messages {low} to {high - 1}")
@@ -349,6 +350,15 @@ def _illegal_queue(conn: Connection, topic: str, queue_id: int, queues: int) -> 
     )
 
 
+def _config_for(broker: BrokerContext, group: str, topic: str, queue_id: int) -> TopicConfig | None:
+    """Returns the topic of a delivery; None: it does not exist, or it has another group's retries."""
+    tables = broker.meta.working
+    if topic.startswith(RETRY_PREFIX) and not tables.is_retry_topic(group, topic):
+        if not broker.pop.knows(group, topic, queue_id):
+            return None
+    return tables.topics.get(topic)
+
+
 def _delivery(
     broker: BrokerContext, conn: Connection, header: AckHeader | ChangeInvisibleHeader
 ) -> tuple[Handle, int, int]:
@@ -366,7 +376,7 @@ def _delivery(
     except BadHandle as error:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
     topic = real_topic(header.topic, header.consumerGroup, handle.kind)
-    config = topics.get(topic)
+    config = _config_for(broker, header.consumerGroup, topic, header.queueId)
     queues = 0 if config is None else config.read_queues
     if not 0 <= header.queueId < queues:
         raise RequestRejected(ResponseCode.MESSAGE_ILLEGAL, _illegal_queue(conn, topic, header.queueId, queues))

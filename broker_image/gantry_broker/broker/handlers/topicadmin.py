@@ -10,7 +10,6 @@ from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.metadata import attributes
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
-from gantry_broker.pop.handle import retry_topic_v1
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,
@@ -117,8 +116,9 @@ def _pop_retry_topics(broker: BrokerContext, names: list[str]) -> list[str]:
     ends = tuple([f"+{name}" for name in names])
     found = {name for name in tables.topics if name.startswith(RETRY_PREFIX) and name.endswith(ends)}
     for topic in names:
-        found.update([retry_topic_v1(group, topic) for group in tables.groups_of_topic(topic)])
-    return sorted(name for name in found if name in tables.topics and name not in names)
+        old = [tables.old_pop_retries(group, topic) for group in tables.groups_of_topic(topic)]
+        found.update([name for name in old if name is not None])
+    return sorted(found.difference(names))
 
 
 async def delete_topics(broker: BrokerContext, names: list[str]) -> None:

@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import orjson
 
+from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
-from gantry_broker.protocol.codes import Perm
+from gantry_broker.protocol.codes import RETRY_PREFIX, Perm
 
 KIND: Final = "meta"
 DRAIN: Final = "drain"
@@ -236,6 +237,32 @@ class Tables:
             topic, _, group = key.rpartition("@")
             found.setdefault(group, []).append(topic)
         return found
+
+    def old_pop_retries(self, group: str, topic: str) -> str | None:
+        """Returns `%RETRY%group_topic` if 5.x's POP put retries of this group and topic there; otherwise None.
+
+        The name is also that of the retries of a group `group_topic`, and of every other split at a `_`. It counts as
+        this group's if no such group is known, and if this group alone has offsets in it: a broker of 5.x commits one
+        when it makes the topic (`PopReviveService.initPopRetryOffset`), and whoever sets one needs rights on the group
+        `group_topic`.
+        """
+        name = retry_topic_v1(group, topic)
+        if name not in self.topics:
+            return None
+        whole = name.removeprefix(RETRY_PREFIX)
+        if whole in self.groups or offset_key(name, group) not in self.offsets:
+            return None
+        ends = [at for at, letter in enumerate(whole) if letter == "_" and at != len(group)]
+        if any(offset_key(name, other) in self.offsets for other in (whole, *(whole[:at] for at in ends))):
+            return None
+        return name
+
+    def is_retry_topic(self, group: str, topic: str) -> bool:
+        """Returns whether a consumer group's retries are in this topic: those of push consumers, or of POP."""
+        if topic == RETRY_PREFIX + group or topic.startswith(retry_topic_v2(group, "")):
+            return True
+        head = retry_topic_v1(group, "")
+        return topic.startswith(head) and self.old_pop_retries(group, topic.removeprefix(head)) == topic
 
     def groups_of_topic(self, topic: str) -> list[str]:
         head = topic + "@"

@@ -44,7 +44,8 @@ def topic_fault(name: str, what: str = "topic", longest: int = TOPIC_MAX_LENGTH)
     """Returns why a name is refused, in RocketMQ's words (TopicValidator); None: it is valid."""
     if not name or name.isspace():
         return f"The specified {what} is blank."
-    plain = name.replace("+", "", 1) if name.startswith(RETRY_PREFIX) else name  # %RETRY%group+topic
+    # %RETRY%group+topic. No group's name has a "+": so this name says which group it belongs to.
+    plain = name.replace("+", "", 1) if what == "topic" and name.startswith(RETRY_PREFIX) else name
     if _NAME.fullmatch(plain) is None:
         return f"The specified {what} contains illegal characters, allowing only {_NAME_RULE}: {name[:64]!r}"
     if len(name) > longest:
