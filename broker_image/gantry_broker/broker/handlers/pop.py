@@ -353,9 +353,9 @@ def _illegal_queue(conn: Connection, topic: str, queue_id: int, queues: int) -> 
 def _config_for(broker: BrokerContext, group: str, topic: str, queue_id: int) -> TopicConfig | None:
     """Returns the topic of a delivery; None: it does not exist, or it has another group's retries."""
     tables = broker.meta.working
-    if topic.startswith(RETRY_PREFIX) and not tables.is_retry_topic(group, topic):
-        if not broker.pop.knows(group, topic, queue_id):
-            return None
+    foreign = topic.startswith(RETRY_PREFIX) and not tables.is_retry_topic(group, topic)
+    if foreign and not broker.pop.knows(group, topic, queue_id):
+        return None
     return tables.topics.get(topic)
 
 
