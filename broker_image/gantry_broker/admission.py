@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
 
 
+def owners_of(conn: Connection) -> tuple[object, str]:
+    """Return who pays for a request that waits: the connection, and its user or, unsigned, the peer's address."""
+    caller = conn.attrs.get("caller")
+    user = None if caller is None else caller.user
+    return conn, f"address {conn.peer[0]}" if user is None else f"user {user}"
+
+
 def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:
     """Return the requests of one read that may be carried out; answer the others, or drop them if they are one-way."""
     caller = conn.attrs.get("caller")

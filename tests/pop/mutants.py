@@ -44,7 +44,7 @@ MUTANTS = tuple(
             ),
             (
                 "order_is_not_blocked", finding,
-                "if order is not None and not same and order.given and order.visible_ms() > found.now_ms:", "if False:",
+                "if order is not None and order.blocks(request.attempt_id, found.now_ms):", "if False:",
             ),
             (
                 "reset_keeps_what_is_in_flight", state,

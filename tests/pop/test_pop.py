@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.pop import log as pop_log
 from gantry_broker.pop import service as pop_service
+from gantry_broker.pop.finding import Finder
 from gantry_broker.pop.handle import BadHandle, Handle
-from gantry_broker.pop.requests import AckResult, PopStatus
+from gantry_broker.pop.requests import AckResult, Pop, PopStatus
+from gantry_broker.pop.waiting import WaitingPops
 
 from tests.pop.popbench import PopBench
 from tests.pop.world import World
+from tests.support.running import until
 
 
 async def test_a_message_is_popped_once_and_acknowledged(bench: PopBench) -> None:
@@ -136,6 +140,73 @@ async def test_order(bench: PopBench) -> None:
     assert await bench.ack(again[0], again[1]) == [AckResult.OK] * 2
     assert await bench.bodies(order=True) == [b"c"]
     assert bench.offset() == 2
+
+
+def _asks(bench: PopBench, **fields: Any) -> asyncio.Task[tuple[bool, bool]]:
+    request = Pop(**{"group": "G", "topic": "T", "poll_ms": 60_000, **fields})
+    return asyncio.create_task(bench.pop_service.has_messages(request))
+
+
+async def test_notifications_cost_nothing_until_a_message_comes(
+    bench: PopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.sends("x", "other", topic="Other")
+    bench.broker.creation.ensure_topic("T", 1_024, 6)
+    looks: list[tuple[str, int]] = []
+    look = Finder.has_messages
+
+    def counted(self: Finder, request: Pop, place: tuple[str, int], now_ms: int) -> bool:
+        looks.append(place)
+        return look(self, request, place, now_ms)
+
+    monkeypatch.setattr(Finder, "has_messages", counted)
+    asks = [_asks(bench, owners=(number,)) for number in range(100)]
+    asks += [_asks(bench, queue_id=number, owners=(number,)) for number in range(20)]
+    await until(lambda: len(looks) >= 100 * 1_024 + 20, 30)
+    await bench.settle()
+    looks.clear()
+    for number in range(50):
+        await bench.sends(f"{number}", topic="Other")
+    await bench.settle()
+    assert looks == []
+    await bench.sends("a", queueId=7)
+    assert await asyncio.wait_for(asyncio.gather(*asks[:100], asks[107]), 10) == [(True, False)] * 101
+    assert len(looks) <= 120
+    assert sum(ask.done() for ask in asks) == 101
+    assert bench.broker.pop.waiting("G", "T") == 0, "POLLING_INFO counts pops alone"
+    for ask in asks:
+        ask.cancel()
+    await asyncio.gather(*asks, return_exceptions=True)
+    assert len(bench.pop_service._notified) == 0
+
+
+async def test_a_notification_of_an_orderly_group_waits_for_its_queue(bench: PopBench) -> None:
+    await bench.sends("a", "b")
+    await bench.pop(order=True, max_messages=1, invisible_ms=10_000)
+    ask = _asks(bench, order=True)
+    await bench.settle()
+    await bench.sends("c")
+    await bench.settle()
+    assert not ask.done()
+    assert await bench.pop_service.has_messages(Pop(group="G", topic="T", order=True)) == (False, False)
+    await bench.pass_ms(10_100)
+    assert await asyncio.wait_for(ask, 10) == (True, False)
+
+
+async def test_a_reader_leaves_places_for_other_waiting_readers(bench: PopBench) -> None:
+    bench.pop_service._notified = WaitingPops(8, 8)
+    await bench.sends("x")
+    await bench.ack(*await bench.pop())
+    first = [_asks(bench, owners=(number, "user greedy")) for number in range(8)]
+    await bench.settle()
+    assert sum(ask.done() for ask in first) == 4
+    assert all([ask.result() == (False, True) for ask in first if ask.done()])
+    other = _asks(bench, owners=("c", "user other"))
+    await bench.settle()
+    assert not other.done()
+    bench.pop_service.settle()
+    await bench.settle()
+    assert other.result() == (False, False)
 
 
 @pytest.mark.parametrize("failover", ["none", "after_acks", "after_whole_state", "after_redelivery"])

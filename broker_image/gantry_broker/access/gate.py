@@ -115,6 +115,11 @@ class Caller:
         self._known: dict[str, _SignedUser] = {}
         self._again: dict[str, dict[int, Check]] = {}
 
+    @property
+    def user(self) -> str | None:
+        """The first user that signed here under the policy in force; None: nobody has signed."""
+        return next(iter(self._known), None)
+
     def known(self, policy: Policy) -> dict[str, _SignedUser]:
         """Return the users that signed here under this policy."""
         if self._policy is not policy:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gantry_broker import descriptors
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.access_control import AccessControl
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
@@ -115,7 +116,7 @@ def wire(
     slices.on_ran = loop_watch.holds.ran
     clients, locks, filters = ClientTable(max_links(memory)), QueueLocks(), Filters()
     access = AccessControl(config, store)
-    held: HeldPulls[Pull] = HeldPulls()
+    held: HeldPulls[Pull] = HeldPulls(owners=lambda pull: owners_of(pull.conn))
     stats = Stats(started_ms)
     counts = MessageCounts(stats, config.cluster)
     latencies = Latencies()

@@ -154,15 +154,19 @@ class Finder:
                 return 0
         return max(high - 1, 0)
 
-    def has_messages(self, request: Pop) -> bool:
-        """Whether there are messages behind the last pops, filters and orderly blocks aside."""
-        queues = self._log.state.queues
-        for topic, queue_id in self.places(request):
-            queue = queues.get((request.group, topic, queue_id))
-            at = self.begin(request.group, topic, queue_id, request.init_mode) if queue is None else queue.next
-            if self._store.max_offset(topic, queue_id) > at:
-                return True
-        return False
+    def has_messages(self, request: Pop, place: QueueKey, now_ms: int) -> bool:
+        """Whether a pop of this queue would find messages, filters aside."""
+        topic, queue_id = place
+        queue = self._log.state.queues.get((request.group, topic, queue_id))
+        if queue is None:
+            at = self.begin(request.group, topic, queue_id, request.init_mode)
+        elif request.order and queue.count:
+            return False
+        elif request.order and queue.order is not None:
+            return not queue.order.blocks(request.attempt_id, now_ms)
+        else:
+            at = queue.next
+        return self._store.max_offset(topic, queue_id) > at
 
     # ---- taking
 
@@ -267,7 +271,7 @@ class Finder:
             return  # Popped without order before: the queue is blocked until they are finished.
         _, topic, queue_id = queue.key
         same = order is not None and request.attempt_id is not None and order.attempt == request.attempt_id
-        if order is not None and not same and order.given and order.visible_ms() > found.now_ms:
+        if order is not None and order.blocks(request.attempt_id, found.now_ms):
             return
         offsets: list[int] = []
         counts: list[int] = []

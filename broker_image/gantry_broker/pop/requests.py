@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -41,6 +41,8 @@ class Pop:
     """A client's mark of one orderly pop: with the same mark it may pop the same messages again."""
     closed: Callable[[], bool] = _open
     """Whether the client has gone: its waiting pop gets no messages."""
+    owners: tuple[Hashable, ...] = ()
+    """Whose share of the places it takes while it waits (`broker/shares.py`)."""
 
 
 class PopStatus(Enum):

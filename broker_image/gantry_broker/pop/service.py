@@ -32,7 +32,7 @@ from gantry_broker.pop.requests import (
     PopStatus,
 )
 from gantry_broker.pop.state import Queue, offsets_of
-from gantry_broker.pop.waiting import Pair, Waiter, WaitingPops
+from gantry_broker.pop.waiting import MAX_NOTIFICATIONS, Pair, Waiter, WaitingPops
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
 from gantry_broker.timeslice import SLICE_S
 
@@ -60,8 +60,20 @@ MEMORY_SHARE: Final = 8
 """POP's state may take this part of the memory."""
 MAX_UNSTORED: Final = 10_000
 """Requests that may wait for the replication of their change at the same time."""
+AT_ONCE: Final = 64
+"""NOTIFICATIONs that are answered in one pass."""
 MAX_EARLY: Final = 10_000
 """Changes of offsets that are kept while a new leader reads the state."""
+
+
+class _Waiting:
+    """How many wait, of both kinds."""
+
+    def __init__(self, *tables: WaitingPops) -> None:
+        self._tables = tables
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tables))
 
 
 class PopService:
@@ -112,6 +124,8 @@ class PopService:
         )
         self._finder = Finder(store, meta, self._log, broker, memory_bytes // MEMORY_SHARE)
         self._waiting = WaitingPops()
+        self._notified = WaitingPops(MAX_NOTIFICATIONS, MAX_NOTIFICATIONS)
+        """Waiting NOTIFICATIONs."""
         self._expiry = Expiry(
             store,
             self._log,
@@ -128,7 +142,7 @@ class PopService:
         meta.on_commit = self._committed
         changes.on_append = self._changing
         confirmed.wake_pops = self.wake
-        confirmed.pops = self._waiting
+        confirmed.pops = _Waiting(self._waiting, self._notified)
         events.role_changed.subscribe(self._role_changed)
 
     # ---- requests
@@ -286,9 +300,30 @@ class PopService:
         """Returns how many pops wait."""
         return self._waiting.of(group, topic)
 
-    def has_messages(self, group: str, topic: str, queue_id: int = -1) -> bool:
-        """Whether there are messages behind the last pops, filters and orderly blocks aside."""
-        return self._finder.has_messages(Pop(group=group, topic=topic, queue_id=queue_id))
+    async def has_messages(self, request: Pop) -> tuple[bool, bool]:
+        """Returns whether a pop would find messages, filters aside, now or within its time; and whether it could not
+        wait, because too many wait.
+
+        Raises RequestRejected (SYSTEM_BUSY) and NotWritable.
+        """
+        await self.until_ready()
+        deadline = self._loop.time() + min(request.poll_ms, MAX_POLL_MS) / 1000
+        waiter = Waiter(Wanted(request), self._loop.create_future())
+        # It waits before the look, which may take several passes: no message comes unseen.
+        held = request.poll_ms > 0 and self._notified.add(waiter)
+        try:
+            async for place in self._slices.sliced(self._finder.places(request)):
+                if self._finder.has_messages(request, place, self._clock.unix_ms()):
+                    return True, False
+            if not held:
+                return False, request.poll_ms > 0
+            waiter.timer = self._loop.call_at(deadline, waiter.end, None)
+            return await waiter.future is not None, False
+        finally:
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            if held:
+                self._notified.remove(waiter)
 
     def knows(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether the group has popped from this queue."""
@@ -430,8 +465,20 @@ class PopService:
     # ---- waiting pops
 
     def wake(self, places: Sequence[QueueKey]) -> None:
-        """Tries the waiting pops that may get messages of these queues."""
-        if not self._waiting or not self._log.ready.is_set():
+        """Tries the waiting pops that may get messages of these queues, and answers NOTIFICATIONs."""
+        if not self._log.ready.is_set():
+            return
+        if self._notified:
+            self._notify(
+                deque(
+                    (waiter, place)
+                    for place in places
+                    for pair in self._notified.pairs(place[0])
+                    if self._finder.looks_in(pair, place[0])
+                    for waiter in self._notified.waiters(pair)
+                )
+            )
+        if not self._waiting:
             return
         todo: deque[tuple[Pair, QueueKey]] = deque()
         for place in places:
@@ -439,6 +486,22 @@ class PopService:
                 todo.append((pair, place))
         if todo:
             self._try(todo)
+
+    def _notify(self, todo: deque[tuple[Waiter, QueueKey]]) -> None:
+        """Answers NOTIFICATIONs whose queue has messages: some in each pass, for each answer is work of its own."""
+        ends, answered = perf_counter() + SLICE_S, 0
+        while todo:
+            waiter, place = todo.popleft()
+            request = waiter.wanted.request
+            meant = place[0] != request.topic or request.queue_id in (-1, place[1])
+            meant = meant and not waiter.future.done() and (place[0] == request.topic or not request.order)
+            if meant and self._finder.has_messages(request, place, self._clock.unix_ms()):
+                waiter.end(Found(0))
+                answered += 1
+            if todo and (answered >= AT_ONCE or perf_counter() > ends):
+                self._slices.charge(SLICE_S)
+                self._slices.later(lambda: self._notify(todo))
+                return
 
     def _try(self, todo: deque[tuple[Pair, QueueKey]]) -> None:
         """Tries pops for one slice, and the rest in later passes."""
@@ -497,7 +560,7 @@ class PopService:
         self._log.submit(replicated)
 
     def _settle(self) -> None:
-        for waiter in self._waiting.take_all():
+        for waiter in (*self._waiting.take_all(), *self._notified.take_all()):
             waiter.end(None)
 
     # ---- what others change

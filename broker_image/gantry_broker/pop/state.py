@@ -104,6 +104,11 @@ class Order:
         with_client = self.offsets[: self.given]
         return max([visible.get(offset, usual) for offset in with_client if offset not in acked], default=0)
 
+    def blocks(self, attempt: str | None, now_ms: int) -> bool:
+        """Whether an orderly pop has to wait: messages are with a client, and not by the same attempt."""
+        same = attempt is not None and self.attempt == attempt
+        return not same and self.given > 0 and self.visible_ms() > now_ms
+
     def has(self, offset: int) -> bool:
         number = bisect_left(self.offsets, offset)
         return number < len(self.offsets) and self.offsets[number] == offset

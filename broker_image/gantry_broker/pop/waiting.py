@@ -1,4 +1,6 @@
-"""Waiting pops: by group and topic, and by each topic whose messages they may get. No sockets, no clock."""
+"""Waiting pops and NOTIFICATIONs: by group and topic, and by each topic whose messages they may get. No sockets, no
+clock.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from gantry_broker.broker.shares import Shares
 from gantry_broker.pop.finding import Found, Wanted
 from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 
@@ -13,6 +16,8 @@ MAX_WAITING: Final = 100_000
 """RocketMQ's `maxPopPollingSize`: waiting pops of one broker."""
 MAX_OF_GROUP: Final = 8_192
 """Waiting pops of one group for one topic."""
+MAX_NOTIFICATIONS: Final = 10_000
+"""Waiting NOTIFICATIONs of one broker."""
 
 Pair = tuple[str, str]
 """(group, topic)."""
@@ -34,18 +39,17 @@ class Waiter:
 
 
 class WaitingPops:
-    """All waiting pops, bounded in total and for each group and topic."""
+    """All waiting pops, bounded in total, for each group and topic, and for each connection and user."""
 
     def __init__(self, most: int = MAX_WAITING, most_of_group: int = MAX_OF_GROUP) -> None:
-        self._most = most
+        self._shares = Shares(most)
         self._most_of_group = most_of_group
         self._waiting: dict[Pair, dict[Waiter, None]] = {}
         self._pairs: dict[str, dict[Pair, None]] = {}
         """Topic to the pairs that get messages from it; retry topics lead to those of their topic."""
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self._shares.taken
 
     def of(self, group: str, topic: str) -> int:
         """Returns how many pops of a group wait for a topic."""
@@ -56,14 +60,15 @@ class WaitingPops:
         request = waiter.wanted.request
         pair = request.group, request.topic
         waiting = self._waiting.get(pair)
-        if self._count >= self._most or (waiting is not None and len(waiting) >= self._most_of_group):
+        if waiting is not None and len(waiting) >= self._most_of_group:
+            return False
+        if not self._shares.take(request.owners):
             return False
         if waiting is None:
             waiting = self._waiting[pair] = {}
             for topic in self._topics(pair):
                 self._pairs.setdefault(topic, {})[pair] = None
         waiting[waiter] = None
-        self._count += 1
         return True
 
     def remove(self, waiter: Waiter) -> None:
@@ -74,7 +79,7 @@ class WaitingPops:
         if waiting is None or waiter not in waiting:
             return
         del waiting[waiter]
-        self._count -= 1
+        self._shares.give_back(request.owners)
         if not waiting:
             del self._waiting[pair]
             for topic in self._topics(pair):
@@ -99,5 +104,5 @@ class WaitingPops:
     def take_all(self) -> list[Waiter]:
         """Forgets all waiting pops and returns them."""
         waiters = [waiter for waiting in self._waiting.values() for waiter in waiting]
-        self._waiting, self._pairs, self._count = {}, {}, 0
+        self._waiting, self._pairs, self._shares = {}, {}, Shares(self._shares.most)
         return waiters

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from gantry_broker.admission import owners_of
 from gantry_broker.broker.errors import RequestRejected, failure_answer
 from gantry_broker.broker.forward import FORWARDED_HERE
 from gantry_broker.broker.handlers.requests import Later, Result, json_body, ok
@@ -51,10 +52,6 @@ if TYPE_CHECKING:
 
 LATE_MS: Final = 500
 """A pop that arrives this long after its wait was over is not carried out: its client has given it up."""
-LOOK_S: Final = 0.1
-"""Seconds between two looks for messages of a NOTIFICATION that waits."""
-MAX_NOTIFICATIONS: Final = 1_000
-"""Waiting NOTIFICATION requests."""
 NOT_STORED: Final = "the acknowledgement was not replicated in time; ask again"
 _STATUS: Final = {
     PopStatus.FOUND: (ResponseCode.SUCCESS, "FOUND"),
@@ -101,6 +98,7 @@ def pop(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
         order=header.order,
         attempt_id=header.attemptId or None,
         closed=lambda: conn.closed,
+        owners=owners_of(conn),
     )
     if header.maxMsgNums == 0:
         nothing_asked = Popped(status=PopStatus.NO_MESSAGE, pop_ms=now, invisible_ms=int(header.invisibleTime))
@@ -160,28 +158,18 @@ async def notification(broker: BrokerContext, conn: Connection, frame: Frame) ->
     _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
     now = broker.clock.unix_ms()
     born = int(header.bornTime) or now
-    wait_s = min(max(int(header.pollTime), 0), max(born + int(header.pollTime) - now, 0), MAX_POLL_MS) / 1000
-    ends = asyncio.get_running_loop().time() + (0 if FORWARDED_HERE in conn.attrs else wait_s)
-    queue_id, full = max(header.queueId, -1), False
-    found = broker.pop.has_messages(header.consumerGroup, header.topic, queue_id)
-    if not found and asyncio.get_running_loop().time() < ends:
-        full = len(_notified) >= MAX_NOTIFICATIONS
-    if not found and not full:
-        me, policy = object(), broker.access.gate.policy
-        _notified.add(me)
-        try:
-            while not found and not conn.closed and broker.role.leading and broker.access.gate.policy is policy:
-                left = ends - asyncio.get_running_loop().time()
-                if left <= 0:
-                    break
-                await asyncio.sleep(min(left, LOOK_S))
-                found = broker.pop.has_messages(header.consumerGroup, header.topic, queue_id)
-        finally:
-            _notified.discard(me)
+    wait_ms = min(max(int(header.pollTime), 0), max(born + int(header.pollTime) - now, 0), MAX_POLL_MS)
+    request = Pop(
+        group=header.consumerGroup,
+        topic=header.topic,
+        queue_id=max(header.queueId, -1),
+        poll_ms=0 if FORWARDED_HERE in conn.attrs else wait_ms,
+        order=header.order,
+        attempt_id=header.attemptId or None,
+        owners=owners_of(conn),
+    )
+    found, full = await broker.pop.has_messages(request)
     return ok(frame, {"hasMsg": "true" if found else "false", "pollingFull": "true" if full else "false"})
-
-
-_notified: set[object] = set()
 
 
 def polling_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:

@@ -243,7 +243,7 @@ class Tables:
 
         The name is also that of the retries of a group `group_topic`, and of every other split at a `_`. It counts as
         this group's if no such group is known, and if this group alone has offsets in it: a broker of 5.x commits one
-        when it makes the topic (`PopReviveService.initPopRetryOffset`), and whoever sets one needs rights on the group
+        when it makes the topic (`PopReviveService.initPopRetryOffset`), and setting one needs rights on the group
         `group_topic`.
         """
         name = retry_topic_v1(group, topic)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from gantry_broker.broker.shares import Owners, Shares
+
 MAX_HELD = 100_000
 """The most held pulls of one broker. A further pull is answered at once with "nothing yet"."""
 
@@ -30,8 +32,15 @@ T = TypeVar("T", bound=HeldPull)
 class HeldPulls(Generic[T]):
     """Held pulls by (topic, queue) and by deadline; memory is bounded by `limit`."""
 
-    def __init__(self, limit: int = MAX_HELD) -> None:
+    def __init__(self, limit: int = MAX_HELD, owners: Callable[[T], Owners] = lambda pull: ()) -> None:
+        """`owners`: who pays for a pull, see `Shares`."""
         self.limit = limit
+        self._owners = owners
+        self._free_for_all = limit // 4
+        """So many pulls are held without a look at their owners: no one has more than a fair share of so few."""
+        self._shares: Shares | None = None
+        """None while few pulls are held."""
+        self._paid: dict[T, Owners] = {}
         self.passed_over: set[tuple[str, int]] = set()
         """Queues that grew while their pulls could not be answered. They are woken again."""
         self._by_queue: dict[tuple[str, int], dict[T, None]] = {}
@@ -48,7 +57,7 @@ class HeldPulls(Generic[T]):
 
     def hold(self, topic: str, queue_id: int, pull: T, deadline_ms: int) -> bool:
         """Holds a pull; returns False when there are too many, and the caller answers at once."""
-        if self._count >= self.limit:
+        if (self._count >= self._free_for_all or self._shares is not None) and not self._has_share(pull):
             return False
         pull.key = key = (topic, queue_id)
         pull.deadline_ms = deadline_ms
@@ -67,6 +76,20 @@ class HeldPulls(Generic[T]):
         else:
             together[pull] = None
         self._count += 1
+        return True
+
+    def _has_share(self, pull: T) -> bool:
+        shares = self._shares
+        if shares is None:
+            shares = self._shares = Shares(self.limit)
+            for waiting in self._by_queue.values():
+                for held in waiting:
+                    self._paid[held] = owners = self._owners(held)
+                    shares.take_anyway(owners)
+        owners = self._owners(pull)
+        if not shares.take(owners):
+            return False
+        self._paid[pull] = owners
         return True
 
     def counts(self, keys: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -110,6 +133,11 @@ class HeldPulls(Generic[T]):
             return
         pull.done = True
         self._count -= 1
+        if self._shares is not None:
+            self._shares.give_back(self._paid.pop(pull))
+            if self._count < self._free_for_all // 2:
+                self._shares = None
+                self._paid.clear()
         waiting = self._by_queue[pull.key]
         if len(waiting) == 1:
             del self._by_queue[pull.key]
