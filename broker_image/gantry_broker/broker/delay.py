@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotWritable
-from gantry_broker.broker.metadata.topics import TIMER_TOPIC
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC, topic_fault
 from gantry_broker.broker.send.messages import (
     TIMER_BUCKET_MS,
     TIMER_BUCKETS,
@@ -32,7 +32,7 @@ from gantry_broker.broker.send.messages import (
 )
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
 from gantry_broker.protocol.digits import MAX_INT, whole_number
-from gantry_broker.protocol.message import Record, decode_records, parse_properties
+from gantry_broker.protocol.message import Record, RecordError, decode_records, parse_properties
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.metadata.changes import MetadataChanges
     from gantry_broker.broker.metadata.tables import Change, Metadata
     from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import Stats
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Put
 
@@ -52,6 +53,8 @@ BATCH: Final = 256
 BATCH_BYTES: Final = 1 << 20
 RETRY_MS: Final = 1_000
 """Pause in milliseconds after the store refused a batch (a full disk)."""
+LOOK_MS: Final = 500
+"""Milliseconds between two looks at the clock while a message waits, at most."""
 AHEAD_MS: Final = 10_000
 """A message with a store time this far in the future waits no longer, as with 4.9.7. Otherwise all of its level would
 wait behind it until this member's clock is there.
@@ -76,8 +79,11 @@ def real_target(record: Record) -> tuple[str, int]:
 
 
 def delivered(record: Record) -> Put:
-    """Returns the message as its consumers see it."""
+    """Returns the message as its consumers see it. Raises RecordError, ValueError for an impossible topic."""
     topic, queue_id = real_target(record)
+    fault = topic_fault(topic, longest=255)
+    if fault is not None:
+        raise ValueError(fault)
     props = parse_properties(record.properties)
     for name in (Prop.TIMER_OUT_MS, Prop.TIMER_ROLL_TIMES, Prop.TIMER_DELAY_SEC, Prop.TIMER_DELAY_MS):
         props.pop(name, None)
@@ -99,8 +105,10 @@ class Delays:
         confirmed: ConfirmedRecords,
         events: Events,
         clock: Clock,
+        stats: Stats,
     ) -> None:
         """`delay_levels`: milliseconds of each level, level 1 first."""
+        self._leave_aside = stats.leave_aside
         self._store = store
         self._delay_levels = delay_levels
         self._meta = meta
@@ -113,7 +121,7 @@ class Delays:
         self._levels: dict[int, int] = {}
         """Level queue to the time (Unix ms) at which its first message is due; absent: not read yet, or empty."""
         self._stale: set[int] = set()
-        self._buckets = Buckets(store, meta, changes, clock)
+        self._buckets = Buckets(store, meta, changes, clock, stats.leave_aside)
         confirmed.on_messages_available[SCHEDULE_TOPIC] = self._level_available
         confirmed.on_messages_available[TIMER_TOPIC] = self._bucket_available
         events.role_changed.subscribe(self._role_changed)
@@ -152,7 +160,8 @@ class Delays:
 
     def _wake(self, delay_ms: int) -> None:
         loop = asyncio.get_running_loop()
-        at = loop.time() + max(delay_ms, 0) / 1000
+        # The wall clock may be set, and goes on while the machine sleeps: no look at it is more than that late.
+        at = loop.time() + min(max(delay_ms, 0), LOOK_MS) / 1000
         if self._timer is not None:
             if self._at <= at:
                 return
@@ -209,13 +218,24 @@ class Delays:
                 if due > now and record.store_ms <= now + AHEAD_MS:
                     self._levels[queue_id] = due
                     break
-                puts.append(delivered(record))
+                try:
+                    puts.append(delivered(record))
+                except (RecordError, ValueError) as error:
+                    _passed_over(record, error)
+                    self._leave_aside("delay")
                 offset = record.queue_offset + 1
             if puts:
                 self._changes.append({"delay": {str(queue_id + 1): offset}}, puts)
             if queue_id in self._levels:
                 self._stale.discard(queue_id)
                 return
+
+
+def _passed_over(record: Record, error: Exception) -> None:
+    log.error(
+        "the message in queue %d of %s at offset %d is not delivered, and stays in the log at %d: %s",
+        record.queue_id, record.topic, record.queue_offset, record.phys_offset, error,
+    )  # fmt: skip
 
 
 Recalled = tuple[str, str]
@@ -262,8 +282,17 @@ class WaitingMessages:
 class Buckets:
     """The timer topic: one queue for each minute. The messages of minutes that have begun are in memory."""
 
-    def __init__(self, store: MessageStore, meta: Metadata, changes: MetadataChanges, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        meta: Metadata,
+        changes: MetadataChanges,
+        clock: Clock,
+        leave_aside: Callable[[str], None],
+    ) -> None:
+        """`leave_aside` counts records that are passed over."""
         self._store = store
+        self._leave_aside = leave_aside
         self._meta = meta
         self._changes = changes
         self._clock = clock
@@ -382,7 +411,13 @@ class Buckets:
                     break
                 if _until(props) < due <= now:
                     self._late.add(timer_bucket(due))
-                puts.setdefault(bucket, []).append((offset, self._outcome(record, props, bucket, now)))
+                try:
+                    outcome = self._outcome(record, props, bucket, now)
+                except (RecordError, ValueError) as error:
+                    outcome = None
+                    _passed_over(record, error)
+                    self._leave_aside("timer")
+                puts.setdefault(bucket, []).append((offset, outcome))
             if got.damaged >= 0:
                 heapq.heappush(self._ready, (now + RETRY_MS, bucket, offset))
         for bucket, items in puts.items():

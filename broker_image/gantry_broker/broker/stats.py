@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.histogram import SIZE_BYTES, Histogram
 
@@ -41,6 +41,10 @@ class Counter:
         return {"sum": total, "tps": round(total / seconds, 2), "avgpt": round(total / times, 2) if times else 0.0}
 
 
+ASIDE: Final = ("delay", "timer", "transaction", "retry")
+"""What a record was for that was passed over: a delivery by level or by time, a check, another delivery."""
+
+
 class Stats:
     """Counters by (name, key): `TOPIC_PUT_NUMS`/topic, `GROUP_GET_NUMS`/"topic@group" and so on."""
 
@@ -53,7 +57,13 @@ class Stats:
         """The next offset that a group pulls, by "topic@group" and queue, since the start of this process."""
         self.refused: dict[int, int] = {}
         """Sends that were not stored or not acknowledged, by the code of the answer."""
+        self.set_aside: dict[str, int] = {}
+        """Records that the broker could not work with and passed over, by `ASIDE`."""
         self.started_ms = now_ms
+
+    def leave_aside(self, kind: str) -> None:
+        """Counts a record that was passed over. `kind`: one of `ASIDE`."""
+        self.set_aside[kind] = self.set_aside.get(kind, 0) + 1
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
         counter = self._counters.get((name, key))

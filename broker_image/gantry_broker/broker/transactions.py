@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.delay import real_target
 from gantry_broker.broker.errors import NotWritable
-from gantry_broker.broker.send.messages import build_put, copy_of, delay_level, delayed, timed, timer_time, timer_window
+from gantry_broker.broker.send.messages import (
+    MAX_CHECKS,
+    MAX_IMMUNITY_S,
+    MAX_TIME,
+    MessageIllegal,
+    build_put,
+    copy_of,
+    delay_level,
+    delayed,
+    timed,
+    timer_time,
+    timer_window,
+)
 from gantry_broker.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -28,8 +40,15 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.message import Record, decode_records, encode_record, pack_host, parse_properties
-from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
+from gantry_broker.protocol.message import (
+    Record,
+    RecordError,
+    decode_records,
+    encode_record,
+    pack_host,
+    parse_properties,
+)
+from gantry_broker.store.errors import BadRecords, MessageTooLarge, OffsetGone, StoreError
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import ClientTable, Link
@@ -40,6 +59,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
     from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.stats import Stats
     from gantry_broker.config import BrokerConfig
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Put
@@ -48,8 +68,6 @@ log = logging.getLogger(__name__)
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
 DECIDED_TAG: Final = "d"
-MAX_IMMUNITY_S: Final = 9_999_999
-MAX_CHECKS: Final = 99_999
 READ_BATCH: Final = 512
 READ_BYTES: Final = 2 << 20
 CHECKS_PER_PASS: Final = 200
@@ -60,6 +78,8 @@ HOLDS_UP: Final = 10_000
 """A half message that blocks this many later ones is written again even without a producer to ask: a new leader reads
 all half messages after the oldest one.
 """
+LOOK_S: Final = 1.0
+"""Pause in seconds between two looks at the clocks."""
 DAMAGED_S: Final = 1.0
 """Pause in seconds after a damaged record, which may be repaired by then, or when descriptors ran out."""
 
@@ -95,11 +115,13 @@ class Transactions:
         events: Events,
         clock: Clock,
         may_decide: Callable[[Link, str], bool],
+        stats: Stats,
     ) -> None:
         """`store_host`: the packed address at the begin of message ids; `delay_levels`: milliseconds of each level;
         `may_decide`: whether a connection's user may send to a topic, and so be asked about messages for it.
         """
         self._may_decide = may_decide
+        self._leave_aside = stats.leave_aside
         self._group = config.group
         self._settings = store.config.settings
         self._store = store
@@ -121,6 +143,8 @@ class Transactions:
         """(offset in the queue of decisions, highest half message of the decisions before it)."""
         self._marked_at = 0
         self._highest = -1
+        self._checked_at = 0, 0
+        """The last round of checks, by the monotonic and the wall clock (ms)."""
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Handle | None = None
         self.loaded = asyncio.Event()
@@ -279,12 +303,19 @@ class Transactions:
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
         put = copy_of(half, topic, queue_id, props=props, sys_flag=sys_flag, prepared_offset=half.phys_offset)
         now = self._clock.unix_ms()
-        if delay_level(props, len(self._delay_levels)) > 0:
-            return delayed(put, props, self._delay_levels, now)
-        due = timer_time(props, now, self._settings.timerMaxDelaySec)
-        if due is None:
+        try:
+            if delay_level(props, len(self._delay_levels)) > 0:
+                return delayed(put, props, self._delay_levels, now)
+            # The send has checked its time; the setting may have changed since.
+            due = timer_time(props, now, MAX_TIME)
+            if due is None:
+                return put
+            props.pop(Prop.TIMER_DEL_UNIQKEY, None)
+            return timed(put, props, due, now, timer_window(self._settings.fileReservedTime))
+        except (MessageIllegal, RecordError) as error:  # An earlier release has stored it.
+            self._leave_aside("transaction")
+            log.warning("the message of the half %d for %s is not delayed: %s", half.queue_offset, topic, error)
             return put
-        return timed(put, props, due, now, timer_window(self._settings.fileReservedTime))
 
     def note_decided(self, half: Record) -> None:
         """Notes an appended decision: a second one changes nothing."""
@@ -295,22 +326,64 @@ class Transactions:
     # ---- checks
 
     def _set_timer(self) -> None:
-        interval = self._settings.transactionCheckInterval / 1000
-        self._timer = asyncio.get_running_loop().call_later(interval, self._check)
+        self._checked_at = self._clock.now_ms(), self._clock.unix_ms()
+        self._look_later()
+
+    def _look_later(self) -> None:
+        pause_s = min(self._settings.transactionCheckInterval / 1000, LOOK_S)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
+
+    def _look(self) -> None:
+        """Checks once the interval has passed by either clock: the wall clock goes on while the machine sleeps."""
+        monotonic, wall = self._checked_at
+        interval = self._settings.transactionCheckInterval
+        if self._clock.now_ms() - monotonic < interval and self._clock.unix_ms() - wall < interval:
+            self._look_later()
+            return
+        self._set_timer()
+        self._check()
 
     def _check(self) -> None:
-        self._set_timer()
         if not self._role.may_append:
             return
         now = self._clock.unix_ms()
         due = [offset for offset, item in self._waiting.items() if item.ask_at_ms <= now][:CHECKS_PER_PASS]
-        try:
-            for offset in due:
+        for offset in due:
+            try:
                 self._ask(offset, now)
-        except (StoreError, NotWritable) as error:
-            log.warning("transaction checks wait: %s", error)
+            except MessageTooLarge as error:
+                self._set_aside(offset, now, error)
+            except (StoreError, NotWritable, OSError) as error:
+                log.warning("transaction checks wait: %s", error)
+                return
+            except Exception as error:
+                self._set_aside(offset, now, error)
+
+    def _set_aside(self, offset: int, now: int, error: Exception) -> None:
+        """Gives up a half message whose check fails, as one without an answer to all checks: those behind it go on."""
+        item = self._waiting.get(offset)
+        self._leave_aside("transaction")
+        if item is None:
+            log.error("asking about the half message %d failed; it is written again, and asked about later", offset,
+                      exc_info=error)  # fmt: skip
+            return
+        item.ask_at_ms = now + max(self._settings.transactionTimeOut, self._settings.transactionCheckInterval)
+        try:
+            self._give_up(self._store.record(item.phys))
         except Exception:
-            log.exception("transaction checks failed")
+            log.exception("the half message %d at offset %d cannot be checked, and stays", offset, item.phys)
+        else:
+            log.warning(
+                "the half message %d at offset %d cannot be checked, and went to %s: %s",
+                offset, item.phys, TRANS_CHECK_MAX_TIME_TOPIC, error,
+            )  # fmt: skip
+
+    def _give_up(self, half: Record) -> None:
+        """Ends the checks of a half message. Raises RequestRejected, NotWritable, StoreError."""
+        self._creation.ensure_topic(TRANS_CHECK_MAX_TIME_TOPIC, 1, Perm.READ | Perm.WRITE)
+        self._writer.append([copy_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0), self.decision(half)])
+        self.note_decided(half)
+        self._writer.appended(None)
 
     def _ask(self, offset: int, now: int) -> None:
         """Asks the producer about one half message, or gives it up after `transactionCheckMax` times.
@@ -335,10 +408,7 @@ class Transactions:
             times >= self._settings.transactionCheckMax
             or now - half.born_ms > self._settings.fileReservedTime * 3_600_000
         ):
-            self._creation.ensure_topic(TRANS_CHECK_MAX_TIME_TOPIC, 1, Perm.READ | Perm.WRITE)
-            self._writer.append([copy_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0), self.decision(half)])
-            self.note_decided(half)
-            self._writer.appended(None)
+            self._give_up(half)
             return
         item.ask_at_ms = now + max(self._settings.transactionTimeOut, self._settings.transactionCheckInterval)
         target = real_target(half)[0]

@@ -171,11 +171,11 @@ def wire(
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
         next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
-        may_decide=access.may_decide,
+        may_decide=access.may_decide, stats=stats,
     )  # fmt: skip
     delays = Delays(
         store, delay_levels, meta=meta, changes=changes, role=role, health=health, confirmed=confirmed, events=events,
-        clock=clock,
+        clock=clock, stats=stats,
     )  # fmt: skip
 
     # Requests of clients.

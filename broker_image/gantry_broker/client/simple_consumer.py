@@ -25,7 +25,7 @@ from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
 from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
-from gantry_broker.pop.handle import Handle, parse_handle, topic_type
+from gantry_broker.pop.handle import Handle, of_delivery, parse_handle, topic_type
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
@@ -324,7 +324,8 @@ class SimpleConsumer:
         messages, visible_at = [], loop.time() + invisible_s
         for record in decode_records(answer.body):
             text = record.props.get(Prop.POP_CK) if _POP_CK in record.properties else None
-            handle = text or _handle(record, broker, found, starts)
+            stated = of_delivery(text, found.popTime, found.invisibleTime, broker, record.queue_offset)
+            handle = stated or _handle(record, broker, found, starts)
             record.reconsume_times = counts.get(f"qo{record.queue_id}%{record.queue_offset}", record.reconsume_times)
             message = PoppedMessage(record, broker, topic, handle, visible_at)
             if data.expression_type != "TAG" or wanted(message, data):

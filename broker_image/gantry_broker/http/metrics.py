@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.access.gate import REASONS
+from gantry_broker.broker.stats import ASIDE
 from gantry_broker.exposition import Family, Kind, Labels, Remembered
 from gantry_broker.loopwatch import loop_families
 from gantry_broker.version import VERSION
@@ -124,6 +125,12 @@ async def gantry_families(
             "counter",
             "Sends that were not stored or not acknowledged, by the answer's code.",
             [({**me, "code": str(code)}, count) for code, count in sorted(stats.refused.items())],
+        ),
+        (
+            "gantry_records_set_aside_total",
+            "counter",
+            "Records that could not be delivered, retried or checked as they should, and were passed over, by kind.",
+            [({**me, "kind": kind}, stats.set_aside.get(kind, 0)) for kind in ASIDE],
         ),
         ("gantry_connections", "gauge", "Open remoting connections.", one(ports.connections)),
         (

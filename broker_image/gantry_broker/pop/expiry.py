@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.metadata.topics import topic_fault
 from gantry_broker.pop.retry import revived
-from gantry_broker.protocol.codes import DLQ_PREFIX, Perm, ResponseCode
+from gantry_broker.protocol.codes import DLQ_PREFIX, Perm
 from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record
 from gantry_broker.store.errors import StoreError
 
@@ -146,8 +146,10 @@ class Expiry:
                 raise StoreError(f"the record at {topic} {queue_id} {offset} is damaged: {error}") from None
             put = revived(record, group_name, item.pop_ms, counts=not item.suspended, max_retries=group.retry_max_times)
             fault = topic_fault(put.topic, longest=255)
-            if fault is not None:
-                raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"no topic can take the retry of {topic}: {fault}")
+            if fault is not None:  # Names of topic and group that are too long together: it cannot be retried.
+                log.warning("the message at %d is a dead letter of %s: %s", record.phys_offset, group_name, fault)
+                self._stats.leave_aside("retry")
+                put = revived(record, group_name, item.pop_ms, counts=True, max_retries=-1)
             self._creation.ensure_topic(put.topic, 1, Perm.READ | Perm.WRITE)
             if put.topic.startswith(DLQ_PREFIX):
                 self._stats.add("DLQ_PUT_NUMS", f"{topic}@{group_name}", 1)

@@ -6,6 +6,7 @@ One step without a pause: what it reads and what it changes belong together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,7 @@ from gantry_broker.pop.handle import (
 from gantry_broker.pop.requests import Pop, Popped, PopStatus
 from gantry_broker.pop.state import MAX_OFFSET, MAX_QUEUES, Key, Queue
 from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
-from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record, format_properties
+from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record, repack_properties
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ RECENT_BYTES: Final = 1 << 30
 """A new group begins at the first message of a queue that lost none and begins within this much of the log's end."""
 REST_OF: Final = 64
 """Queues of one topic up to which an answer counts the messages of all of them that are left."""
+
+_HANDLE: Final = f"{Prop.POP_CK}\x01".encode()
 
 QueueKey = tuple[str, int]
 """(topic, queue)."""
@@ -331,7 +334,7 @@ class Finder:
         if got.damaged >= 0:
             return None
         if got.data and int.from_bytes(got.data[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8], "big") == offset:
-            return got.data
+            return without_handles(got.data)
         return b""
 
     def _read(
@@ -358,14 +361,14 @@ class Finder:
             return None if got.damaged >= 0 or got.next_offset <= at else ([], b"", got.next_offset)
         data = got.data
         if got.next_offset - at == got.count:
-            return range(at, got.next_offset), data, got.next_offset
+            return range(at, got.next_offset), without_handles(data), got.next_offset
         offsets: list[int] = []
         place = 0
         while place < len(data):
             number = place + QUEUE_OFFSET_AT
             offsets.append(int.from_bytes(data[number : number + 8], "big"))
             place += int.from_bytes(data[place : place + 4], "big")
-        return offsets, data, got.next_offset
+        return offsets, without_handles(data), got.next_offset
 
     def _give(self, found: Found, request: Pop, topic: str, queue_id: int, offsets: Sequence[int], data: bytes) -> None:
         kind = topic_type(topic)
@@ -411,10 +414,31 @@ def as_of_topic(data: bytes, topic: str, handle: str) -> bytes:
         props = record.props
         props[Prop.POP_CK] = f"{handle}{record.queue_offset}"
         try:
-            record.properties = format_properties(props)
+            record.properties = repack_properties(props)
             out.append(record.encode())
         except RecordError:  # No room for the handle: the client makes it from the answer's header.
             out.append(data[place : place + size])
+        place += size
+    return b"".join(out)
+
+
+def without_handles(data: bytes) -> bytes:
+    """Returns records without the handle of an earlier delivery. A former release stored it where a client sent it."""
+    if _HANDLE not in data:
+        return data
+    out: list[bytes] = []
+    place = 0
+    while place < len(data):
+        size = int.from_bytes(data[place : place + 4], "big")
+        piece = data[place : place + size]
+        if _HANDLE in piece:
+            record = decode_record(piece, check_crc=False)
+            props = record.props
+            if props.pop(Prop.POP_CK, None) is not None:
+                with suppress(RecordError):
+                    record.properties = repack_properties(props)
+                    piece = record.encode()
+        out.append(piece)
         place += size
     return b"".join(out)
 

@@ -118,6 +118,22 @@ def parse_handle(text: str, offset: int | None = None) -> Handle:
     return Handle(start, pop_ms, invisible_ms, revive, kind, parts[5], queue_id, at)
 
 
+def of_delivery(text: str | None, pop_ms: int, invisible_ms: int, broker: str, offset: int) -> str | None:
+    """Returns the handle in a record's property POP_CK, with its offset, if it is of this delivery; None: it is not.
+
+    A broker writes it into messages of retry topics. A message that was received before and sent on may have the one of
+    that delivery, which would acknowledge another message.
+    """
+    if not text:
+        return None
+    try:
+        handle = parse_handle(text, offset)
+    except BadHandle:
+        return None
+    same = (handle.pop_ms, handle.invisible_ms, handle.broker, handle.offset) == (pop_ms, invisible_ms, broker, offset)
+    return str(handle) if same else None
+
+
 def _number(text: str, part: str, what: str, most: int) -> int:
     number = whole_number(part, 0, most)
     if number is None:

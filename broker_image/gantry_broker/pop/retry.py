@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from gantry_broker.broker.metadata.topics import dlq_topic
 from gantry_broker.broker.send.messages import copy_of
 from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
@@ -11,9 +9,6 @@ from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
 from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, RecordError, parse_properties
 from gantry_broker.store.types import Put
-
-ORIGIN: Final = "GANTRY_POP_ORIGIN"
-"""Property of a copy: topic, queue and queue offset of the message that it replaces."""
 
 
 def original_topic(group: str, topic: str) -> str:
@@ -41,7 +36,7 @@ def target_topics(group: str, topic: str) -> tuple[str, str]:
 
 def origin_of(record: Record) -> tuple[str, int, int] | None:
     """Returns (topic, queue, queue offset) of the message that a copy replaces; None: the record is no copy."""
-    parts = parse_properties(record.properties).get(ORIGIN, "").split(" ")
+    parts = parse_properties(record.properties).get(Prop.POP_ORIGIN, "").split(" ")
     if len(parts) != 3:
         return None
     queue_id, offset = whole_number(parts[1], 0, MAX_INT), whole_number(parts[2])
@@ -55,7 +50,7 @@ def revived(record: Record, group: str, pop_ms: int, *, counts: bool, max_retrie
     """
     topic, times = record.topic, record.reconsume_times
     props = parse_properties(record.properties)
-    props[ORIGIN] = f"{topic} {record.queue_id} {record.queue_offset}"
+    props[Prop.POP_ORIGIN] = f"{topic} {record.queue_id} {record.queue_offset}"
     props.pop(Prop.POP_CK, None)
     target = retry_target(group, topic)
     if counts and times >= max_retries:
@@ -68,5 +63,8 @@ def revived(record: Record, group: str, pop_ms: int, *, counts: bool, max_retrie
         props.setdefault(Prop.FIRST_POP_TIME, str(pop_ms))
     try:
         return copy_of(record, target, 0, props=props, reconsume_times=times + counts)
-    except RecordError:  # No room for more properties.
-        return copy_of(record, target, 0, reconsume_times=times + counts)
+    except RecordError:  # No room for more properties: an earlier release has stored the message.
+        rest = parse_properties(record.properties)
+        for name in (Prop.POP_ORIGIN, Prop.POP_CK, Prop.FIRST_POP_TIME):
+            rest.pop(name, None)
+        return copy_of(record, target, 0, props=rest, reconsume_times=times + counts)

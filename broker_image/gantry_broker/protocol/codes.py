@@ -432,6 +432,8 @@ class Prop:
     POP_CK: Final = "POP_CK"
     POP_CK_OFFSET: Final = "POP_CK_OFFSET"
     FIRST_POP_TIME: Final = "1ST_POP_TIME"
+    POP_ORIGIN: Final = "GANTRY_POP_ORIGIN"
+    """Gantry's own, on a copy for a retry: topic, queue and queue offset of the message that it replaces."""
     SHARDING_KEY: Final = "__SHARDINGKEY"
     LITE_TOPIC: Final = "__LITE_TOPIC"
     FORWARD_QUEUE_ID: Final = "PROPERTY_FORWARD_QUEUE_ID"

@@ -336,6 +336,16 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
     return packed
 
 
+def repack_properties(properties: Mapping[str, str]) -> bytes:
+    """Encodes what `parse_properties` returned, values with 0x01 included. Raises RecordError when it is too long."""
+    packed = PROPERTY_SEPARATOR.join(
+        [f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in properties.items()]
+    ).encode("utf-8", "replace")
+    if len(packed) > MAX_PROPERTIES:
+        raise RecordError(f"properties have {len(packed)} bytes; at most {MAX_PROPERTIES} fit")
+    return packed
+
+
 def _has_no_separator(name: str, value: str) -> bool:
     both = name + value
     return bool(name) and NAME_VALUE_SEPARATOR not in both and PROPERTY_SEPARATOR not in both

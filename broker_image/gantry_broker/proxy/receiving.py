@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
-from gantry_broker.pop.handle import RETRY_V1, BadHandle, Handle, parse_handle, real_topic, topic_type
+from gantry_broker.pop.handle import RETRY_V1, BadHandle, Handle, of_delivery, parse_handle, real_topic, topic_type
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
@@ -166,13 +166,11 @@ def read_pop(answer: Frame, broker: str) -> Popped:
     for record in records:
         kind = topic_type(record.topic)
         properties = record.props
-        handle = properties.get(Prop.POP_CK)
+        handle = of_delivery(properties.get(Prop.POP_CK), pop_ms, invisible_ms, broker, record.queue_offset)
         if handle is None:
             place = (kind, record.queue_id)
             start = starts.setdefault(place, record.queue_offset)
             handle = f"{start} {pop_ms} {invisible_ms} {revive} {kind} {broker} {record.queue_id} {record.queue_offset}"
-        elif handle.count(" ") == 6:
-            handle = f"{handle} {record.queue_offset}"
         times = record.reconsume_times
         if counts:
             key = f"{kind} qo{record.queue_id}%{record.queue_offset}"

@@ -5,21 +5,25 @@ After the group's last retry it goes to %DLQ%group instead. As `asyncConsumerSen
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import ok
 from gantry_broker.broker.metadata.topics import dlq_topic, group_fault, retry_topic
-from gantry_broker.broker.send.messages import copy_of, delayed
+from gantry_broker.broker.send.messages import BROKER_ONLY, copy_of, delayed
 from gantry_broker.protocol.codes import Perm, Prop, ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, SendBackHeader
-from gantry_broker.protocol.message import Record, parse_properties
+from gantry_broker.protocol.message import Record, RecordError, parse_properties
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.store.types import Put
+
+log = logging.getLogger(__name__)
 
 FIRST_LEVEL: Final = 3
 """The first retry waits in delay level 3 (10 s), the second in level 4, and so on."""
@@ -46,17 +50,13 @@ def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | 
     props.setdefault(Prop.RETRY_TOPIC, record.topic)
     props[Prop.WAIT_STORE_MSG_OK] = "false"
     props.setdefault(Prop.ORIGIN_MESSAGE_ID, record.offset_id)
-    for name in (Prop.REAL_TOPIC, Prop.REAL_QUEUE_ID, Prop.DELAY_TIME_LEVEL):
+    for name in (*BROKER_ONLY, Prop.DELAY_TIME_LEVEL):
         props.pop(name, None)
     limit = group.retry_max_times
     if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
         limit = header.maxReconsumeTimes
     if record.reconsume_times >= limit or header.delayLevel < 0:
-        target = broker.creation.ensure_topic(dlq_topic(header.group), 1, Perm.READ | Perm.WRITE)
-        props[Prop.DLQ_ORIGIN_TOPIC] = props[Prop.RETRY_TOPIC]
-        props[Prop.DLQ_ORIGIN_MESSAGE_ID] = props[Prop.ORIGIN_MESSAGE_ID]
-        put = copy_of(record, target.name, 0, props=props, reconsume_times=record.reconsume_times + 1)
-        broker.stats.add("DLQ_PUT_NUMS", f"{record.topic}@{header.group}", 1)
+        put = _dead_letter(broker, header.group, record, props)
     else:
         target = broker.creation.ensure_topic(
             retry_topic(header.group), max(group.retry_queues, 1), Perm.READ | Perm.WRITE
@@ -66,8 +66,13 @@ def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | 
         level = header.delayLevel or FIRST_LEVEL + record.reconsume_times
         props[Prop.DELAY_TIME_LEVEL] = str(level)
         queue_id = record.phys_offset % max(target.write_queues, 1)
-        put = copy_of(record, target.name, queue_id, props=props, reconsume_times=record.reconsume_times + 1)
-        put = delayed(put, props, broker.delay_levels, broker.clock.unix_ms())
+        try:
+            put = copy_of(record, target.name, queue_id, props=props, reconsume_times=record.reconsume_times + 1)
+            put = delayed(put, props, broker.delay_levels, broker.clock.unix_ms())
+        except RecordError as error:  # An earlier release has stored the message.
+            put = _set_aside(broker, header.group, record, error)
+    if put.topic == dlq_topic(header.group):
+        broker.stats.add("DLQ_PUT_NUMS", f"{record.topic}@{header.group}", 1)
     broker.writer.append([put])
     broker.stats.add("SNDBCK_PUT_NUMS", f"{record.topic}@{header.group}", 1)
 
@@ -79,6 +84,27 @@ def send_back(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | 
 
     broker.writer.appended(on_status)
     return None
+
+
+def _dead_letter(broker: BrokerContext, group: str, record: Record, props: dict[str, str]) -> Put:
+    props[Prop.DLQ_ORIGIN_TOPIC] = props[Prop.RETRY_TOPIC]
+    props[Prop.DLQ_ORIGIN_MESSAGE_ID] = props[Prop.ORIGIN_MESSAGE_ID]
+    try:
+        return copy_of(record, _letters(broker, group), 0, props=props, reconsume_times=record.reconsume_times + 1)
+    except RecordError as error:
+        return _set_aside(broker, group, record, error)
+
+
+def _set_aside(broker: BrokerContext, group: str, record: Record, error: RecordError) -> Put:
+    """Returns a dead letter with the properties as they are: for more there is no room."""
+    broker.stats.leave_aside("retry")
+    log.warning("the message at %d cannot be retried, it is a dead letter of %s: %s", record.phys_offset, group, error)
+    return copy_of(record, _letters(broker, group), 0, reconsume_times=record.reconsume_times + 1)
+
+
+def _letters(broker: BrokerContext, group: str) -> str:
+    """Returns the group's topic of dead letters."""
+    return broker.creation.ensure_topic(dlq_topic(group), 1, Perm.READ | Perm.WRITE).name
 
 
 def stored_record(broker: BrokerContext, phys: int) -> Record:

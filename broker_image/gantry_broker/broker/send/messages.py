@@ -18,9 +18,45 @@ from gantry_broker.protocol.codes import (
     SysFlag,
 )
 from gantry_broker.protocol.digits import MAX_INT, whole_number
-from gantry_broker.protocol.message import Record, format_properties, pack_host, parse_properties, tags_hash
+from gantry_broker.protocol.message import (
+    MAX_PROPERTIES,
+    Record,
+    RecordError,
+    format_properties,
+    pack_host,
+    parse_properties,
+    repack_properties,
+    tags_hash,
+)
 from gantry_broker.store.types import Put
 
+BROKER_ONLY: Final = frozenset(
+    {
+        Prop.CRC32,
+        Prop.FIRST_POP_TIME,
+        Prop.INNER_MULTI_QUEUE_OFFSET,
+        Prop.POP_CK,
+        Prop.POP_CK_OFFSET,
+        Prop.POP_ORIGIN,
+        Prop.REAL_QUEUE_ID,
+        Prop.REAL_TOPIC,
+        Prop.TIMER_DEQUEUE_MS,
+        Prop.TIMER_ENQUEUE_MS,
+        Prop.TIMER_OUT_MS,
+        Prop.TIMER_ROLL_LABEL,
+        Prop.TIMER_ROLL_TIMES,
+        Prop.TRANSACTION_PREPARED_QUEUE_OFFSET,
+    }
+)
+"""Properties that a broker alone sets. An application that sends a received message on sends those of its former
+delivery: they are removed, as RocketMQ removes POP_CK.
+"""
+MAX_CHECKS: Final = 99_999
+MAX_IMMUNITY_S: Final = 9_999_999
+_CHECKED: Final = {
+    Prop.TRANSACTION_CHECK_TIMES: MAX_CHECKS, Prop.CHECK_IMMUNITY_TIME_IN_SECONDS: MAX_IMMUNITY_S,
+}  # fmt: skip
+"""The largest numbers of properties that the checks of transactions read."""
 SPECIAL: Final = frozenset(
     {
         Prop.DELAY_TIME_LEVEL,
@@ -28,6 +64,8 @@ SPECIAL: Final = frozenset(
         Prop.TIMER_DELIVER_MS,
         Prop.TIMER_DELAY_SEC,
         Prop.TIMER_DELAY_MS,
+        *BROKER_ONLY,
+        *_CHECKED,
     }
 )
 """Properties that make a message more than a plain one."""
@@ -35,6 +73,31 @@ SPECIAL: Final = frozenset(
 MAX_TIME: Final = 10**18 - 1
 """The largest number of a timer property."""
 MAX_ROLLS: Final = 99_999_999
+ROOM: Final = 2_048
+"""Bytes of properties that no send may use: a broker adds them later. The most are a topic and its group with the
+longest names that wait for a retry, with the places of the first message, the dead letter and the delivery by POP.
+"""
+ADDED: Final = frozenset(
+    {
+        *BROKER_ONLY,
+        *_CHECKED,
+        Prop.CLUSTER,
+        Prop.DELAY_TIME_LEVEL,
+        Prop.DLQ_ORIGIN_MESSAGE_ID,
+        Prop.DLQ_ORIGIN_TOPIC,
+        Prop.ORIGIN_MESSAGE_ID,
+        Prop.RETRY_TOPIC,
+        Prop.TIMER_DELIVER_MS,
+        Prop.WAIT_STORE_MSG_OK,
+    }
+)
+"""What the room is for. Where a message has some of it already, as a retry that its consumer sends, that is replaced
+and takes no other room.
+"""
+MOST_SENT: Final = MAX_PROPERTIES - ROOM
+"""Bytes that the properties of a send may have, those in `ADDED` aside."""
+MOST_STORED: Final = MAX_PROPERTIES - 64
+"""Bytes that they may have altogether."""
 TIMER_BUCKET_MS: Final = 60_000
 TIMER_BUCKETS: Final = 4_608
 """Queues of the timer topic, one for each minute; they repeat after 3.2 days."""
@@ -44,6 +107,34 @@ TIMER_WINDOW_MS: Final = 2 * 86_400_000
 
 class MessageIllegal(ValueError):
     """The broker refuses the message with MESSAGE_ILLEGAL."""
+
+
+def without_broker_properties(text: str, props: dict[str, str]) -> str:
+    """Returns the properties of a send without those that a broker alone sets; also removes these from `props`."""
+    if BROKER_ONLY.isdisjoint(props):
+        return text
+    for name in BROKER_ONLY:
+        props.pop(name, None)
+    return "\x02".join([piece for piece in text.split("\x02") if piece.partition("\x01")[0] not in BROKER_ONLY])
+
+
+def check_properties(props: Mapping[str, str], stored: int) -> None:
+    """Raises MessageIllegal for properties that a broker cannot work with later.
+
+    `stored`: bytes that the properties have in the log.
+    """
+    for name, most in _CHECKED.items():
+        text = props.get(name)
+        if text is not None and whole_number(text, 0, most) is None:
+            raise MessageIllegal(f"the property {name} is {text[:40]!r}; a whole number from 0 to {most} is expected")
+    if stored <= MOST_SENT:
+        return
+    added = sum([len(f"{name}{props[name]}".encode("utf-8", "replace")) + 2 for name in ADDED if name in props])
+    if stored - added > MOST_SENT or stored > MOST_STORED:
+        raise MessageIllegal(
+            f"the message is illegal: its properties have {stored} bytes, at most {MOST_SENT} are stored: a broker "
+            "adds others when it delays, retries or checks the message"
+        )
 
 
 def timer_bucket(deliver_ms: int) -> int:
@@ -108,7 +199,7 @@ def copy_of(
         record.born_ms,
         pack_host(*record.born_host),
         record.body,
-        record.properties if props is None else format_properties(props),
+        record.properties if props is None else repack_properties(props),
         record.reconsume_times if reconsume_times is None else reconsume_times,
         prepared_offset,
         tags_hash(named.get(Prop.TAGS, "")),
@@ -120,7 +211,7 @@ def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int)
     """Moves the message to a topic where it waits; properties hold its own topic and queue."""
     props[Prop.REAL_TOPIC] = put.topic
     props[Prop.REAL_QUEUE_ID] = str(put.queue_id)
-    put.properties = format_properties(props)
+    put.properties = repack_properties(props)
     put.topic = topic
     put.queue_id = queue_id
     return put
@@ -208,7 +299,11 @@ def rolled_over(record: Record, props: dict[str, str], due_ms: int, now_ms: int,
     """Returns a waiting message for its next place."""
     props[Prop.TIMER_ROLL_TIMES] = str((whole_number(props.get(Prop.TIMER_ROLL_TIMES, "0"), 0, MAX_ROLLS) or 0) + 1)
     until = _waits_until(props, due_ms, now_ms, window_ms)
-    return copy_of(record, TIMER_TOPIC, timer_bucket(until), props=props)
+    try:
+        return copy_of(record, TIMER_TOPIC, timer_bucket(until), props=props)
+    except RecordError:  # No room for the counter, which nothing needs: an earlier release has stored the message.
+        del props[Prop.TIMER_ROLL_TIMES]
+        return copy_of(record, TIMER_TOPIC, timer_bucket(until), props=props)
 
 
 def half(put: Put, props: dict[str, str]) -> Put:

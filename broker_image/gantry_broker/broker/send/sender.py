@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
 from gantry_broker.broker.metadata.tables import takes_sends
 from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_fault
 from gantry_broker.broker.send.messages import (
+    BROKER_ONLY,
+    MOST_SENT,
     SPECIAL,
+    MessageIllegal,
+    check_properties,
     delay_level,
     delayed,
     half,
@@ -23,6 +28,7 @@ from gantry_broker.broker.send.messages import (
     timed,
     timer_time,
     timer_window,
+    without_broker_properties,
 )
 from gantry_broker.broker.send.responses import More, Pending, send_answers
 from gantry_broker.protocol.codes import (
@@ -40,7 +46,6 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader, error_answer
 from gantry_broker.protocol.message import (
-    MAX_PROPERTIES,
     BatchItem,
     decode_batch,
     parse_properties,
@@ -160,6 +165,7 @@ class Sender:
         suffix = self._suffix
         born_host = conn.peer_bytes
         max_body = self._settings.maxMessageSize
+        plain_most = MOST_SENT - len(suffix) - 1
         for frame in frames:
             try:
                 if frame.code == _V2:
@@ -181,7 +187,7 @@ class Sender:
                             and born_ms <= _LONG_MAX
                             and ext.get("j", "0") == "0"
                             and len(body) <= max_body
-                            and len(text) < 32_000
+                            and len(text) <= plain_most
                             and "\0" not in text
                             and SPECIAL.isdisjoint(props)
                             and props.get("WAIT", "true") == "true"
@@ -317,10 +323,15 @@ class Sender:
         header = SendHeader.parse(frame)
         check_sizes(frame, header, self._settings.maxMessageSize)
         props = parse_properties(header.properties or "")
+        text = without_broker_properties(header.properties or "", props)
         waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
         level = delay_level(props, len(self._delay_levels))
         due = timer_time(props, now_ms, self._settings.timerMaxDelaySec) if level <= 0 else None
         items = decode_batch(frame.body) if frame.code == _BATCH else None
+        if Prop.WAIT_STORE_MSG_OK in props:
+            text = _without_wait(text)
+        stored = _with_suffix(text.encode("utf-8", "replace"), self._suffix.encode())
+        check_properties(props, len(stored))
         topic, known = self._topic(header)
         queue_id = header.queueId
         queues = max(topic.read_queues, topic.write_queues)
@@ -344,9 +355,6 @@ class Sender:
             self._count("DLQ_PUT_NUMS", f"{name}@{name.removeprefix(RETRY_PREFIX)}", 1)
             name, queue_id, level = dead.name, 0, 0
         props[Prop.CLUSTER] = self._cluster
-        text = header.properties or ""
-        if Prop.WAIT_STORE_MSG_OK in props:
-            text = _without_wait(text)
         put = Put(
             name,
             queue_id,
@@ -355,13 +363,15 @@ class Sender:
             header.bornTimestamp,
             born_host,
             frame.body,
-            _with_suffix(text.encode("utf-8", "replace"), self._suffix.encode()),
+            stored,
             reconsume,
             0,
             tags_hash(props.get(Prop.TAGS, "")),
             index_keys(props),
         )
         if props.get(Prop.TRANSACTION_PREPARED, "").lower() == "true" and not (reconsume > 0 and level > 0):
+            if Prop.TIMER_DEL_UNIQKEY in props:
+                raise MessageIllegal("the property TIMER_DEL_UNIQKEY is not possible on a message of a transaction")
             transaction = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
             more = None if transaction is None else ("transactionId", transaction)
             return [half(put, props)], queue_id, more, waits
@@ -428,6 +438,9 @@ class Sender:
             if bytes(MOST_ZEROS) in item.properties:
                 raise _too_many_zeros()
             props = parse_properties(item.properties)
+            properties = _of_item(item.properties, props)
+            stored = _with_suffix(properties, suffix)
+            check_properties(props, len(stored))
             puts.append(
                 Put(
                     topic.name,
@@ -437,7 +450,7 @@ class Sender:
                     header.bornTimestamp,
                     born_host,
                     item.body,
-                    _with_suffix(item.properties, suffix),
+                    stored,
                     0,
                     0,
                     tags_hash(props.get(Prop.TAGS, "")),
@@ -456,12 +469,15 @@ def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
         )
     if header.properties is not None and "\0" * MOST_ZEROS in header.properties:
         raise _too_many_zeros()
-    if header.properties is not None and len(header.properties.encode()) > MAX_PROPERTIES - 256:
-        raise RequestRejected(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: its properties have {len(header.properties.encode())} bytes, "
-            f"at most {MAX_PROPERTIES - 256} are stored",
-        )
+
+
+def _of_item(properties: bytes, props: dict[str, str]) -> bytes:
+    """Returns the properties of a batch's message as they are stored: UTF-8, so that a copy is not longer."""
+    if BROKER_ONLY.isdisjoint(props):
+        with suppress(UnicodeDecodeError):
+            properties.decode()
+            return properties
+    return without_broker_properties(properties.decode("utf-8", "replace"), props).encode()
 
 
 def _too_many_zeros() -> RequestRejected:
