@@ -16,13 +16,16 @@ from gantry_spark import remoting
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import SourceError
 from gantry_spark.forecast import DEVICE_PREFIX, Disk
-from gantry_spark.remote import RemoteLog, base_url, fetch_status
+from gantry_spark.remote import RemoteLog, base_url, fetch_offsets, fetch_status
 from gantry_spark.summary import GroupOffset
 
 
 @dataclass
 class Environment:
     """Consumer offsets, disks and retention of the logs. `notes` names everything that is missing."""
+
+    missing: list[str] = field(default_factory=list)
+    """The parts of the report that are missing, for programs and for the status: `consumer groups of a`."""
 
     offsets: list[GroupOffset] = field(default_factory=list)
     disks: list[Disk] = field(default_factory=list)
@@ -56,20 +59,28 @@ def _from_directory(found: Environment, log: DirectoryLog) -> None:
     try:
         if not is_there(path):
             found.notes.append(f"{log.name}: no {path.name} beside the log: the report has no consumer groups")
+            found.missing.append(f"consumer groups of {log.name}")
             return
         _add(found, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))
     except (OSError, SourceError) as error:
         found.notes.append(f"{log.name}: {error}")
+        found.missing.append(f"consumer groups of {log.name}")
 
 
 def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) -> None:
+    """Each part by itself: one that cannot be read does not take the others with it."""
     try:
         master = fetch_status(log.master, token_file, log.trust)
         if master.disk is not None:
             machine = urlsplit(base_url(log.master)).hostname or ""
             found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))
-        if master.address:
-            _add(found, log.name, remoting.consumer_offsets(master.address, log.trust))
-            found.reserved_hours = remoting.reserved_hours(master.address, log.trust) or found.reserved_hours
     except SourceError as error:
-        found.notes.append(f"{log.name}: {error}")
+        found.notes.append(f"{log.name}: the disk is not known: {error}")
+        found.missing.append(f"disk of {log.name}")
+    try:
+        _add(found, log.name, fetch_offsets(log.master, token_file, log.trust))
+    except SourceError as error:
+        found.notes.append(f"{log.name}: the lag of consumer groups is not known: {error}")
+        found.missing.append(f"consumer groups of {log.name}")
+    if log.reserved_hours is not None:
+        found.reserved_hours = log.reserved_hours

@@ -26,6 +26,7 @@ MAX_SUMMARY_BYTES: Final = 4000
 EXIT_FAILED: Final = 1
 MAX_NOTES: Final = 3
 MAX_NOTE_LENGTH: Final = 300
+MAX_MISSING: Final = 5
 """Limits of the summary: the number of notes, and the characters of a note."""
 EXIT_PERMANENT: Final = 3
 """Exit code of a run that failed and would fail again in the same way."""
@@ -79,6 +80,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--token-file", help="file with the brokers' admin token")
     parser.add_argument("--ca-file", help="file with the CAs of the cluster, for brokers with https://")
     parser.add_argument("--tls", action="store_true", help="NameServers and the brokers' ports for clients have TLS")
+    parser.add_argument(
+        "--credentials-file", help="JSON with accessKey and secretKey, for NameServers with authentication (--cluster)"
+    )
     parser.add_argument("--history", type=_integer_from(1), default=10, help="number of reports to keep (10)")
     parser.add_argument("--master", help="Spark master (default: SPARK_MASTER, else local[*])")
     parser.add_argument(
@@ -131,6 +135,7 @@ def job_from_args(args: argparse.Namespace) -> Job:
         token_file=args.token_file,
         ca_file=args.ca_file,
         tls=args.tls,
+        credentials_file=args.credentials_file,
         history=args.history,
     )
 
@@ -151,6 +156,7 @@ def run_summary(report: dict[str, Any], out: str | None) -> dict[str, Any]:
         "topSavings": [
             {"topic": t["topic"], "savedBytes": t["savedBytes"], "recommendation": t["recommendation"]} for t in saving
         ],
+        "missing": [part[:MAX_NOTE_LENGTH] for part in report["missing"][:MAX_MISSING]],
         "notes": [note[:MAX_NOTE_LENGTH] for note in report["notes"][:MAX_NOTES]],
     }
 

@@ -108,6 +108,7 @@ def render(report: Mapping[str, Any]) -> str:
     title = f"Compaction report of {report['source']}"
     body = [
         f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(report))}</p></header>',
+        _missing(report.get("missing") or ()),
         _tiles(report),
         _section("Recommendations", "Topics by the bytes that compaction would save.", _topics(report["topics"])),
         _section(
@@ -314,6 +315,14 @@ def _damage(damage: Mapping[str, Any]) -> str:
     ranges = format_count(damage["ranges"], "range")
     hint = f"{ranges} of the log without readable records, {format_bytes(damage['bytes'])} in all. They are skipped."
     return _section("Damage", hint, _table(("Log", "Offset", "Bytes", "Reason"), rows, (1, 2)) if rows else "")
+
+
+def _missing(parts: Sequence[str]) -> str:
+    """Say first what the figures below leave out."""
+    if not parts:
+        return ""
+    said = f"This report lacks: {', '.join(parts)}. The notes at its end say why."
+    return f'<section class="bad"><h2>A part is missing</h2><p>{escape(said)}</p></section>'
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import orjson
 from gantry_broker.http.models import LogInfo, MemberStatus
+from gantry_broker.protocol.plausible import MAX_OFFSET
 
 from gantry_spark.errors import Expired, SourceError
 from gantry_spark.trust import PLAINTEXT, Trust
@@ -93,6 +95,24 @@ def fetch_status(url: str, token_file: str | None = None, trust: Trust = PLAINTE
         raise SourceError(f"broker {url} returns no status of a Gantry broker: {str(error).splitlines()[0]}") from None
 
 
+def fetch_offsets(url: str, token_file: str | None = None, trust: Trust = PLAINTEXT) -> dict[tuple[str, str, int], int]:
+    """Return the offsets of a member's consumer groups by (group, topic, queue). Raises SourceError.
+
+    Over HTTP with the admin token: at the ports for clients a request may need the signature of a user.
+    """
+    data = http_get(base_url(url), token_file, "/v1/tables?ages=false", trust)
+    found: dict[tuple[str, str, int], int] = {}
+    try:
+        for row in orjson.loads(data)["lags"]:
+            for queue, _, committed in row["queues"]:
+                if not (type(queue) is type(committed) is int and queue >= 0 and 0 <= committed <= MAX_OFFSET):
+                    raise ValueError(f"{queue!r}, {committed!r}")
+                found[str(row["group"]), str(row["topic"]), queue] = committed
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"broker {url}: consumer offsets cannot be read: {error!r}") from None
+    return found
+
+
 class RemoteLog:
     """The log of one broker group."""
 
@@ -112,6 +132,8 @@ class RemoteLog:
         self.name = best.group
         self.cluster = best.cluster
         self.confirmed = best.confirmed
+        self.reserved_hours = best.reserved_hours
+        """fileReservedTime; None: the broker does not name it."""
         ordered = sorted(infos, key=lambda one: (one[1].role == "Master", one[1].member.member))
         self.sources = tuple((url, info.confirmed) for url, info in ordered)
         self.master = next((url for url, info in ordered if info.role == "Master"), ordered[-1][0])

@@ -1,4 +1,4 @@
-"""Requests to NameServers and brokers over RocketMQ's remoting protocol: addresses, offsets, retention.
+"""Requests to NameServers and brokers over RocketMQ's remoting protocol: which brokers there are.
 
 Each request has its own connection, since a report sends only a few.
 """
@@ -36,7 +36,9 @@ def call(
     host = host.strip("[]")
     try:
         with trust.wrap(socket.create_connection((host, number), timeout=timeout), host) as connection:
-            connection.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
+            request = Frame(code, opaque=1, ext=dict(ext or {}))
+            trust.sign(request)
+            connection.sendall(encode_frame(request))
             decoder = FrameDecoder(_MAX_FRAME_BYTES)
             while True:
                 data = connection.recv(256 * 1024)
@@ -45,7 +47,10 @@ def call(
                 for frame in decoder.feed(data):
                     if frame.is_response and frame.opaque == 1:
                         if frame.code != ResponseCode.SUCCESS:
-                            raise SourceError(f"{address} refuses request {code}: {frame.code} {frame.remark or ''}")
+                            said = f"{address} refuses request {code}: {frame.code} {frame.remark or ''}"
+                            if frame.code == ResponseCode.NO_PERMISSION:
+                                said += "; set option credentialsFile to a file with the keys of a user who may ask"
+                            raise SourceError(said)
                         return frame
     except OSError as error:
         raise SourceError(f"{address} does not answer: {error}") from None
@@ -108,11 +113,6 @@ def _runtime_info(address: str, trust: Trust) -> dict[str, Any] | None:
     return table if isinstance(table, dict) else None
 
 
-def consumer_offsets(address: str, trust: Trust = PLAINTEXT) -> dict[tuple[str, str, int], int]:
-    """Return the offsets of a master's consumer groups by (group, topic, queue). Raises SourceError."""
-    return parse_offsets(call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, trust=trust).body, address)
-
-
 def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
     """Parse RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
     try:
@@ -128,16 +128,3 @@ def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
     except (JsonError, ValueError, AttributeError, TypeError) as error:
         raise SourceError(f"{where}: consumer offsets cannot be read: {error}") from None
     return found
-
-
-def reserved_hours(address: str, trust: Trust = PLAINTEXT) -> int | None:
-    """Return `fileReservedTime` of a broker in hours, or None if it does not name it."""
-    try:
-        text = call(address, RequestCode.GET_BROKER_CONFIG, trust=trust).body.decode("utf-8", "replace")
-    except SourceError:
-        return None
-    for line in text.splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == "fileReservedTime":
-            return whole_number(value.strip())
-    return None

@@ -86,6 +86,7 @@ class Job:
     token_file: str | None = None
     ca_file: str | None = None
     tls: bool = False
+    credentials_file: str | None = None
     history: int = 10
     read_options: dict[str, str] = field(default_factory=dict)
 
@@ -111,6 +112,8 @@ class Job:
             options["caFile"] = self.ca_file
         if self.tls:
             options["tls"] = "true"
+        if self.credentials_file:
+            options["credentialsFile"] = self.credentials_file
         return options
 
 
@@ -180,6 +183,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
             segments=sum(len(log.segments) for log in logs),
             notes=[*missing, *environment.notes, *incremental.notes],
             complete=not missing,
+            missing=environment.missing,
             hours=_bytes_by_hour(counts) if part else None,
         )
         logger.info("found the newest record of each key, counting by topic")

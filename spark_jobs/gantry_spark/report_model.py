@@ -39,6 +39,8 @@ class Context:
     new_bytes: int = 0
     segments: int = 0
     notes: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    """Parts that could not be read, such as the consumer groups of a log."""
     complete: bool = True
     """Whether all bytes of all logs are available. Otherwise the newest version of a key may be missing."""
     hours: Mapping[int, int] | None = None
@@ -101,6 +103,7 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
                 for d in summary.damage[:DAMAGE_LISTED]
             ],
         },
+        "missing": list(context.missing),
         "notes": list(context.notes),
     }
 

@@ -18,6 +18,7 @@ Options:
 - `parallelism`: number of cores. `partitionBytes`: size of a partition, instead of a size by the number of cores.
 - `rateLimit`: limit of one task's reads from brokers, in bytes a second. `tokenFile`: file with the admin token.
 - `caFile`: file with the CAs of the cluster, for HTTPS. `tls`: true: ports for clients have TLS as well.
+- `credentialsFile`: JSON with `accessKey` and `secretKey`, by which requests to NameServers and brokers are signed.
 - `ranges`: JSON {log: [[from, to], ...]} of record boundaries. Only records that start in these ranges are read.
 - `maxBytesPerTrigger`: limit of a stream's batch. `clockSlackMs`: tolerance for store times that step back in a log.
 """
@@ -52,7 +53,7 @@ _OPTION_NAMES: Final = frozenset(
     name.lower()
     for name in (
         "path", "paths", "brokers", "cluster", "columns", "body", "damaged", "verify", "parallelism", "partitionBytes",
-        "rateLimit", "tokenFile", "caFile", "tls", "ranges", "maxBytesPerTrigger", "clockSlackMs",
+        "rateLimit", "tokenFile", "caFile", "tls", "credentialsFile", "ranges", "maxBytesPerTrigger", "clockSlackMs",
     )
 )  # fmt: skip
 
@@ -87,7 +88,7 @@ class Options:
         self.partition_bytes = _number(options, "partitionbytes", 0, 0)
         self.rate = _number(options, "ratelimit", 0, 0)
         self.token_file = options.get("tokenfile")
-        self.trust = Trust(options.get("cafile"), _flag(options, "tls", False))
+        self.trust = Trust(options.get("cafile"), _flag(options, "tls", False), options.get("credentialsfile"))
         self.slack_ms = _number(options, "clockslackms", partitioning.CLOCK_SLACK_MS, 0)
         self.bytes_per_trigger = _number(options, "maxbytespertrigger", 0, 0)
         try:

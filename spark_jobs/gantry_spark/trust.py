@@ -6,7 +6,12 @@ import socket
 import ssl
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Final
+
+from gantry_broker.client.credentials import Credentials
+from gantry_broker.protocol.fastjson import JsonError, loads
+from gantry_broker.protocol.frame import Frame
 
 from gantry_spark.errors import SourceError
 
@@ -14,11 +19,19 @@ from gantry_spark.errors import SourceError
 @dataclass(frozen=True, slots=True)
 class Trust:
     """`ca_file`: PEM file with the CAs of the cluster; None: those of the system. `tls`: connections to NameServers
-    and to the brokers' ports for clients have TLS. Tasks open the file on the machine where they run.
+    and to the brokers' ports for clients have TLS. `credentials_file`: JSON with `accessKey` and `secretKey` of the
+    user who signs requests at these ports; None: they are not signed. Tasks open the files on the machine where they
+    run.
     """
 
     ca_file: str | None = None
     tls: bool = False
+    credentials_file: str | None = None
+
+    def sign(self, request: Frame) -> None:
+        """Sign a request of the remoting protocol. Raises SourceError when the file cannot be used."""
+        if self.credentials_file is not None:
+            _credentials(self.credentials_file).sign(request)
 
     def context(self) -> ssl.SSLContext:
         """Return the context for HTTPS. Raises SourceError when the file cannot be used."""
@@ -36,6 +49,21 @@ class Trust:
 
 
 PLAINTEXT: Final = Trust()
+
+
+@cache
+def _credentials(file: str) -> Credentials:
+    try:
+        found = loads(Path(file).read_bytes())
+        keys = found.get("accessKey"), found.get("secretKey")
+    except OSError as error:
+        raise SourceError(f"option credentialsFile: {file} cannot be read: {error.strerror}") from None
+    except (JsonError, AttributeError):
+        keys = None, None
+    access, secret = keys
+    if not (isinstance(access, str) and isinstance(secret, str) and access and secret):
+        raise SourceError(f"option credentialsFile: {file} holds no JSON with accessKey and secretKey")
+    return Credentials(access, secret)
 
 
 @cache

@@ -13,7 +13,7 @@ from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.cli.analytics_on_demand import from_log
 from gantry_operator.cli.errors import CliError
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
-from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, from_termination_message
+from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, from_termination_message, run_events
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command
 from gantry_spark.main import arguments, job_from_args
@@ -239,6 +239,30 @@ def test_running_suspended_and_wrong_schedules() -> None:
     assert failed.lastResult == "Failed"
     assert "'61' is no minute" in failed.message
     assert failed.report == "old"
+
+
+def test_the_beginning_a_retry_and_the_end_of_a_run_are_events() -> None:
+    spec = cluster(schedule="0 3 * * *").spec.analytics
+    assert spec is not None
+    begun = job("demo-3", "2026-03-01T05:00:00Z", None)
+    died = pod("demo-3", '{"result":"Failed","message":"broker http://x does not answer"}')
+    lacks = GOOD.replace('"topSavings"', '"missing":["consumer groups of a"],"topSavings"')
+    known, said = None, []
+    for runs, pods in (
+        ([begun], []), ([begun], []), ([begun], [died]), ([begun], [died]),
+        ([job("demo-3", "2026-03-01T05:00:00Z", "Complete")], [pod("demo-3", lacks)]),
+        ([job("demo-3", "2026-03-01T05:00:00Z", "Complete")], [pod("demo-3", lacks)]),
+        ([job("demo-4", "2026-03-01T06:00:00Z", "Failed", "too many retries")], []),
+    ):  # fmt: skip
+        now = analytics_status(spec, known, runs, pods, NOW)
+        said.append([reason for _, reason, _ in run_events(known, now)])
+        known = now
+    assert said == [["AnalysisRunning"], [], ["AnalysisRetried"], [], ["AnalysisSucceeded"], [], ["AnalysisFailed"]]
+    assert known is not None
+    assert known.missing == ["consumer groups of a"], "of the last good run"
+    assert run_events(known, known.model_copy()) == []
+    again = run_events(None, known)
+    assert [(kind, reason) for kind, reason, _ in again] == [("Warning", "AnalysisFailed")]
 
 
 def test_only_one_run_at_a_time() -> None:

@@ -41,6 +41,7 @@ def log_info(broker: BrokerContext) -> LogInfo:
         confirmed=store.confirmed,
         segment_bytes=size,
         segments=segments,
+        reserved_hours=broker.config.settings.fileReservedTime,
     )
 
 

@@ -315,3 +315,6 @@ class LogInfo(_Model):
     confirmed: int
     segment_bytes: int
     segments: list[SegmentInfo]
+    reserved_hours: int | None = Field(
+        None, ge=0, le=1_000_000, description="fileReservedTime. Absent: of a broker of an older version."
+    )

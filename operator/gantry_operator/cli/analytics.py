@@ -38,6 +38,10 @@ SourceArgument = Annotated[
 TokenOption = Annotated[
     Path | None, typer.Option(help="Holds the brokers' admin token. Left out: the file of a local cluster.")
 ]
+CredentialsOption = Annotated[
+    Path | None,
+    typer.Option(help="JSON with accessKey and secretKey of a user, for NameServers with authentication."),
+]
 _Done = TypeVar("_Done")
 
 
@@ -216,6 +220,7 @@ def analyze(
     top: Annotated[int, typer.Option(min=1, max=1000, help="Hot keys of each topic.")] = 20,
     rate: Annotated[int, typer.Option(min=0, help="Bytes a second read from brokers; 0: no limit.")] = 0,
     token_file: TokenOption = None,
+    credentials_file: CredentialsOption = None,
     memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
     timeout: Annotated[float, typer.Option(help="Kubernetes: seconds to wait for the run.")] = 1800.0,
     directory: DirOption = None,
@@ -230,7 +235,8 @@ def analyze(
     """
     as_json = output == Output.json
     if on_kubernetes(context, namespace):
-        given = {"--topics": topics, "--since": since, "--out": out, "--rate": rate, "--token-file": token_file}
+        given = {"--topics": topics, "--since": since, "--out": out, "--rate": rate, "--token-file": token_file,
+                 "--credentials-file": credentials_file}  # fmt: skip
         for option, value in given.items():
             if value:
                 raise CliError(f"{option} is for local runs; on Kubernetes write it into spec.analytics", Exit.USAGE)
@@ -247,6 +253,7 @@ def analyze(
         top=top,
         rate=rate,
         token_file=found.token_file(token_file),
+        credentials_file=None if credentials_file is None else str(credentials_file),
     )
     from gantry_spark.report import preflight, run
 
@@ -308,6 +315,8 @@ def _show(report: dict[str, Any]) -> None:
     growth = report["growth"]
     full = f"; the disk is full at {growth['fullAt']}" if growth["diskFullBeforeRetention"] else ""
     note(f"growth: {size(growth['bytesPerHour'])} an hour{full}")
+    if report.get("missing"):
+        note(f"missing: {', '.join(report['missing'])}; the notes say why")
     if report["damage"]["ranges"]:
         note(f"damage: {_damage(report['damage'])}; see the report")
     for text in report["notes"]:

@@ -14,7 +14,7 @@ from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names, pods
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
-from gantry_operator.platforms.kubernetes.analytics.status import analytics_status
+from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, run_events
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, CRON_JOB, JOB, KINDS, ApiError, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
@@ -119,6 +119,8 @@ class AnalyticsReconciler:
         runs, run_pods = self._runs(JOBS, cluster), self._runs(PODS, cluster)
         now = datetime.now(UTC)
         self._previous = analytics_status(cluster.spec.analytics, previous, runs, run_pods, now, self._problem)
+        for kind, reason, message in run_events(previous, self._previous):
+            self._events.record(kind, reason, message)
         return self._previous
 
     def _runs(self, cache: str, cluster: BrokerCluster) -> list[Object]:

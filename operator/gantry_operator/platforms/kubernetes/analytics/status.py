@@ -10,6 +10,7 @@ from typing import Any
 from gantry_operator.api import cron
 from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.status import AnalyticsStatus, TopicSaving
+from gantry_operator.cluster.status import EventKind
 
 Object = Mapping[str, Any]
 
@@ -55,7 +56,7 @@ def _follow(status: AnalyticsStatus, latest: Object, jobs: Sequence[Object], pod
         status.message = f"{latest['metadata']['name']} is running."
         before = _left_by(latest, pods)
         if before is not None and before.get("message"):
-            status.message += f" An attempt of it has failed: {before['message']}"
+            status.message += f" {ATTEMPT}{before['message']}"
     elif result == "Failed":
         said = _left_by(latest, pods)
         status.message = str((said or {}).get("message") or reason)
@@ -74,9 +75,35 @@ def _follow(status: AnalyticsStatus, latest: Object, jobs: Sequence[Object], pod
     status.durationSeconds = said.get("durationSeconds")
     status.scannedBytes = said.get("scannedBytes")
     status.report = said.get("report")
+    status.missing = [str(part) for part in said.get("missing") or []]
     status.topSavings = [TopicSaving.model_validate(t) for t in said.get("topSavings", [])]
     if result == "Succeeded":
         status.message = summary_text(said)
+
+
+ATTEMPT = "An attempt of it has failed: "
+
+
+def run_events(before: AnalyticsStatus | None, now: AnalyticsStatus) -> list[tuple[EventKind, str, str]]:
+    """Kind, reason and message of each event about a run: its start, an attempt that failed, its end."""
+    former = before or AnalyticsStatus()
+    if (former.lastRun, former.lastResult, former.message) == (now.lastRun, now.lastResult, now.message):
+        return []
+    same_run = former.lastRun == now.lastRun
+    ended_before = same_run and former.lastResult == now.lastResult
+    if now.lastResult == "Succeeded":
+        return [] if ended_before else [("Normal", "AnalysisSucceeded", now.message)]
+    if now.lastResult == "Failed":
+        return [("Warning", "AnalysisFailed", now.message)]
+    if now.lastResult == "Running":
+        started: list[tuple[EventKind, str, str]] = []
+        if not (same_run and former.lastResult == "Running"):
+            started.append(("Normal", "AnalysisRunning", now.message.partition(f" {ATTEMPT}")[0]))
+        failed = now.message.partition(ATTEMPT)[2]
+        if failed and failed != former.message.partition(ATTEMPT)[2]:
+            started.append(("Warning", "AnalysisRetried", f"an attempt failed and is repeated: {failed}"))
+        return started
+    return []
 
 
 def result_of(job: Object) -> tuple[str, str]:
@@ -131,7 +158,9 @@ def from_termination_message(text: str | None) -> dict[str, Any] | None:
 def summary_text(said: Mapping[str, Any]) -> str:
     """The result of a run in one line."""
     top = said.get("topSavings") or []
-    text = f"{said.get('records', 0):,} records; compaction would save {_bytes(said.get('savedBytes', 0))}"
+    lacks = ", ".join(str(part) for part in said.get("missing") or [])
+    text = f"it lacks {lacks}; " if lacks else ""
+    text += f"{said.get('records', 0):,} records; compaction would save {_bytes(said.get('savedBytes', 0))}"
     if top:
         text += f", most of it in {top[0]['topic']} ({_bytes(top[0]['savedBytes'])})"
     notes = "".join(f" Note: {str(note).rstrip('.')}." for note in said.get("notes") or [])
