@@ -322,6 +322,30 @@ async def test_a_topic_is_deleted_with_its_resource_once_it_is_read(rig: Rig) ->
         assert "kept" in broker.topics
 
 
+async def test_a_deletion_that_waits_can_be_taken_back_for_the_topic(rig: Rig) -> None:
+    rig.topic(deletionPolicy="Delete")
+    gone = {"deletionTimestamp": "2026-01-02T00:00:00Z"}
+    async with rig.operator():
+        await until(lambda: rig.ready() == "True")
+        await until(lambda: FINALIZER in (rig.fake.get("BrokerTopic", "orders") or {})["metadata"]["finalizers"])
+        broker = rig.brokers.all["b"]
+        broker.send("orders", 0)
+        rig.delete("BrokerTopic", "orders")
+        await until(lambda: rig.condition("BrokerTopic", "orders").get("reason") == "Unread")
+        assert "write spec.deletionPolicy: Retain" in rig.condition("BrokerTopic", "orders")["message"]
+        assert "WrittenWhileDeleting" not in rig.reasons()
+        assert not broker.send("orders", 0)
+        rig.put(BrokerTopic.make("orders", "demo", "mq", queuesPerGroup=6, deletionPolicy="Delete"), **gone)
+        await until(lambda: "WrittenWhileDeleting" in rig.reasons())
+        rig.put(BrokerTopic.make("orders", "demo", "mq", queuesPerGroup=6), **gone)
+        await until(lambda: (rig.fake.get("BrokerTopic", "orders") or {})["metadata"]["finalizers"] == [])
+        rig.collect()
+        assert broker.send("orders", 0), "it takes messages as before"
+        rig.topic(deletionPolicy="Delete")
+        await until(lambda: rig.condition("BrokerTopic", "orders").get("reason") == "Adopted")
+        assert broker.topics["orders"].write_queues == 4
+
+
 async def test_a_policy_that_changes_takes_its_finalizer_along(rig: Rig) -> None:
     rig.topic(deletionPolicy="Delete")
     async with rig.operator():

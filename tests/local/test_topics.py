@@ -178,6 +178,22 @@ async def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Clust
     await asyncio.to_thread(_delete_orders, cluster)
 
 
+async def test_a_topic_that_is_written_again_while_its_deletion_waits_stays(cluster: Cluster) -> None:
+    again = BrokerTopic.make("again", "t", queuesPerGroup=2, deletionPolicy="Delete")
+    write(cluster, orders(queues=6), SHORT, again)
+    cluster.up()
+    cluster.until("it is ready", lambda: condition(cluster, "topic", "again").get("status") == "True")
+    cluster.gantry("produce", "again", "--count", "4")
+    cluster.gantry("topic", "delete", "again")
+    cluster.until("the deletion waits", lambda: condition(cluster, "topic", "again").get("reason") == "Unread")
+    said = cluster.gantry("up", str(cluster.file), "--dir", str(cluster.folder.root), "--detach")
+    assert "BrokerTopic again was being deleted; it is written again, so it stays" in said.stderr
+    cluster.until("it is ready", lambda: condition(cluster, "topic", "again").get("status") == "True")
+    cluster.gantry("produce", "again", "--count", "4")
+    cluster.gantry("topic", "delete", "again")
+    cluster.until("the deletion waits", lambda: condition(cluster, "topic", "again").get("reason") == "Unread")
+
+
 def _delete_orders(cluster: Cluster) -> None:
     assert "once nothing in it is unread" in cluster.gantry("topic", "delete", "Orders").stdout
     cluster.until("it waits", lambda: condition(cluster, "topic", "orders").get("reason") == "Unread")

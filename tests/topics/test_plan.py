@@ -349,6 +349,46 @@ def test_force_deletes_at_once_and_retain_never() -> None:
     assert rig.look(topic(delete=True, deleting=True, force=True)).steps == [DropTopic("a", "T", "t")]
 
 
+@pytest.mark.parametrize("perm", [None, RW])
+@pytest.mark.parametrize("synced", [True, False])
+@pytest.mark.parametrize("report", [True, False])
+def test_a_topic_that_is_written_again_while_its_deletion_waits_takes_messages_again(
+    perm: int | None, synced: bool, report: bool
+) -> None:
+    rig = Rig("a", "b")
+    wanted = topic(delete=True, perm=perm, report=report)
+    if synced:
+        rig.settle(wanted)
+    else:
+        for step in rig.look(wanted).steps:
+            rig.brokers[step.group].do(step)
+    for broker in rig.brokers.values():
+        broker.send("T", 0)
+    assert rig.settle(replace(wanted, deleting=True)).results["t"].ready.reason == "Unread"
+    assert not rig.brokers["a"].send("T", 0)
+    found = rig.settle(replace(wanted, generation=2))
+    assert (found.results["t"].ready.status, found.results["t"].synced.reason) == ("True", "AsWanted")
+    assert all(b.topics["T"].perm == RW and b.send("T", 0) for b in rig.brokers.values())
+
+
+def test_a_deletion_that_is_taken_back_by_its_policy_lets_the_topic_take_messages_first() -> None:
+    """Kubernetes takes back no deletion of an object, but the topic can stay."""
+    rig = Rig("a", "b")
+    rig.settle(topic(delete=True))
+    rig.brokers["b"].send("T", 0)
+    waiting = rig.settle(topic(delete=True, deleting=True, held=True, generation=2)).results["t"]
+    assert "write spec.deletionPolicy: Retain" in waiting.ready.message
+    kept = topic(deleting=True, held=True, generation=3)
+    assert rig.look(kept, paused=True).results["t"].finalizer
+    found = rig.look(kept, silent={"b"})
+    assert (found.results["t"].finalizer, [s.group for s in found.steps]) == (True, ["a"])
+    found = rig.settle(kept)
+    assert not found.results["t"].finalizer
+    assert all(b.topics["T"].perm == RW for b in rig.brokers.values())
+    rig.brokers["a"].topics["T"] = replace(rig.brokers["a"].topics["T"], perm=Perm.READ)
+    assert rig.look(topic(deleting=True, generation=3)).steps == [], "without a deletion at the brokers nothing changes"
+
+
 def test_a_deletion_waits_for_a_group_without_a_master() -> None:
     rig = Rig("a", "b")
     rig.settle(topic(delete=True))

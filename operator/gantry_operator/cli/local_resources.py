@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.output import note
 from gantry_operator.platforms.local import control, topics
 from gantry_operator.platforms.local.folder import ClusterFolder
 
@@ -35,9 +36,11 @@ class LocalResources:
 
     async def create(self, resource: BrokerTopic | ConsumerGroup) -> None:
         with _readable(self._folder), topics.changed_resources(self._folder) as known:
-            if resource.name in known.of(resource.kind):
+            former = known.of(resource.kind).get(resource.name)
+            if former is not None and former.metadata.deletionTimestamp is None:
                 raise CliError(f"{resource.kind} {resource.name} exists already: delete it, or change your manifest")
-            known.keep(resource)
+            if known.keep(resource):
+                note(taken_back(resource))
 
     async def delete(self, kind: topics.Kind, name: str) -> None:
         with _readable(self._folder), topics.changed_resources(self._folder) as known:
@@ -55,9 +58,16 @@ def _readable(folder: ClusterFolder) -> Iterator[None]:
 def keep_local(
     folder: ClusterFolder, wanted_topics: Sequence[BrokerTopic], wanted_groups: Sequence[ConsumerGroup]
 ) -> None:  # fmt: skip
-    """Add or change the resources of a manifest. Raises CliError."""
+    """Add or change the resources of a manifest, and say which deletions this takes back. Raises CliError."""
     with _readable(folder), topics.changed_resources(folder) as known:
-        for topic in wanted_topics:
-            known.keep(topic)
-        for group in wanted_groups:
-            known.keep(group)
+        wanted: list[BrokerTopic | ConsumerGroup] = [*wanted_topics, *wanted_groups]
+        back = [resource for resource in wanted if known.keep(resource)]
+    for resource in back:
+        note(taken_back(resource))
+
+
+def taken_back(resource: BrokerTopic | ConsumerGroup) -> str:
+    return (
+        f"{resource.kind} {resource.name} was being deleted; it is written again, so it stays, with what the brokers "
+        "still have of it"
+    )

@@ -27,6 +27,8 @@ from gantry_operator.cluster.topic_requests import Refused, TryLater, carry_out
 from gantry_operator.topics import (
     BadTables,
     BrokerTables,
+    DropGroup,
+    DropTopic,
     Note,
     Observed,
     PutTopic,
@@ -108,6 +110,12 @@ class TopicStore(Protocol):
     def note(self, kind: str, note: Note) -> None:
         """Record an event about a resource of this kind."""
         ...
+
+
+def _generations(resources: Resources) -> dict[tuple[str, str], int]:
+    """By kind and name."""
+    found = {("topic", w.resource): w.generation for w in resources.topics}
+    return found | {("group", w.resource): w.generation for w in resources.groups}
 
 
 class TopicControl:
@@ -209,6 +217,7 @@ class TopicControl:
         for kind, decision in (("BrokerTopic", topics), ("ConsumerGroup", groups)):
             for note in decision.notes:
                 self._store.note(kind, note)
+        steps = self._still_wanted(steps, resources)
         refused, later = await self._carry_out(steps)
         # The same steps once more: a broker does not keep what it accepts, or another program undoes it.
         later = later or (bool(steps) and steps == self._last_steps)
@@ -232,6 +241,19 @@ class TopicControl:
             return 0.0
         waiting = any(r.busy for r in (*topics.results.values(), *groups.results.values()))
         return BUSY_S if waiting or resetting or not complete else EVERY_S
+
+    def _still_wanted(self, steps: list[Step], resources: Resources) -> list[Step]:
+        """The steps without deletions for resources that were written again since they were read."""
+        dropping = {s.resource for s in steps if isinstance(s, DropTopic | DropGroup)}
+        newer = self._store.observe() if dropping else None
+        if newer is None:
+            return steps
+        before = _generations(resources)
+        changed = {key[1] for key, new in _generations(newer).items() if before.get(key) != new} & dropping
+        if changed:
+            self._dirty = True
+            self._wake.set()
+        return [s for s in steps if not (isinstance(s, DropTopic | DropGroup) and s.resource in changed)]
 
     def _patient(self, group: str) -> bool:
         """Whether a group has been silent for so long that it is worth a word."""

@@ -10,6 +10,7 @@ from gantry_operator.topics.model import Origin, RecordedState, State, Step, Wan
 W = TypeVar("W", WantedTopic, WantedGroup)
 
 DELETED: Final = State("False", "Deleted", "the brokers keep nothing of it that this resource should delete")
+TO_KEEP: Final = "to keep it after all, write spec.deletionPolicy: Retain"
 SHOWN: Final = 6
 
 

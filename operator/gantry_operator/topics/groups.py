@@ -12,6 +12,7 @@ from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from gantry_operator.api.names import reserved_group
 from gantry_operator.topics.common import (
     DELETED,
+    TO_KEEP,
     applying,
     blind,
     drifted,
@@ -155,12 +156,12 @@ def _deletion(w: WantedGroup, seen: Observed, steps: list[Step], notes: list[Not
     elif members and not w.force:
         state = State(
             "False", "InUse", f"{w.group} is not deleted: {members} clients consume as it; stop them, or write "
-            "spec.force: true",
+            f"spec.force: true; {TO_KEEP}",
         )  # fmt: skip
     elif lag and found and not w.force:
         state = State(
             "False", "Unread", f"{w.group} is not deleted: {lag} messages are unread; read them, reset its offsets to "
-            "latest, or write spec.force: true",
+            f"latest, or write spec.force: true; {TO_KEEP}",
         )  # fmt: skip
     else:
         state = State("False", "Deleting", f"{w.group} is being deleted")

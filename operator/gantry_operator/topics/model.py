@@ -49,6 +49,8 @@ class WantedTopic:
     force: bool = False
     deleting: bool = False
     """The resource is being deleted."""
+    held: bool = False
+    """It cannot go before this program lets it go, and its topic may have lost its permission to write."""
     known: RecordedState = field(default_factory=RecordedState)
 
 

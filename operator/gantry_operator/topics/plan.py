@@ -18,6 +18,7 @@ from gantry_operator.api.names import reserved_topic
 from gantry_operator.api.topic import DEFAULT_QUEUES, MAX_QUEUES, permission_name
 from gantry_operator.topics.common import (
     DELETED,
+    TO_KEEP,
     applying,
     blind,
     drifted,
@@ -245,7 +246,7 @@ class _Topic:
         known = self.w.known
         row = known.rows.get(group)
         if known.generation is None:
-            return False
+            return known.origin == "Created"  # This program made it with the permission, and took it away since.
         return row is None or (not self._known_generation() and "Write" in str(row[2]))
 
     def _leaving(self, tables: BrokerTables, topic: SeenTopic) -> TopicConfig | None:
@@ -357,6 +358,8 @@ class _Topic:
 
     def _deletion(self, answering: Mapping[str, BrokerTables], silent: list[str], rows: Mapping[str, Row]) -> Result:
         w = self.w
+        if not w.delete and w.held:
+            return self._kept(answering, silent, rows)
         if not w.delete or (not rows and not silent):
             return Result(DELETED, DELETED, w.known)
         if not self.seen.paused:
@@ -377,11 +380,27 @@ class _Topic:
             state = paused()
         elif self.waits and not self.steps:
             said = [wait for wait in self.waits if not wait.endswith(_LOOKS)] or self.waits
-            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(said)}")
+            state = State("False", "Unread", f"{w.topic} is not deleted yet: {in_words(said)}; {TO_KEEP}")
         elif silent and not self.steps:
             state = blind(silent, State("False", "Deleting", f"{w.topic} is being deleted"))
         else:
             state = State("False", "Deleting", f"{w.topic} is being deleted")
+        return Result(state, state, w.known, rows, finalizer=True, busy=True)
+
+    def _kept(self, answering: Mapping[str, BrokerTables], silent: list[str], rows: Mapping[str, Row]) -> Result:
+        """The deletion of the topic was taken back: the resource goes once the topic takes messages as before."""
+        w = self.w
+        for tables in answering.values() if not self.seen.paused else ():
+            topic = tables.topic(w.topic)
+            if topic is not None and not topic.config.perm & Perm.WRITE and self._left(tables.group):
+                wanted = READ_WRITE if w.perm is None else w.perm
+                config = replace(topic.config, perm=topic.config.perm | wanted, attributes={})
+                if config.perm != topic.config.perm:
+                    self.steps.append(PutTopic(tables.group, config, (), w.resource))
+        if not (self.steps or silent or self.seen.paused):
+            return Result(DELETED, DELETED, w.known)
+        state = State("False", "Keeping", f"{w.topic} stays, since spec.deletionPolicy is Retain now")
+        state = paused() if self.seen.paused else state if self.steps else blind(silent, state)
         return Result(state, state, w.known, rows, finalizer=True, busy=True)
 
 

@@ -46,7 +46,8 @@ def known_of(status: Mapping[str, Any], fields: tuple[str, ...]) -> RecordedStat
     )
 
 
-def wanted_topic(topic: BrokerTopic, status: Mapping[str, Any]) -> WantedTopic:
+def wanted_topic(topic: BrokerTopic, status: Mapping[str, Any], held: bool = False) -> WantedTopic:
+    """`held`: see `WantedTopic.held`."""
     spec = topic.spec
     return WantedTopic(
         resource=topic.name,
@@ -61,6 +62,7 @@ def wanted_topic(topic: BrokerTopic, status: Mapping[str, Any]) -> WantedTopic:
         delete=spec.deletionPolicy == "Delete",
         force=bool(spec.force),
         deleting=topic.metadata.deletionTimestamp is not None,
+        held=held,
         known=known_of(status, TOPIC_ROW),
     )
 

@@ -35,6 +35,12 @@ KINDS = {api_topic.KIND: BROKER_TOPIC, consumer_group.KIND: CONSUMER_GROUP}
 FIGURES_AT_ONCE = 100
 """Resources of a pass whose status is written although only figures have changed, such as the lag."""
 FIGURES_EVERY_S = 20.0
+IN_VAIN = (
+    "the spec was written while the deletion waits, and Kubernetes takes back no deletion: create the object again "
+    "once it is gone; to keep what the brokers have until then, write spec.deletionPolicy: Retain"
+)
+DELETING = ("Unread", "InUse", "Deleting")
+"""Reasons of Ready while a deletion waits."""
 
 
 class _Parsed(NamedTuple):
@@ -79,7 +85,8 @@ class KubernetesTopicStore:
         for obj in self._objects(api_topic.KIND):
             model = self._model(BROKER_TOPIC, obj)
             if isinstance(model, BrokerTopic):
-                topics.append(wanted_topic(model, self._status(obj)))
+                held = FINALIZER in (obj["metadata"].get("finalizers") or [])
+                topics.append(wanted_topic(model, self._status(obj), held))
         for obj in self._objects(consumer_group.KIND):
             model = self._model(CONSUMER_GROUP, obj)
             if isinstance(model, ConsumerGroup):
@@ -158,6 +165,8 @@ class KubernetesTopicStore:
         if not (deleting and not result.finalizer):
             shown = self._status(obj)
             new = _with_times(shown, new)
+            if deleting and result.finalizer and _written_while_deleting(shown, new):
+                self._recorder(kind, obj).record("Warning", "WrittenWhileDeleting", IN_VAIN)
             uid, now = obj["metadata"]["uid"], time.monotonic()
             if _significant(shown) == _significant(new) and shown != new:
                 if figures <= 0 or now - self._figures_at.get(uid, 0.0) < FIGURES_EVERY_S:
@@ -274,6 +283,12 @@ def stray_status(obj: Object) -> dict[str, Any] | None:
     said = f"there is no BrokerCluster {cluster} in namespace {namespace}: create it, or write another"
     new = _with_times(before, before | _both(obj, "ClusterNotFound", said))
     return None if before == new else merge_patch(before, new)
+
+
+def _written_while_deleting(shown: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the spec has changed since a status said that the deletion waits."""
+    waited = any(c.get("reason") in DELETING for c in shown.get("conditions") or [])
+    return waited and shown.get("observedGeneration") != new.get("observedGeneration")
 
 
 def _invalid_status(obj: Object, why: str) -> dict[str, Any]:

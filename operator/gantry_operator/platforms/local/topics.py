@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -30,6 +31,8 @@ from gantry_operator.topics.status import group_status, topic_status
 log = logging.getLogger(__name__)
 
 Kind = Literal["BrokerTopic", "ConsumerGroup"]
+UID = "uid"
+"""Key of a status in the file: the resource that it belongs to."""
 
 
 class LocalResources(BaseModel):
@@ -43,20 +46,23 @@ class LocalResources(BaseModel):
     def of(self, kind: Kind) -> dict[str, Any]:
         return self.topics if kind == api_topic.KIND else self.groups
 
-    def keep(self, resource: BrokerTopic | ConsumerGroup) -> None:
-        """Add it, or change the one of its name: as `kubectl apply`."""
+    def keep(self, resource: BrokerTopic | ConsumerGroup) -> bool:
+        """Add it, or change the one of its name: as `kubectl apply`. True: this takes back a deletion that waited."""
         table = self.of(resource.kind)
         former = table.get(resource.name)
         meta = resource.metadata
+        meta.deletionTimestamp = None
+        back = False
         if former is None:
-            meta.generation, meta.creationTimestamp = 1, utc()
+            meta.generation, meta.creationTimestamp, meta.uid = 1, utc(), uuid.uuid4().hex
         else:
-            same = former.spec == resource.spec
-            meta.generation = former.metadata.generation + (not same)
-            meta.creationTimestamp = former.metadata.creationTimestamp
-            meta.deletionTimestamp = former.metadata.deletionTimestamp
+            # What is written later holds. A new generation, since the deletion may have changed the brokers' part.
+            back = former.metadata.deletionTimestamp is not None
+            meta.generation = former.metadata.generation + (back or former.spec != resource.spec)
+            meta.creationTimestamp, meta.uid = former.metadata.creationTimestamp, former.metadata.uid
             meta.annotations = former.metadata.annotations | meta.annotations
         table[resource.name] = resource
+        return back
 
     def delete(self, kind: Kind, name: str) -> bool:
         """False: it goes once the brokers have deleted what it names. Raises KeyError."""
@@ -103,9 +109,16 @@ def described(folder: ClusterFolder, kind: Kind) -> list[dict[str, Any]]:
     """The resources of one kind with their status. Raises like `load_resources`."""
     status = load_status(folder)[kind]
     return [
-        found.model_dump(mode="json", exclude={"status"}, exclude_none=True) | {"status": status.get(name, {})}
+        found.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        | {"status": _status_of(status, name, found.metadata.uid)}
         for name, found in sorted(load_resources(folder).of(kind).items())
     ]
+
+
+def _status_of(table: Mapping[str, dict[str, Any]], name: str, uid: str) -> dict[str, Any]:
+    """The status of a resource; empty: there is none, or it is that of a former resource of this name."""
+    status = table.get(name, {})
+    return {k: v for k, v in status.items() if k != UID} if status.get(UID, "") == uid else {}
 
 
 class LocalTopicStore:
@@ -138,6 +151,9 @@ class LocalTopicStore:
         for kind, table in self._status.items():
             for name in table.keys() - found.of(kind).keys():  # type: ignore[arg-type]
                 del table[name]
+            for name, resource in found.of(kind).items():  # type: ignore[arg-type]
+                if table.get(name, {}).get(UID, "") != resource.metadata.uid:
+                    table[name] = {UID: resource.metadata.uid}  # It was deleted and created again.
         return Resources(
             [wanted_topic(t, topics.get(t.name, {})) for t in found.topics.values()],
             [wanted_group(g, groups.get(g.name, {})) for g in found.groups.values()],
@@ -175,7 +191,7 @@ class LocalTopicStore:
             if turned and condition["type"] == "Ready" and condition["reason"] not in ("BrokersNotReached", "Missing"):
                 level = "Normal" if condition["status"] == "True" else "Warning"
                 self._event(level, condition["reason"], condition["message"], f"{kind} {name}")
-        self._status[kind][name] = new
+        self._status[kind][name] = new | ({UID: shown[UID]} if UID in shown else {})
 
     def _remove_done(self, kind: Kind, wanted: Any, results: Mapping[str, Result]) -> None:
         """Resources that were deleted and whose brokers have nothing left."""
@@ -185,10 +201,12 @@ class LocalTopicStore:
             return
         try:
             with changed_resources(self._folder) as known:
-                for name in done:
+                for name in list(done):
                     found = known.of(kind).get(name)
                     if found is not None and found.metadata.deletionTimestamp is not None:
                         del known.of(kind)[name]
+                    elif found is not None:
+                        done.remove(name)  # It was written again meanwhile.
         except (OSError, ValidationError) as error:
             raise StoreUnavailable(f"{self._folder.resources} cannot be written: {error}") from error
         for name in done:

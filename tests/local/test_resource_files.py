@@ -1,0 +1,81 @@
+"""The files with the topics and consumer groups of a local cluster: a newer write holds, a former status does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.local_resources import LocalResources, keep_local
+from gantry_operator.platforms.local import topics
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.topics.model import RecordedState, Result, State
+
+KINDS: list[Any] = [BrokerTopic, ConsumerGroup]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ClusterFolder:
+    return ClusterFolder(tmp_path)
+
+
+def kept(folder: ClusterFolder, kind: str) -> Any:
+    return topics.load_resources(folder).of(kind)["x"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", KINDS)
+async def test_what_is_written_after_a_deletion_holds_and_is_said(
+    folder: ClusterFolder, make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = make.make("x", "t", deletionPolicy="Delete")
+    keep_local(folder, *([[wanted], []] if make is BrokerTopic else [[], [wanted]]))
+    assert capsys.readouterr().err == ""
+    commands = LocalResources(folder, "t")
+    await commands.delete(wanted.kind, "x")
+    assert kept(folder, wanted.kind).metadata.deletionTimestamp is not None
+    before = kept(folder, wanted.kind).metadata
+    keep_local(folder, *([[wanted], []] if make is BrokerTopic else [[], [wanted]]))
+    after = kept(folder, wanted.kind).metadata
+    assert after.deletionTimestamp is None
+    assert (after.generation, after.uid) == (before.generation + 1, before.uid)
+    assert f"{wanted.kind} x was being deleted; it is written again, so it stays" in capsys.readouterr().err
+    with pytest.raises(CliError, match="exists already"):
+        await commands.create(make.make("x", "t"))
+    await commands.delete(wanted.kind, "x")
+    await commands.create(make.make("x", "t"))
+    assert kept(folder, wanted.kind).metadata.deletionTimestamp is None
+    assert "so it stays" in capsys.readouterr().err
+
+
+async def test_a_resource_that_is_created_again_has_nothing_of_the_former_ones_status(folder: ClusterFolder) -> None:
+    store = topics.LocalTopicStore(folder, lambda *_: None)
+    keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=8)], [])
+    found = store.observe()
+    assert found is not None
+    good = State("True", "Created")
+    await store.report(found, {"x": Result(good, good, RecordedState("Created", 1, {"a": (8, 8, "ReadWrite")}))}, {})
+    again = topics.LocalTopicStore(folder, lambda *_: None).observe()
+    assert again is not None
+    assert again.topics[0].known.generation == 1
+    await LocalResources(folder, "t").delete("BrokerTopic", "x")
+    keep_local(folder, [BrokerTopic.make("x", "t", queuesPerGroup=2)], [])
+    assert topics.described(folder, "BrokerTopic")[0]["status"] == {}
+    for one in (store, topics.LocalTopicStore(folder, lambda *_: None)):
+        found = one.observe()
+        assert found is not None
+        assert found.topics[0].known == RecordedState()
+
+
+async def test_a_deletion_that_is_done_removes_no_resource_that_was_written_again(folder: ClusterFolder) -> None:
+    store = topics.LocalTopicStore(folder, lambda *_: None)
+    keep_local(folder, [BrokerTopic.make("x", "t", deletionPolicy="Delete")], [])
+    await LocalResources(folder, "t").delete("BrokerTopic", "x")
+    found = store.observe()
+    assert found is not None
+    assert found.topics[0].deleting
+    keep_local(folder, [BrokerTopic.make("x", "t", deletionPolicy="Delete")], [])
+    gone = State("False", "Deleted")
+    await store.report(found, {"x": Result(gone, gone)}, {})
+    assert kept(folder, "BrokerTopic").metadata.deletionTimestamp is None
