@@ -72,6 +72,52 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (manifest(storage={"size": "10 GB"}), "spec.storage.size", "10Gi"),
     (manifest(storage={"size": "0Gi"}), "spec.storage.size", "above 0"),
     (manifest(resources={"limits": {"memroy": "1Gi"}}), "spec.resources.limits", "write cpu, memory"),
+    *(
+        (
+            manifest(**{kind: {"resources": {part: {name: value}}}} if kind else {"resources": {part: {name: value}}}),
+            f"spec.{kind + '.' if kind else ''}resources.{part}",
+            words,
+        )
+        for kind, least in (("", "128Mi"), ("nameServers", "64Mi"), ("proxy", "128Mi"))
+        for part, name, value, words in (
+            ("limits", "memory", "4Ki", f"write at least {least}"),
+            ("limits", "memory", "48Mi", f"write at least {least}"),
+            ("limits", "memory", "512", f"write at least {least}"),
+            ("limits", "memory", "512m", f"write at least {least}"),
+            ("requests", "memory", "4Ki", "write at least 16Mi"),
+            ("limits", "cpu", "1m", "write at least 50m"),
+            ("requests", "cpu", "5000", "write at most 1024"),
+            ("requests", "memory", "512Pi", "write at most 64Ti"),
+        )
+    ),
+    *(
+        (
+            manifest(analytics={"resources": {pod: {"limits": {"memory": "48Mi"}}}}),
+            f"spec.analytics.resources.{pod}.limits",
+            "write at least 1Gi",
+        )
+        for pod in ("driver", "executor")
+    ),
+    (
+        manifest(brokerGroups=[{"name": "a", "resources": {"limits": {"memory": "48Mi"}}}]),
+        "spec.brokerGroups[0].resources.limits",
+        "write at least 128Mi",
+    ),
+    (
+        manifest(proxy={"resources": {"requests": {"cpu": "0"}}, "autoscaling": {"maxReplicas": 3}}),
+        "spec.proxy.autoscaling",
+        "needs resources.requests.cpu",
+    ),
+    (
+        manifest(
+            proxy={
+                "autoscaling": {"maxReplicas": 3},
+                "podTemplate": {"spec": {"containers": [{"name": "agent", "image": "x"}]}},
+            }
+        ),
+        "spec.proxy.autoscaling",
+        "agent of podTemplate requests no CPU",
+    ),
     (manifest(resources={"limits": {"memory": "1 G"}}), "spec.resources.limits.memory", "512Mi"),
     (
         manifest(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),

@@ -73,6 +73,7 @@ def test_upgrades_take_turns() -> None:
     queue = UpgradeQueue()
     assert queue.wait("mq/a") == ""
     assert queue.wait("mq/b") == "waits until mq/a is upgraded"
+    assert queue.wait("shop/a") == "waits until a cluster of another namespace is upgraded"
     queue.done("mq/b")
     assert queue.wait("mq/a") == ""
     queue.done("mq/a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gantry_operator.api import BrokerClusterStatus
-from gantry_operator.api.status import NameServerRow
+from gantry_operator.api.status import AnalyticsStatus, NameServerRow
 from gantry_operator.cluster.status import ObservedMember, ObservedState, significant, status_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,6 +62,24 @@ def test_running_pods_do_not_make_it_available() -> None:
     assert said == ("False", "ProbeFailed", "group a: it does not answer")
 
 
+def test_another_operator_keeps_what_it_knows_nothing_of() -> None:
+    """Another operator has taken over: nothing failed, so nothing turns, and no member has lost its role."""
+    before = made(observed())
+    silent = [member(n, status=None, in_sync=False, pod_ready=True) for n in range(3)]
+    for available in ({}, {"a": "the members elect a leader"}):
+        status = made(observed(silent, available=available, blind=frozenset({"a"})), before, "t2")
+        assert status.to_object() == before.to_object()
+    known = [silent[0], silent[1], member(2, status=None, problem="its image cannot be pulled")]
+    status = made(observed(known, available={}, blind=frozenset({"a"})), before, "t2")
+    assert condition(status, "Available") == condition(before, "Available")
+    assert "demo-a-2 (its image cannot be pulled)" in condition(status, "Degraded")[2]
+    assert [r.role for r in status.members] == ["Master", "Slave", "Unknown"]
+    other = [*silent, ObservedMember("demo-b-0", "b", 0, None, False)]
+    status = made(observed(other, available={"b": "it is down"}, blind=frozenset({"a"})), before, "t2")
+    assert condition(status, "Available") == ("False", "ProbeFailed", "group b: it is down")
+    assert condition(made(observed(silent, available={}, blind=frozenset({"a"}))), "Available")[1] == "ProbePending"
+
+
 def test_a_lost_member_degrades_with_the_reason() -> None:
     status = made(observed([member(0, "Master"), member(1, status=None, in_sync=False, problem="there is no pod")]))
     assert status.phase == "Degraded"
@@ -79,6 +97,63 @@ def test_a_check_of_a_minute_ago_does_not_outlive_the_members() -> None:
     status = made(observed([member(i, status=None, problem="no connection in time") for i in range(3)]))
     assert condition(status, "Available") == ("False", "ProbeFailed", "group a: none of its members answers")
     assert condition(status, "Ready")[1] == "ProbeFailed"
+
+
+def test_the_cause_is_said_before_what_follows_from_it() -> None:
+    """A group waits for its members because Kubernetes does not start them."""
+    waits = "waiting for demo-a-0, demo-a-1: every disk must report first"
+    away = {"status": None, "pod_ready": False, "in_sync": False}
+    pending = [member(n, problem="Unschedulable: 0/3 nodes are available", **away) for n in range(2)]
+    status = made(observed([*pending, member(2)], available={"a": waits}))
+    said = f"group a: demo-a-0, demo-a-1: Unschedulable: 0/3 nodes are available; {waits}"
+    assert condition(status, "Available") == ("False", "ProbeFailed", said)
+    assert condition(status, "Ready")[2] == said
+    pending = [member(0, problem="quota small of the namespace is used up", **away)]
+    assert condition(made(observed(pending, available={})), "Available")[2] == (
+        "not checked yet: demo-a-0: quota small of the namespace is used up; a"
+    )
+    server = NameServerRow(name="demo-namesrv-0", address="ns:9876", ready=False, reason="its image cannot be pulled")
+    seen = ObservedState(members=[member(0, "Master")], name_servers=[server], available={"a": "no NameServer answers"})
+    assert condition(made(seen), "Available")[2] == (
+        "group a: demo-namesrv-0: its image cannot be pulled; no NameServer answers"
+    )
+
+
+def test_a_disk_that_fills_is_said_before_a_send_is_refused() -> None:
+    def disks(*free: int, full: bool = False, seconds: int = -1) -> ObservedState:
+        found = []
+        for number, percent in enumerate(free):
+            disk = {"total_bytes": 100, "free_bytes": percent, "full": full, "full_in_s": seconds}
+            found.append(member(number, "Slave", status={"role": "Slave", "disk": disk}))
+        return observed(found)
+
+    assert not [c for c in made(observed()).conditions if c.type == "DiskPressure"], "no disk is known"
+    good = made(disks(40, 50))
+    assert condition(good, "DiskPressure")[:2] == ("False", "EnoughSpace")
+    low = made(disks(40, 9), good)
+    assert condition(low, "DiskPressure")[:2] == ("True", "DiskAlmostFull")
+    assert "demo-a-1: write a larger spec.storage.size" in condition(low, "DiskPressure")[2]
+    assert condition(made(disks(40, 11), low), "DiskPressure")[0] == "True", "it does not flap"
+    assert condition(made(disks(40, 11), good), "DiskPressure")[0] == "False"
+    assert condition(made(disks(40, 13), low), "DiskPressure")[0] == "False"
+    assert condition(made(disks(40, full=True)), "DiskPressure")[:2] == ("True", "DiskFull")
+    assert condition(made(disks(0)), "DiskPressure")[:2] == ("True", "DiskFull")
+    assert condition(made(disks(40, seconds=3600), None, "2026-01-01T00:00:00Z"), "DiskPressure")[:2] == (
+        "True",
+        "DiskFullSoon",
+    )
+    silent = observed([member(0, status=None)], blind=frozenset({"a"}))
+    assert condition(made(silent, low), "DiskPressure") == condition(low, "DiskPressure")
+
+
+def test_a_report_that_lacks_a_part_is_a_condition() -> None:
+    report = AnalyticsStatus(lastResult="Succeeded", lastSuccess="t0", missing=["consumer groups of a"])
+    said = condition(made(observed(analytics=report)), "ReportComplete")
+    assert said == ("False", "PartMissing", "the last report lacks consumer groups of a: its notes say why")
+    whole = report.model_copy(update={"missing": []})
+    assert condition(made(observed(analytics=whole)), "ReportComplete")[0] == "True"
+    none = made(observed(analytics=AnalyticsStatus(lastResult="Failed")))
+    assert not [c for c in none.conditions if c.type == "ReportComplete"]
 
 
 def test_a_problem_is_in_every_condition_that_it_concerns() -> None:

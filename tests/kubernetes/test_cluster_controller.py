@@ -50,6 +50,7 @@ async def kept(
     spec: dict[str, Any] | None = None,
     annotations: dict[str, str] | None = None,
     unlisted: Sequence[str] = (),
+    status: dict[str, Any] | None = None,
 ) -> AsyncIterator[ClusterController]:
     """A new controller, with the present resource or another spec."""
     kinds = {k: k for k in (*CACHED, *OF_USERS)} | {JOBS: "Job", PODS: "Pod"}
@@ -58,6 +59,7 @@ async def kept(
     await asyncio.gather(*(m.ready() for m in caches.values()))
     shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
     shown["metadata"]["annotations"] = annotations or {}
+    shown |= {} if status is None else {"status": status}
     obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
     obj["metadata"]["generation"] = 1
     shared = Shared(api, OperatorSettings("broker", "", "ops", ()), caches, StallCompensatedClock(), "op-0")
@@ -465,6 +467,46 @@ async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: 
         answer = annotated(fake)[SWITCHOVER_RESULT]
         assert "failed: the failover of group a has not started: " in answer
         assert "belongs to a former cluster object" in answer
+
+
+@pytest.mark.parametrize("mode", ["MasterSlave", "Raft"])
+async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_better(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Before the first reports each controller waits for them, which is no failure of the group."""
+    spec = {"mode": mode, "brokerGroups": [{"name": "a", "members": 3}]}
+    well = {"lastTransitionTime": "2026-01-01T00:00:00Z", "message": "well", "status": "True"}
+    former = {
+        "phase": "Running",
+        "conditions": [{"type": "Available", "reason": "ProbeSucceeded", **well}],
+        "members": [{"name": "demo-a-0", "group": "a", "role": "Master", "ready": True}],
+        "proxy": {"replicas": 1, "readyReplicas": 1, "address": "p:8081"},
+        "addresses": {"nameServers": "n:9876", "external": "x:9876"},
+    }
+    unlisted: list[str] = []
+    async with kept(fake, api, spec, unlisted=unlisted, status=former) as controller:
+        await until(lambda: controller._groups.controllers)
+        group = controller._groups.controllers["a"]
+        await until(lambda: group.blocking_wait or group.problem)
+        monkeypatch.setattr(type(group), "blocking_wait", property(lambda self: "no majority"))
+        controller._availability.watch("a", 0, "no majority", 1, (), "", "r")
+        assert controller._look() is None
+        controller._begun -= module.WARM_UP_S
+        unlisted[:] = ["Deployment", "Service"]
+        for watch in group.watches.values():
+            watch.problem = ""
+        looked = controller._look()
+        assert looked is not None
+        assert looked[2].blind == {"a"}
+        assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("True", "well")
+        assert looked[2].proxy is not None
+        assert (looked[2].proxy.address, looked[2].addresses.external) == ("p:8081", "x:9876")
+        for watch in group.watches.values():
+            watch.problem = "it refuses the connection"
+        looked = controller._look()
+        assert looked is not None
+        assert looked[2].blind == set(), "now the wait is more than a guess"
+        assert available(BrokerClusterStatus.model_validate(former), looked[2]) == ("False", "group a: no majority")
 
 
 async def test_an_incomplete_list_does_not_delay_the_failover(

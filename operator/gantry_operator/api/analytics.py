@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from gantry_operator.api import cron
 from gantry_operator.api.base import CRON, ZONE, Model, Rule, VolumeSize, Window, more_than_nothing
-from gantry_operator.api.pods import Resources
+from gantry_operator.api.pods import SparkPodResources
 
 
 class ReportOutput(Model):
@@ -29,8 +29,8 @@ class ReportOutput(Model):
 class SparkResources(Model):
     """CPU and memory of Spark's pods."""
 
-    driver: Resources = Field(default_factory=lambda: Resources(), description="Of the driver.")
-    executor: Resources = Field(default_factory=lambda: Resources(), description="Of each executor.")
+    driver: SparkPodResources = Field(default_factory=lambda: SparkPodResources(), description="Of the driver.")
+    executor: SparkPodResources = Field(default_factory=lambda: SparkPodResources(), description="Of each executor.")
 
 
 class Analytics(Model):

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from gantry_operator.api.base import Model, Quantity, Rule, is_amount, parse_quantity
 
+FIELDS: tuple[Literal["requests", "limits"], ...] = ("requests", "limits")
+
 
 def _requests_fit(r: Resources) -> bool:
     return all(k not in r.limits or parse_quantity(v) <= parse_quantity(r.limits[k]) for k, v in r.requests.items())
@@ -43,6 +45,46 @@ def _amounts(field: Literal["requests", "limits"]) -> Rule:
     )
 
 
+_MOST = {"cpu": "1024", "memory": "64Ti"}
+"""Amounts above these are slips, such as cpu: 500 for 500m."""
+_LEAST_REQUEST = "16Mi"
+_LEAST_CPU_LIMIT = "50m"
+
+
+def _compared(field: str, key: str, comparison: str, bound: str) -> str:
+    """CEL: an amount is absent, unreadable (another rule says so), or compares so with the bound."""
+    value = f"string(self.{field}['{key}'])"
+    return (
+        f"!has(self.{field}) || !('{key}' in self.{field}) || !isQuantity({value}) || "
+        f"quantity({value}).compareTo(quantity('{bound}')) {comparison} 0"
+    )
+
+
+def _at_least(field: Literal["requests", "limits"], key: str, least: str, why: str) -> Rule:
+    def check(r: Resources) -> bool:
+        value = getattr(r, field).get(key)
+        return value is None or not is_amount(value) or parse_quantity(value) >= parse_quantity(least)
+
+    return Rule(_compared(field, key, ">=", least), f"{field}.{key} {why}: write at least {least}", check, field)
+
+
+def _at_most(field: Literal["requests", "limits"], key: str) -> Rule:
+    most = _MOST[key]
+    hint = "500m is half a CPU" if key == "cpu" else "512Mi is half a GiB"
+
+    def check(r: Resources) -> bool:
+        value = getattr(r, field).get(key)
+        return value is None or not is_amount(value) or parse_quantity(value) <= parse_quantity(most)
+
+    message = f"{field}.{key} is more than any node has: write at most {most} ({hint})"
+    return Rule(_compared(field, key, "<=", most), message, check, field)
+
+
+def _enough_memory(least: str, process: str) -> Rule:
+    why = f"is too little for {process}, which would be killed again and again (a number without a unit is in bytes)"
+    return _at_least("limits", "memory", least, why)
+
+
 class Resources(Model):
     """CPU and memory as in any pod spec. The broker keeps its caches within the memory limit."""
 
@@ -69,7 +111,37 @@ class Resources(Model):
             _requests_fit,
             "requests",
         ),
-    )
+        _at_least(
+            "requests", "memory", _LEAST_REQUEST,
+            "is less than any process needs (a number without a unit is in bytes)",
+        ),
+        _at_least("limits", "cpu", _LEAST_CPU_LIMIT, "slows the process down so much that it counts as dead"),
+        *(_at_most(field, key) for field in FIELDS for key in _MOST),
+    )  # fmt: skip
+
+
+class BrokerResources(Resources):
+    """CPU and memory as in any pod spec. The broker keeps its caches within the memory limit."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*Resources.rules, _enough_memory("128Mi", "a broker"))
+
+
+class NameServerResources(Resources):
+    """CPU and memory as in any pod spec."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*Resources.rules, _enough_memory("64Mi", "a NameServer"))
+
+
+class ProxyResources(Resources):
+    """CPU and memory as in any pod spec. The proxy keeps within its memory limit."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*Resources.rules, _enough_memory("128Mi", "a proxy"))
+
+
+class SparkPodResources(Resources):
+    """CPU and memory as in any pod spec. Spark's heap and its Python workers follow the memory limit."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*Resources.rules, _enough_memory("1Gi", "Spark's heap of 512 MiB"))
 
 
 class Toleration(Model):

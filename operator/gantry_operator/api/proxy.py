@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from gantry_operator.api.base import OBJECT_NAME, Model, Rule, either
+from gantry_operator.api.base import OBJECT_NAME, Model, Rule, either, is_amount, parse_quantity
 from gantry_operator.api.external import External
 from gantry_operator.api.pod_template import ProxyPodTemplate
-from gantry_operator.api.pods import Resources
+from gantry_operator.api.pods import ProxyResources
 
 MAX_PROXIES = 64
 TlsMode = Literal["Disabled", "Permissive", "Required"]
@@ -62,6 +64,24 @@ class Autoscaling(Model):
     )
 
 
+def _cpu_is_requested(proxy: Proxy) -> bool:
+    cpu = proxy.resources.requests.get("cpu")
+    return proxy.autoscaling is None or (cpu is not None and (not is_amount(cpu) or parse_quantity(cpu) > 0))
+
+
+def without_cpu(proxy: Proxy) -> list[str]:
+    """Sidecars that request no CPU: with one of them an autoscaler knows no percentage, and does nothing."""
+    if proxy.autoscaling is None or proxy.podTemplate is None:
+        return []
+    found = []
+    for container in proxy.podTemplate.spec.get("containers") or []:
+        resources = container.get("resources")
+        parts = [resources.get(p) for p in ("requests", "limits")] if isinstance(resources, Mapping) else []
+        if container["name"] != "proxy" and not any(isinstance(p, Mapping) and p.get("cpu") for p in parts):
+            found.append(str(container["name"]))
+    return found
+
+
 class Proxy(Model):
     """The endpoint for clients that speak gRPC. Proxies hold no state: each serves every client."""
 
@@ -71,8 +91,8 @@ class Proxy(Model):
         le=MAX_PROXIES,
         description="Number of proxies. 0: none. With autoscaling it is the number at the beginning.",
     )
-    resources: Resources = Field(
-        default_factory=lambda: Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "512Mi"}),
+    resources: ProxyResources = Field(
+        default_factory=lambda: ProxyResources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "512Mi"}),
         description="CPU and memory of each. A proxy uses one CPU at most, so more replicas serve more clients. It "
         "keeps within its memory limit.",
     )
@@ -84,9 +104,11 @@ class Proxy(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.autoscaling) || !has(self.resources) || "
-            "(has(self.resources.requests) && 'cpu' in self.resources.requests)",
+            "(has(self.resources.requests) && 'cpu' in self.resources.requests && "
+            "(!isQuantity(string(self.resources.requests['cpu'])) || "
+            "quantity(string(self.resources.requests['cpu'])).isGreaterThan(quantity('0'))))",
             "autoscaling needs resources.requests.cpu, of which it takes its percentage: write for example cpu: 500m",
-            lambda p: p.autoscaling is None or "cpu" in p.resources.requests,
+            _cpu_is_requested,
             "autoscaling",
         ),
         Rule(
@@ -96,6 +118,18 @@ class Proxy(Model):
             "replicas",
         ),
     )
+
+    @model_validator(mode="after")
+    def _sidecars_request_cpu(self) -> Proxy:
+        # Not in the CRD: its schema knows no fields of a podTemplate.
+        sidecars = without_cpu(self)
+        if sidecars:
+            message = (
+                f"autoscaling takes its percentage of what all containers request, and {', '.join(sidecars)} of "
+                "podTemplate requests no CPU: write resources.requests.cpu there, for example 50m"
+            )
+            raise PydanticCustomError("rule", "{message}", {"message": message, "field": "autoscaling"})
+        return self
 
     def tls_mode(self, of_brokers: TlsMode) -> TlsMode:
         """The mode that holds. `of_brokers`: `security.tls.mode`."""

@@ -26,7 +26,7 @@ from gantry_operator.api.base import (
 from gantry_operator.api.external import External
 from gantry_operator.api.maintenance import MaintenanceWindow
 from gantry_operator.api.pod_template import PodTemplate
-from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.api.pods import BrokerResources, NameServerResources, Placement, Resources
 from gantry_operator.api.proxy import Proxy
 from gantry_operator.api.security import Security
 from gantry_operator.api.tls import INTERNAL_IN_KUBERNETES
@@ -87,8 +87,10 @@ class NameServers(Model):
     """The NameServers, which give clients the routes of topics. They share no state, and each may fail."""
 
     replicas: int = Field(2, ge=1, le=9, description="Number of NameServers. With two, one may fail.")
-    resources: Resources = Field(
-        default_factory=lambda: Resources(requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}),
+    resources: NameServerResources = Field(
+        default_factory=lambda: NameServerResources(
+            requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}
+        ),
         description="CPU and memory of each.",
     )
     podTemplate: PodTemplate | None = Field(None, description="Additions to the NameServers' pods. Kubernetes only.")
@@ -171,7 +173,7 @@ class BrokerGroup(Model):
     storage: Storage | None = Field(
         None, description="The volume of each broker of this group, as a whole. Default: spec.storage."
     )
-    resources: Resources | None = Field(
+    resources: BrokerResources | None = Field(
         None, description="CPU and memory of each broker of this group, as a whole. Default: spec.resources."
     )
     placement: Placement | None = Field(
@@ -303,8 +305,8 @@ class BrokerClusterSpec(Model):
         default_factory=lambda: BrokerSettings(), description="Broker settings under RocketMQ's own names."
     )
     storage: Storage = Field(default_factory=lambda: Storage(), description="The volume of each broker.")
-    resources: Resources = Field(
-        default_factory=lambda: Resources(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "1Gi"}),
+    resources: BrokerResources = Field(
+        default_factory=lambda: BrokerResources(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "1Gi"}),
         description="CPU and memory of each broker.",
     )
     image: str | None = Field(

@@ -28,8 +28,9 @@ class Condition(_Status):
     """One aspect of the state, as in every Kubernetes object."""
 
     type: Literal[
-        "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced"
-    ] = Field(description="The aspect.")
+        "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
+        "DiskPressure", "ReportComplete",
+    ] = Field(description="The aspect.")  # fmt: skip
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
     message: str = Field("", description="The state and the remedy, in words for users.")
@@ -183,6 +184,9 @@ class AnalyticsStatus(_Status):
     scannedBytes: int | None = Field(None, description="Bytes of log that the last good run read.")
     report: str | None = Field(None, description="Location of the last good report.")
     topSavings: list[TopicSaving] = Field(default_factory=list, description="Topics with the largest savings.")
+    missing: list[str] = Field(
+        default_factory=list, description="Parts that the last good report lacks, such as consumer groups of a."
+    )
     nextRun: str | None = Field(None, description="Time of the next run.")
 
 
@@ -196,7 +200,8 @@ class BrokerClusterStatus(_Status):
         description="Ready: clients can use the cluster, and all of it is as the spec says. Available: a client can "
         "send and read. Progressing: a change is in progress. Degraded: it works, but with less redundancy than the "
         "spec requires. Secured: clients must authenticate. Draining: a broker group leaves. Unbalanced: one group has "
-        "much more load than another.",
+        "much more load than another. DiskPressure: the disk of a broker is full, or will be soon. ReportComplete: the "
+        "last report of spec.analytics has all of its parts.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")

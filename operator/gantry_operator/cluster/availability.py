@@ -33,6 +33,8 @@ class _Group:
     broker_name: str = ""
     said: str | None = None
     known: bool = False
+    checked: bool = False
+    """A check has ended: what `said` says is no guess from the time before the first reports."""
     since: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -81,6 +83,10 @@ class Availability:
         """By group: None after a successful check, else the reason. A group without a check is absent."""
         return {name: g.said for name, g in self._groups.items() if g.known}
 
+    def checked(self) -> set[str]:
+        """The groups of which a check has ended."""
+        return {name for name, g in self._groups.items() if g.checked}
+
     async def close(self) -> None:
         tasks = [g.task for g in self._groups.values() if g.task is not None]
         for task in tasks:
@@ -92,6 +98,7 @@ class Availability:
             g.changed.clear()
             if not g.waits and g.epoch > 0:
                 said = await self._check(group, g)
+                g.checked = True
                 if not g.waits and (not g.known or said != g.said):
                     g.said, g.known, g.since = said, True, time.monotonic()
                     self._on_news()

@@ -42,7 +42,12 @@ class UpgradeQueue:
             return "waits, since the operator's chart says upgrades: Paused"
         if self._turn is None:
             self._turn = cluster
-        return "" if self._turn == cluster else f"waits until {self._turn} is upgraded"
+        if self._turn == cluster:
+            return ""
+        # Who may see this cluster need not see others: a name is said within the same namespace only.
+        namespace = self._turn.partition("/")[0]
+        same = namespace == cluster.partition("/")[0]
+        return f"waits until {self._turn if same else 'a cluster of another namespace'} is upgraded"
 
     def done(self, cluster: str) -> None:
         """The cluster has nothing to upgrade, or is gone."""

@@ -34,8 +34,9 @@ _ASLEEP: tuple[Answer, Answer, Answer] = ("False", "False", "False")
 BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
 Aspect = Literal[
-    "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced"
-]
+    "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
+    "DiskPressure", "ReportComplete",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class ObservedState:
     name_servers: Sequence[NameServerRow]
     available: Mapping[str, str | None]
     """By group: why a client cannot send and read; None after a successful check; absent: not checked yet."""
+    blind: frozenset[str] = frozenset()
+    """Groups of which this process knows nothing yet since its start: what the former status says of them stays."""
     problems: Sequence[str] = ()
     """What prevents the objects from matching the spec."""
     progress: Sequence[str] = ()
@@ -98,7 +101,7 @@ def status_of(
     paused: bool = False,
 ) -> BrokerClusterStatus:
     """The new status. `now` is an RFC 3339 time. A condition keeps its time unless it changes."""
-    rows = [_row(m) for m in observed.members]
+    rows = [_kept_row(m, old) or _row(m) if m.group in observed.blind else _row(m) for m in observed.members]
     if observed.refused:
         return _refused(old, observed, rows, now, generation)
     if observed.hibernated:
@@ -107,7 +110,7 @@ def status_of(
     if observed.hibernated:
         available, progressing, degraded = ((answer, "Hibernated", HIBERNATED) for answer in _ASLEEP)
     else:
-        available = _available(observed)
+        available = _available(observed, old)
         degraded = _degraded(observed, rows)
         progressing = _progressing(observed, paused, available[0], degraded)
     conditions = [
@@ -125,8 +128,16 @@ def status_of(
         conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
     joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
     balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)
+    if observed.blind:
+        balance = _former(old, "Unbalanced")
     if balance is not None:
         conditions.append(_condition(old, "Unbalanced", *balance, now, generation))
+    for kind, found in (
+        ("DiskPressure", disk_pressure(observed, old)),
+        ("ReportComplete", _report_complete(observed.analytics or old.analytics)),
+    ):
+        if found is not None:
+            conditions.append(_condition(old, kind, *found, now, generation))
     return BrokerClusterStatus(
         observedGeneration=generation,
         phase="Hibernated" if observed.hibernated else _phase(old, available[0], progressing[0], degraded[0], paused),
@@ -160,7 +171,7 @@ def _refused(
     }
     update: dict[str, Any] = {"phase": "Refused", "observedGeneration": generation}
     if rows or any(observed.available.values()):
-        changed["Available"] = _condition(old, "Available", *_available(observed), now, generation)
+        changed["Available"] = _condition(old, "Available", *_available(observed, old), now, generation)
         changed["Degraded"] = _condition(old, "Degraded", *_degraded(observed, rows), now, generation)
     elif not any(c.type == "Available" for c in old.conditions):
         changed["Available"] = _condition(old, "Available", "False", "InvalidSpec", message, now, generation)
@@ -173,6 +184,19 @@ def _refused(
         }
     kept = [changed.pop(c.type, c) for c in old.conditions]
     return old.model_copy(update=update | {"conditions": kept + list(changed.values())})
+
+
+def _former(old: BrokerClusterStatus, kind: Aspect) -> tuple[Answer, str, str] | None:
+    """What a condition said; None: there was none."""
+    before = next((c for c in old.conditions if c.type == kind), None)
+    return None if before is None else (before.status, before.reason, before.message)
+
+
+def _kept_row(m: ObservedMember, old: BrokerClusterStatus) -> MemberRow | None:
+    """The former row of a member of which nothing is known yet; None: something is, or there is no row."""
+    if m.status is not None or m.problem:
+        return None
+    return next((r for r in old.members if r.name == m.name), None)
 
 
 def _row(m: ObservedMember) -> MemberRow:
@@ -205,20 +229,44 @@ def _asleep(row: MemberRow, old: BrokerClusterStatus) -> MemberRow:
     )
 
 
-def _available(observed: ObservedState) -> tuple[Answer, str, str]:
-    bad = {g: why for g, why in observed.available.items() if why is not None and g not in observed.drains}
-    groups = {m.group for m in observed.members} - set(observed.drains)
+def _available(observed: ObservedState, old: BrokerClusterStatus) -> tuple[Answer, str, str]:
+    no_answer = set(observed.drains) | observed.blind
+    bad = {g: why for g, why in observed.available.items() if why is not None and g not in no_answer}
+    groups = {m.group for m in observed.members} - no_answer
     for group in groups & {g for g, why in observed.available.items() if why is None}:
         mine = [m for m in observed.members if m.group == group]
         if all(m.status is None for m in mine):  # The last check was before they fell silent.
             bad[group] = "none of its members answers"
-    unknown = sorted(groups - set(observed.available))
     if bad:
-        said = "; ".join(f"group {g}: {why}" for g, why in sorted(bad.items()))
+        said = "; ".join(f"group {g}: {_with_cause(why, observed, g)}" for g, why in sorted(bad.items()))
         return "False", "ProbeFailed", said
+    former = _former(old, "Available") if observed.blind - set(observed.drains) else None
+    if former is not None:
+        return former
+    groups |= observed.blind - set(observed.drains)
+    unknown = sorted(groups - (set(observed.available) - observed.blind))
     if unknown or not groups:
-        return "False", "ProbePending", f"not checked yet: {', '.join(unknown) or 'no broker runs'}"
+        said = ", ".join(_with_cause(g, observed, g) for g in unknown)
+        return "False", "ProbePending", f"not checked yet: {said or 'no broker runs'}"
     return "True", "ProbeSucceeded", "a message was sent to every group and read back"
+
+
+CAUSES_SHOWN = 3
+
+
+def _with_cause(said: str, observed: ObservedState, group: str) -> str:
+    """What is said of a group, behind the reason why its members or all NameServers do not run: that is the cause."""
+    mine = (m for m in observed.members if m.group == group)
+    silent = [(m.name, m.problem) for m in mine if m.status is None and not m.pod_ready and m.problem]
+    servers = [(s.name, s.reason) for s in observed.name_servers if s.reason]
+    if any(s.ready for s in observed.name_servers):
+        servers = []
+    names_of: dict[str, list[str]] = {}
+    for name, why in (*silent, *servers):
+        if why not in said:
+            names_of.setdefault(why, []).append(name)
+    causes = [f"{', '.join(names)}: {why}" for why, names in names_of.items()][:CAUSES_SHOWN]
+    return "; ".join([*causes, said])
 
 
 def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answer, str, str]:
@@ -324,9 +372,11 @@ def group_rows(observed: ObservedState, old: BrokerClusterStatus, now: str) -> l
     members: dict[str, list[ObservedMember]] = {group: [] for group in observed.drains}
     for m in observed.members:
         members.setdefault(m.group, []).append(m)
-    before = {row.name: row.diskFull for row in old.groups}
+    before = {row.name: row for row in old.groups}
     return [
-        _group_row(name, found, observed.drains.get(name), before.get(name), now)
+        before[name]
+        if name in observed.blind and name in before and all(m.status is None for m in found)
+        else _group_row(name, found, observed.drains.get(name), before[name].diskFull if name in before else None, now)
         for name, found in sorted(members.items())
     ]
 
@@ -396,6 +446,53 @@ def unbalanced(rows: Sequence[GroupRow], old: BrokerClusterStatus) -> tuple[Answ
         said = f"group {busiest} has {load[busiest] / mean:.1f} times the mean load: {shares}; see `gantry rebalance`"
         return "True", "LoadDiffers", said
     return "False", "LoadIsEven", "the load of the groups is about the same"
+
+
+LOW_DISK = 0.10
+ENOUGH_DISK = 0.12
+"""Free part of a broker's disk below which the condition begins, and from which it ends."""
+SOON_S = 86_400
+"""A disk that is full within this time is said, as by the alert GantryDiskFullWithinADay."""
+
+
+def disk_pressure(observed: ObservedState, old: BrokerClusterStatus) -> tuple[Answer, str, str] | None:
+    """The condition over the disks of all members that answer; None: no disk is known. What is free counts, not only
+    refused sends: the log's present segment may have room while nothing else has.
+    """
+    former = _former(old, "DiskPressure")
+    disks = [(m.name, _part(m.status, "disk")) for m in observed.members if m.status is not None]
+    disks = [(name, disk) for name, disk in disks if int(disk.get("total_bytes", 0)) > 0]
+    if not disks or (observed.blind and len(disks) < len(observed.members)):
+        return former
+    below = ENOUGH_DISK if former is not None and former[0] == "True" else LOW_DISK
+    full, low, soon = [], [], []
+    for name, disk in disks:
+        free = int(disk.get("free_bytes", 0)) / int(disk["total_bytes"])
+        seconds = int(disk.get("full_in_s", -1))
+        if disk.get("full") or free <= 0:
+            full.append(name)
+        elif free < below:
+            low.append(name)
+        elif 0 <= seconds < SOON_S:
+            soon.append(name)
+    remedy = "write a larger spec.storage.size, or a shorter spec.broker.fileReservedTime"
+    if full:
+        return "True", "DiskFull", f"the disk is full: {', '.join(full)}; sends are refused there: {remedy}"
+    if low:
+        return "True", "DiskAlmostFull", f"less than {LOW_DISK:.0%} of the disk is free: {', '.join(low)}: {remedy}"
+    if soon:
+        said = f"at the pace of the last hour the disk is full within a day: {', '.join(soon)}: {remedy}"
+        return "True", "DiskFullSoon", said
+    return "False", "EnoughSpace", "every disk that answers has room"
+
+
+def _report_complete(analytics: AnalyticsStatus | None) -> tuple[Answer, str, str] | None:
+    """None: no report was made yet."""
+    if analytics is None or analytics.lastSuccess is None:
+        return None
+    if analytics.missing:
+        return "False", "PartMissing", f"the last report lacks {', '.join(analytics.missing)}: its notes say why"
+    return "True", "Complete", "the last report has all of its parts"
 
 
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:

@@ -188,7 +188,13 @@ class ClusterController:
         self._checks_with: tuple[bytes, KeyPair | None] | None = None
         """Authorities and certificate of the availability checks; None: they need none."""
         self._begun = time.monotonic()
-        self._proxies = BrokerClusterStatus.model_validate(obj.get("status") or {}).proxy
+        former = BrokerClusterStatus.model_validate(obj.get("status") or {})
+        self._inherited = bool(former.conditions)
+        """Another operator has written a status, which holds until there are data."""
+        self._addresses_shown = former.addresses
+        self._known_groups: set[str] = set()
+        """Groups of which this operator has had data."""
+        self._proxies = former.proxy
         """The proxies as last shown."""
         self._tasks: list[asyncio.Task[None]] = []
         self._request_task: asyncio.Task[None] | None = None
@@ -796,19 +802,20 @@ class ClusterController:
             members=observed_members(self._running(), self._groups.controllers, self._pods, self._reasons.of),
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"], said=self._reasons.of),
             available=self._availability.answers() | self._left_out,
+            blind=self._blind(),
             problems=list(dict.fromkeys(problems)),
             progress=self._progress(sets, pods),
             hibernated=self._hibernation.done and not self._running_pods(),
             drains=self._drains(),
-            proxy=self._proxy_status(),
+            proxy=self._proxies if {"Deployment", "Service"} & {*unlisted} else self._proxy_status(),
             refused=self._result.refused,
-            addresses=self._addresses(),
+            addresses=self._addresses_shown if "Service" in unlisted else self._addresses(),
             last_failover=self._groups.last,
             version=self._version(sets, pods),
             bound_volumes=sum(map(volumes.bound, claims)),
             volume_size=volumes.largest(claims, self._shared_storage()),
             certificates=self._certificates.rows,
-            analytics=self._reports.status(self._cluster),
+            analytics=None if {JOBS, PODS} & {*unlisted} else self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )
         return self._cluster, self._generation, seen
@@ -875,13 +882,31 @@ class ClusterController:
         return self._objects.live("Deployment", names.proxies(self.name))
 
     def _warming_up(self) -> bool:
-        """Keep another operator's value while this one has no data yet."""
-        if not self._just_begun() or not (self._obj.get("status") or {}).get("conditions"):
+        """Write nothing while this operator has no data yet and another one's status is there."""
+        if not self._just_begun() or not self._inherited:
             return False
         members = observed_members(self._running(), self._groups.controllers, self._pods)
         heard = bool(members) and all(m.status is not None for m in members)
-        checked = {m.group for m in members} - set(self._drains())
-        return not (heard and checked <= set(self._availability.answers()))
+        return not heard or bool(self._blind())
+
+    def _blind(self) -> frozenset[str]:
+        """The groups of which nothing is known yet: no check has ended, and what its controller waits for may only be
+        the first reports of the members.
+        """
+        if not self._inherited:
+            return frozenset()
+        known = self._availability.checked() | set(self._left_out)
+        if not self._just_begun():
+            # By now each member has answered or has a reason why not, so a wait says something.
+            known |= {
+                group
+                for group, controller in self._groups.controllers.items()
+                if controller.blocking_wait
+                and all(w.status is not None or w.problem for w in controller.watches.values())
+            }
+        self._known_groups |= known
+        groups = {group for group, _, _ in self._running()} - set(self._drains())
+        return frozenset(groups - self._known_groups)
 
     def _just_begun(self) -> bool:
         return time.monotonic() <= self._begun + WARM_UP_S

@@ -27,8 +27,10 @@ NO_LONGER = {
     "CertificatesValid": "CertificatesNotValid",
     "Draining": "DrainEnded",
     "Unbalanced": "Balanced",
+    "DiskPressure": "DiskPressureEnded",
+    "ReportComplete": "ReportIncomplete",
 }
-GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid")
+GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid", "ReportComplete")
 """The event reason when a condition becomes false."""
 GAP_S = 0.3
 """Seconds between two writes."""
