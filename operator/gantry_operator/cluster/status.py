@@ -132,12 +132,11 @@ def status_of(
         balance = _former(old, "Unbalanced")
     if balance is not None:
         conditions.append(_condition(old, "Unbalanced", *balance, now, generation))
-    for kind, found in (
+    further: tuple[tuple[Aspect, tuple[Answer, str, str] | None], ...] = (
         ("DiskPressure", disk_pressure(observed, old)),
         ("ReportComplete", _report_complete(observed.analytics or old.analytics)),
-    ):
-        if found is not None:
-            conditions.append(_condition(old, kind, *found, now, generation))
+    )
+    conditions += [_condition(old, kind, *found, now, generation) for kind, found in further if found is not None]
     return BrokerClusterStatus(
         observedGeneration=generation,
         phase="Hibernated" if observed.hibernated else _phase(old, available[0], progressing[0], degraded[0], paused),
