@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from gantry_broker.access.decide import DISABLED
 from gantry_broker.access.gate import Caller
 from gantry_broker.access.guesses import HOLD_S
 from gantry_broker.access.requests import PLACES
@@ -23,6 +24,11 @@ def owners_of(conn: Connection) -> tuple[object, str]:
     caller = conn.attrs.get("caller")
     user = None if caller is None else caller.user
     return conn, f"address {conn.peer[0]}" if user is None else f"user {user}"
+
+
+def user_of(gate: Gate, frame: Frame) -> str | None:
+    """Return the user that signed an admitted request; None: nobody, or signatures are not looked at."""
+    return None if gate.mode == DISABLED else frame.ext.get(ACCESS_KEY)
 
 
 def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:

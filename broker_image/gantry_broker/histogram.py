@@ -12,6 +12,8 @@ LATENCY_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 """Upper bounds of latencies, in seconds."""
 RPC_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 """Upper bounds of `rocketmq_rpc_latency_milliseconds`: those of RocketMQ 5.5.0."""
+PUT_MS: Final = (1, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+"""Upper bounds of `putMessageDistributeTime` in the runtime info: those of RocketMQ's `StoreStatsService`."""
 SIZE_BYTES: Final = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024)
 """Upper bounds of `rocketmq_message_size`, bytes: those of RocketMQ 5.5.0."""
 
@@ -46,6 +48,11 @@ class Histogram:
     def count(self) -> int:
         """The number of values."""
         return sum(self._counts)
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many values each bucket has by itself; the last one has those above all bounds."""
+        return self._counts
 
     @property
     def series(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker.clients import Client, ClientTable, Subscription, TooManyClients
+from gantry_broker.broker.clients import Client, ClientTable, NotYourId, Subscription, TooManyClients
 from gantry_broker.broker.locks import MAX_LOCKS, QueueLocks
 from gantry_broker.broker.metadata.creation_limits import CreationRate, max_links, too_many_groups, too_many_topics
 from gantry_broker.broker.pull.filters import Filters
@@ -93,6 +94,46 @@ def test_a_reply_goes_to_the_connection_that_is_open() -> None:
     assert found.conn is older
     older.closed = former.closed = True
     assert table.find_client("c") is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_client_id_belongs_to_its_first_user_while_connected(seed: int) -> None:
+    """The model: for each open connection the ids that it got, and by whom."""
+    rng = random.Random(seed)
+    table, links, held = ClientTable(), [Link() for _ in range(6)], dict[tuple[Link, str], "str | None"]()
+    for _ in range(600):
+        link, client_id, user = rng.choice(links), rng.choice("xyz"), rng.choice(("ann", "bob", None))
+        if rng.random() < 0.15:
+            link.closed = rng.random() < 0.5  # The broker may not have noticed it.
+            if not link.closed:
+                table.closed(link)
+                held = {key: owner for key, owner in held.items() if key[0] is not link}
+            continue
+        link.closed = False
+        signed_only = rng.random() < 0.2 and user is not None
+        others = {held[key] for key in held if key[1] == client_id and key[0] is not link and not key[0].closed}
+        mine = others <= {user} or (signed_only and others <= {user, None})
+        try:
+            table.claim(client_id, user, link, signed_only=signed_only)
+        except NotYourId:
+            assert not mine
+        else:
+            assert mine
+            for key in [key for key in held if key[1] == client_id]:
+                held[key] = user
+            held[link, client_id] = user
+    for link in links:
+        table.closed(link)
+    assert (table._owners, table._ids) == ({}, {})
+
+
+def test_ids_of_one_connection_are_bounded() -> None:
+    table, link = ClientTable(), Link()
+    for number in range(16):
+        table.claim(f"c{number}", None, link)
+    table.claim("c7", None, link)
+    with pytest.raises(TooManyClients, match="16 client ids"):
+        table.claim("one-more", None, link)
 
 
 def test_groups_of_one_connection_are_bounded_over_all_its_heartbeats() -> None:

@@ -504,6 +504,62 @@ async def test_a_transaction_is_asked_of_a_producer_that_may_send_there(make_gro
     assert set(seen) == {"owner"}
 
 
+async def test_a_client_id_belongs_to_its_first_user(group: Group) -> None:
+    """Nobody gets the replies or the queue locks of another user's client, and only the reply topic pushes."""
+    replies = "demo_REPLY_TOPIC"
+    both = [{"type": "Topic", "name": name, "actions": ["Pub"]} for name in ("Orders", replies)]
+    member = [*both, {"type": "Group", "name": "billing", "actions": ["Sub"]}]
+    await put(group, 2, known=users(orders={"rules": member}, billing={"rules": member}))
+
+    def beat(client_id: str = "requester") -> Frame:
+        consumers = [{"groupName": "billing", "consumeType": "CONSUME_PASSIVELY", "subscriptionDataSet": []}]
+        value = {"clientID": client_id, "consumerDataSet": consumers, "producerDataSet": [{"groupName": "p"}]}
+        return Frame(RequestCode.HEART_BEAT, body=json.dumps(value).encode())
+
+    def lock(code: int) -> Frame:
+        queue = {"topic": "Orders", "brokerName": "a", "queueId": 0}
+        value = {"consumerGroup": "billing", "clientId": "requester", "mqSet": [queue]}
+        return Frame(code, body=json.dumps(value).encode())
+
+    def reply(topic: str) -> Frame:
+        props = "REPLY_TO_CLIENT\x01requester\x02CORRELATION_ID\x011"
+        header = SendHeader("p", topic, "TBW102", 4, 0, 0, 1_700_000_000_000, 0, props, 0, False)  # type: ignore[arg-type]
+        return Frame(RequestCode.SEND_REPLY_MESSAGE_V2, ext=header.short_ext(), body=b"reply")
+
+    got: dict[str, list[bytes]] = {"owner": [], "thief": []}
+
+    def takes(name: str) -> Any:
+        async def take(_: object, frame: Frame) -> Frame:
+            got[name].append(frame.body)
+            return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+        return take
+
+    address = group.group_address
+    async with raw(ORDERS) as owner, raw(BILLING) as thief:
+        for name, client in (("owner", owner), ("thief", thief)):
+            client.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, takes(name))
+        assert (await owner.request(address, beat(), 10)).code == 0
+        assert b'"queueId":0' in (await owner.request(address, lock(RequestCode.LOCK_BATCH_MQ), 10)).body
+        for frame in (beat(), lock(RequestCode.LOCK_BATCH_MQ), lock(RequestCode.UNLOCK_BATCH_MQ)):
+            refused = await thief.request(address, frame, 10)
+            assert (refused.code, "another user" in (refused.remark or "")) == (ResponseCode.NO_PERMISSION, True)
+        assert (await thief.request(address, beat("mine"), 10)).code == 0
+        ext = {"clientID": "requester", "producerGroup": "p", "consumerGroup": "billing"}
+        assert (await thief.request(address, Frame(RequestCode.UNREGISTER_CLIENT, ext=ext), 10)).code == 0
+        assert (await thief.request(address, reply("Orders"), 10)).code == ResponseCode.NO_PERMISSION
+        assert got == {"owner": [], "thief": []}
+        answer = await thief.request(address, reply(replies), 10)
+        assert answer.code == 0, answer.remark
+        assert got == {"owner": [b"reply"], "thief": []}
+    async with raw(BILLING) as later:
+
+        async def free() -> bool:
+            return (await later.request(address, beat(), 10)).code == 0
+
+        await until(free, "the id is free when its client has gone", 10)
+
+
 async def test_wrong_signatures_end_their_connection_and_lock_nobody_out(group: Group) -> None:
     """All come from one address, as from behind one router."""
     wrong = Credentials("orders", "a-wrong-secret")

@@ -39,6 +39,14 @@ class Link(Protocol):
     def __hash__(self) -> int: ...
 
 
+MAX_IDS = 16
+"""Client ids of one connection; RocketMQ's clients have one."""
+
+
+class NotYourId(Exception):
+    """A client id belongs to another user; the text says so."""
+
+
 class TooManyClients(Exception):
     """A heartbeat exceeds a limit; the text names it."""
 
@@ -134,6 +142,9 @@ class ClientTable:
         self._producing: dict[Link, set[str]] = {}
         self._clients: dict[str, dict[Link, Client]] = {}
         """Producers' connections by client id."""
+        self._owners: dict[str, tuple[str | None, dict[Link, None]]] = {}
+        """Client id to the user that came with it first, and its connections."""
+        self._ids: dict[Link, set[str]] = {}
         self._round = 0
 
     def admit(self, conn: Link, consumers: Mapping[str, list[SubscriptionData]], producers: Iterable[str]) -> None:
@@ -153,6 +164,33 @@ class ClientTable:
             raise TooManyClients(
                 f"this broker has {self.weight} members and subscriptions of groups, {more} more are requested, "
                 f"the limit is {self.limit}"
+            )
+
+    def claim(self, client_id: str, user: str | None, conn: Link, *, signed_only: bool = False) -> None:
+        """Notes that a connection has a client id, which belongs to its first user until all its connections end.
+
+        `user`: None for unsigned requests; `signed_only`: these do not count any more. Raises NotYourId and
+        TooManyClients.
+        """
+        self.check_id(client_id, user, conn, signed_only=signed_only)
+        mine = self._ids.setdefault(conn, set())
+        if client_id not in mine and len(mine) >= MAX_IDS:
+            raise TooManyClients(f"this connection has {len(mine)} client ids, the limit is {MAX_IDS}")
+        mine.add(client_id)
+        owner = self._owners.get(client_id)
+        if owner is None or owner[0] != user:
+            owner = self._owners[client_id] = user, {} if owner is None else owner[1]
+        owner[1][conn] = None
+
+    def check_id(self, client_id: str, user: str | None, conn: Link, *, signed_only: bool = False) -> None:
+        """Raises NotYourId when a client id belongs to another user."""
+        owner = self._owners.get(client_id)
+        if owner is None or owner[0] == user or (signed_only and owner[0] is None):
+            return
+        if any(link is not conn and not link.closed for link in owner[1]):
+            raise NotYourId(
+                f"the field clientID: {client_id[:200]!r} is the id of a client of another user; set another instance "
+                "name, or wait until that client has gone"
             )
 
     def heartbeat_consumer(
@@ -264,6 +302,11 @@ class ClientTable:
 
     def closed(self, conn: Link) -> list[str]:
         """Removes an ended connection; returns the consumer groups that lost a member."""
+        for client_id in self._ids.pop(conn, ()):
+            links = self._owners[client_id][1]
+            links.pop(conn, None)
+            if not links:
+                del self._owners[client_id]
         changed = [g for g in sorted(self._groups_of.pop(conn, ())) if self.leave_consumer(g, conn)]
         for group in list(self._producing.get(conn, ())):
             self.leave_producer(group, conn)

@@ -53,6 +53,16 @@ WRITES: Final = SENDS | {
 OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
 """Reads that a former master passes on while clients still take it for the master: a slave learns of the last confirmed
 record some milliseconds late, and a client must find the message that was acknowledged just before."""
+TO_EVERY_MEMBER: Final = frozenset(
+    int(code)
+    for code in (
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.UPDATE_BROKER_CONFIG,
+    )
+)
+"""Writes that mqadmin sends to masters and slaves (`-c`), and gives up at the first refusal. RocketMQ's slaves carry
+them out by themselves; here they pass them on to the master, for which a second time changes nothing."""
 FORWARDED: Final = WRITES | OF_THE_MASTER
 """Requests that a former master passes on; a FORWARD may wrap no others."""
 
@@ -113,5 +123,9 @@ class Dispatcher:
             return
         if forwarder.wants():
             forwarder.take(conn, kept)
-        else:
-            self._refuse(conn, kept)
+            return
+        passed = [frame for frame in kept if frame.code in TO_EVERY_MEMBER] if forwarder.may_pass_on else []
+        if passed:
+            forwarder.pass_on(conn, passed)
+        if len(passed) < len(kept):
+            self._refuse(conn, [frame for frame in kept if frame not in passed])

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 Process = Callable[[Any, list[Frame]], None]
 
 MAX_BUFFERED: Final = 20_000
+MAX_PASSING: Final = 64
+"""Requests of clients that a follower passes on at the same time."""
 BUNDLE: Final = 512
 BUNDLE_BYTES: Final = 4 << 20
 FORWARD_S: Final = 5.0
@@ -84,6 +86,7 @@ class Forwarder:
         self._worker: asyncio.Task[None] | None = None
         self._late_timer: asyncio.TimerHandle | None = None
         self.in_flight = 0
+        self._passing: set[asyncio.Task[None]] = set()
 
     @property
     def busy(self) -> bool:
@@ -126,6 +129,28 @@ class Forwarder:
         worker = self._worker
         if worker is not None and not worker.done():
             await asyncio.wait({worker}, timeout=timeout_s)
+
+    @property
+    def may_pass_on(self) -> bool:
+        """Whether this member follows a leader that it knows."""
+        replication = self._replication
+        return replication.follows and replication.leader_address is not None and len(self._passing) < MAX_PASSING
+
+    def pass_on(self, conn: Connection, frames: list[Frame]) -> None:
+        """Forwards requests that came to a follower to its leader, and relays the answers."""
+        conn.attrs["client"] = True
+        due = asyncio.get_running_loop().time() + FORWARD_S
+        task = asyncio.get_running_loop().create_task(
+            self._pass_on([BufferedWrite(conn, frame, due) for frame in frames])
+        )
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+
+    async def _pass_on(self, bundle: list[BufferedWrite]) -> None:
+        target = self._replication.leader_address
+        why_not = "the master is not known" if target is None else await self._forward(target, bundle)
+        if why_not:
+            _answer_all(bundle, why_not)
 
     def role_changed(self) -> None:
         self._go_on()
@@ -257,9 +282,10 @@ class Forwarder:
         for conn, frame, _ in self._drain():
             if not frame.is_oneway and not conn.closed:
                 conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops, send again"))
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
+        tasks = [*self._passing] if self._worker is None else [self._worker, *self._passing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def request_bytes(frame: Frame) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gantry_broker.histogram import LATENCY_S, RPC_MS, Exemplar, Histogram
+from gantry_broker.histogram import LATENCY_S, PUT_MS, RPC_MS, Exemplar, Histogram
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 
 Result = Literal["success", "oneway"]
@@ -106,6 +106,7 @@ class SendTimes:
         count = sum(messages)
         latencies.send.observe_weighted(send, messages, count)
         latencies.append.observe_weighted(append, messages, count)
+        latencies.put_ms.observe_weighted(append, messages, count, 1000)
         latencies.replication.observe_weighted(confirmed, messages, count)
         self._rpc.observe_weighted(send, messages, count, 1000)
         together = b"".join(properties)
@@ -133,6 +134,8 @@ class Latencies:
     """From the arrival of a send until its answer is written."""
     append: Histogram = field(default_factory=_seconds)
     """The append of a batch of sends to the log."""
+    put_ms: Histogram = field(default_factory=lambda: Histogram(PUT_MS))
+    """The same in milliseconds, with RocketMQ's buckets."""
     replication: Histogram = field(default_factory=_seconds)
     """From the end of the append until the records are confirmed."""
     flush: Histogram = field(default_factory=_seconds)

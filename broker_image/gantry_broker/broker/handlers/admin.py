@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
 
 VERSION_TEXT: Final = "V4_9_7"
+_PUT_TIMES: Final = (
+    "<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s", "4~5s",
+    "5~10s", "10s~",
+)  # fmt: skip
 
 
 async def update_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
@@ -59,7 +63,9 @@ def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Returns the keys that `brokerStatus`, `clusterList` and exporters read (`KVTable` of 4.9.7)."""
+    """Returns the keys that `brokerStatus`, `clusterList`, `exportMetrics` and rocketmq-exporter read (`KVTable` of 4.9.7
+    and 5.5.0). Gantry has no thread pools, so nothing waits in their queues.
+    """
     store, stats, settings = broker.store, broker.stats, broker.settings
     unix = broker.clock.unix_ms()
     usage = store.disk()
@@ -79,7 +85,8 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         "getTotalTps": f"{get_tps} {get_tps} {get_tps}",
         "getFoundTps": f"{get_tps} {get_tps} {get_tps}",
         "getMissTps": "0.0 0.0 0.0",
-        "getTransferedTps": f"{get_tps} {get_tps} {get_tps}",
+        "getTransferedTps": f"{get_tps} {get_tps} {get_tps}",  # the key of 4.9.7
+        "getTransferredTps": f"{get_tps} {get_tps} {get_tps}",  # the key of 5.x
         "putMessageTimesTotal": broker.counts.put_count,
         "putMessageSizeTotal": sum(stats.rows("TOPIC_PUT_SIZE").values()),
         "putMessageAverageSize": round(
@@ -89,7 +96,7 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         "putMessageFailedTimes": 0,
         "putLatency99": "0.00",
         "putLatency999": "0.00",
-        "putMessageDistributeTime": "[<=0ms]:0 ",
+        "putMessageDistributeTime": _put_times(broker),
         "getMessageEntireTimeMax": 0,
         "msgPutTotalTodayNow": put_total,
         "msgPutTotalTodayMorning": 0,
@@ -106,6 +113,18 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         "queryThreadPoolQueueSize": 0,
         "queryThreadPoolQueueCapacity": 20_000,
         "queryThreadPoolQueueHeadWaitTimeMills": 0,
+        "litePullThreadPoolQueueSize": 0,
+        "litePullThreadPoolQueueCapacity": 100_000,
+        "litePullThreadPoolQueueHeadWaitTimeMills": 0,
+        "ackThreadPoolQueueSize": 0,
+        "ackThreadPoolQueueCapacity": 100_000,
+        "ackThreadPoolQueueHeadWaitTimeMills": 0,
+        "brokerActive": "true" if broker.role.leading else "false",
+        "timerReadBehind": 0,
+        "timerOffsetBehind": 0,
+        "timerCongestNum": 0,
+        "timerEnqueueTps": "0.0",
+        "timerDequeueTps": "0.0",
         "EndTransactionQueueSize": 0,
         "EndTransactionThreadPoolQueueCapacity": 100_000,
         "pageCacheLockTimeMills": 0,
@@ -133,6 +152,13 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
             table[f"scheduleMessageOffset_{level}"] = f"{broker.meta.working.delay.get(level, 0)},{high}"
     table["gantryPermission"] = route_permission(settings.brokerPermission, broker.meta.working.marks)
     return ok(frame, body=orjson.dumps({"table": {key: str(table[key]) for key in sorted(table)}}))
+
+
+def _put_times(broker: BrokerContext) -> str:
+    """Returns how many messages of producers took how long to append, in the form of `StoreStatsService`."""
+    broker.latencies.sends.settle()
+    counts = zip(_PUT_TIMES, broker.latencies.put_ms.counts, strict=True)
+    return "".join(f"[{name}]:{count} " for name, count in counts)
 
 
 def readable(count: int) -> str:

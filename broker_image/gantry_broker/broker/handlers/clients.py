@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gantry_broker.broker.clients import Client, Subscription, TooManyClients
+from gantry_broker.access.decide import ENABLED
+from gantry_broker.admission import user_of
+from gantry_broker.broker.clients import Client, NotYourId, Subscription, TooManyClients
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault
@@ -42,8 +44,13 @@ def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
             raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"heartbeat.groupName: {fault}")
     try:
         broker.clients.admit(conn, {data.group: data.subscriptions for data in beat.consumers}, beat.producers)
+        if beat.consumers or beat.producers:
+            user = user_of(broker.access.gate, frame)
+            broker.clients.claim(beat.client_id, user, conn, signed_only=broker.access.gate.mode == ENABLED)
     except TooManyClients as error:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    except NotYourId as error:
+        raise RequestRejected(ResponseCode.NO_PERMISSION, str(error)) from None
     known = broker.creation.group_configs(dict.fromkeys(data.group for data in beat.consumers))
     client = Client(
         conn,
@@ -111,17 +118,28 @@ def check_client(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     return ok(frame)
 
 
+def _check_id(broker: BrokerContext, conn: Connection, frame: Frame, client_id: str) -> None:
+    """Raises RequestRejected when a request names the id of another user's client."""
+    gate = broker.access.gate
+    try:
+        broker.clients.check_id(client_id, user_of(gate, frame), conn, signed_only=gate.mode == ENABLED)
+    except NotYourId as error:
+        raise RequestRejected(ResponseCode.NO_PERMISSION, str(error)) from None
+
+
 def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     request = LockRequest.from_json(json_body(frame, "lock"))
     if not broker.role.leading:
         raise RequestRejected(
             ResponseCode.SERVICE_NOT_AVAILABLE, f"only the master gives locks: {broker.role.refusal()}"
         )
+    _check_id(broker, conn, frame, request.client_id)
     got = broker.locks.lock(request.group, request.client_id, request.queues, broker.clock.now_ms())
     return ok(frame, body=orjson.dumps({"lockOKMQSet": [bodies.queue_to_json(queue) for queue in got]}))
 
 
 def unlock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     request = LockRequest.from_json(json_body(frame, "lock"))
+    _check_id(broker, conn, frame, request.client_id)
     broker.locks.unlock(request.group, request.client_id, request.queues)
     return ok(frame)

@@ -46,7 +46,7 @@ async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> F
         )
     check_sizes(frame, header, broker.settings.maxMessageSize)
     topic = broker.meta.working.topics.get(header.topic)
-    if topic is None and header.topic.endswith(REPLY_TOPIC_SUFFIX):
+    if topic is None and header.topic == f"{broker.config.cluster}_{REPLY_TOPIC_SUFFIX}":
         topic = broker.creation.ensure_topic(header.topic, 1, Perm.READ | Perm.WRITE)
     if topic is None:
         raise RequestRejected(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
@@ -89,6 +89,11 @@ async def _push(
     client_id = props.get(Prop.MESSAGE_REPLY_TO_CLIENT)
     if client_id is None:
         return int(ResponseCode.SYSTEM_ERROR), f"reply message properties[{Prop.MESSAGE_REPLY_TO_CLIENT}] is null"
+    replies = f"{broker.config.cluster}_{REPLY_TOPIC_SUFFIX}"
+    if header.topic != replies:  # Anybody may have the right to send to some other topic.
+        return int(ResponseCode.NO_PERMISSION), (
+            f"the field topic: {header.topic!r} has no replies, so nothing is pushed; a reply goes to {replies}"
+        )
     client = broker.clients.find_client(client_id)
     if client is None:
         return int(ResponseCode.SYSTEM_ERROR), f"push reply message fail, channel of <{client_id[:200]}> not found."

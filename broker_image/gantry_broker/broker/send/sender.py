@@ -269,6 +269,7 @@ class Sender:
             self._answered(early, ResponseCode.SUCCESS, time.perf_counter() - begun)
         if not pending:
             self._latencies.append.observe(appended - append, len(puts))
+            self._latencies.put_ms.observe((appended - append) * 1000, len(puts))
             self._appended(None)
             return
 
@@ -280,6 +281,7 @@ class Sender:
                 self._usual((now - begun, appended - append, now - appended, len(pending), now_ms, puts[0].properties))
                 return
             self._latencies.append.observe(appended - append, len(puts))
+            self._latencies.put_ms.observe((appended - append) * 1000, len(puts))
             self._latencies.send.observe(now - begun, len(pending))
             if code == _OK:
                 self._latencies.replication.observe(now - appended, len(pending))
