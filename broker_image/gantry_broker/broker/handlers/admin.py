@@ -63,8 +63,8 @@ def get_config(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 
 def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
-    """Returns the keys that `brokerStatus`, `clusterList`, `exportMetrics` and rocketmq-exporter read (`KVTable` of 4.9.7
-    and 5.5.0). Gantry has no thread pools, so nothing waits in their queues.
+    """Returns the keys that `brokerStatus`, `clusterList`, `exportMetrics` and rocketmq-exporter read (`KVTable` of
+    4.9.7 and 5.5.0). Gantry has no thread pools, so nothing waits in their queues.
     """
     store, stats, settings = broker.store, broker.stats, broker.settings
     unix = broker.clock.unix_ms()
