@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 from gantry_broker.broker import transactions
 from gantry_broker.broker.clock import Clock as BrokerClock
@@ -378,3 +379,32 @@ def test_nothing_else_is_removed(seed: int) -> None:
         expected = {name: value for name, value in props.items() if name not in BROKER_ONLY}
         left = without_broker_properties(text, props)
         assert props == expected == parse_properties(left)
+
+
+@pytest.mark.parametrize("code", [RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 225])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("retryMaxTimes", -1), ("retryMaxTimes", 2**31), ("retryQueueNums", -1), ("retryQueueNums", 2**31),
+        ("consumeTimeoutMinute", 2**31), ("groupSysFlag", 2**31), ("brokerId", 2**63), ("brokerId", -1),
+        ("whichBrokerWhenConsumeSlowly", 2**63), ("retryMaxTimes", "x"), ("retryMaxTimes", 1.5),
+    ],
+)  # fmt: skip
+async def test_a_group_has_numbers_that_java_can_read(bench: Bench, code: int, field: str, value: Any) -> None:
+    """One number beyond Java's range made mqadmin and clients fail for all groups; a negative one made dead letters."""
+    group = {"groupName": "G", field: value}
+    body = group if code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP else {"groupConfigList": [group]}
+    answer = await bench.ask(code, body=orjson.dumps(body))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert f"{field} is {value!r}; a whole number from " in (answer.remark or "")
+    assert "G" not in bench.broker.meta.working.groups
+
+
+async def test_a_send_back_without_a_limit_has_the_groups(bench: Bench) -> None:
+    """`maxReconsumeTimes=-1` of a client's header means the default."""
+    bench.broker.creation.group_config("G")
+    await bench.send(b"m", properties="")
+    [record] = await _stored(bench)
+    ext = {"offset": record.phys_offset, "group": "G", "delayLevel": 1, "maxReconsumeTimes": -1}
+    assert (await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == 0
+    await until(lambda: bench.store.max_offset("%RETRY%G", 0) == 1)

@@ -109,13 +109,13 @@ def test_message_groups_have_the_queue_that_apaches_proxy_gives_them() -> None:
 
 
 def test_a_pop_answer_gives_each_message_its_handle() -> None:
-    retried = {Prop.POP_CK: "3 100 200 5 1 b 0 4", Prop.TAGS: "t"}
+    retried = {Prop.POP_CK: "3 1000 60000 5 1 b 0 4", Prop.TAGS: "t"}
     body = record({}) + record(retried, topic="T", queue_id=0, queue_offset=4, reconsume_times=2)
     ext = {"popTime": "1000", "invisibleTime": "60000", "reviveQid": "3", "startOffsetInfo": "0 1 5;1 0 3"}
     popped = read_pop(Frame(0, ext=ext, body=body), "b")
     assert [(item.handle, item.attempt) for item in popped.items] == [
         ("5 1000 60000 3 0 b 1 7 4711", 1),
-        ("3 100 200 5 1 b 0 4 4711", 3),
+        ("3 1000 60000 5 1 b 0 4 4711", 3),
     ]
     assert popped.invisible_ms == 60_000
     ordered = {**ext, "reviveQid": "999", "orderCountInfo": "0 qo1%7 2;0 1 0"}
@@ -346,7 +346,7 @@ def test_a_batch_of_acknowledgements_has_one_entry_for_each_pop_of_a_queue() -> 
     assert without_effect(batch, Frame(0, ext={"noEffect": named([(0, 6), (1, 5)])})) == {handles[1], handles[3]}
     assert without_effect(batch, Frame(0, ext={"noEffect": ""})) == set()
     assert without_effect(batch, Frame(0)) is None
-    for text, fault in {"2:1": "no entry", "x": "invalid literal", "0:": "invalid literal", "-1:4": "no entry"}.items():
+    for text, fault in {"2:1": "no entry", "x": "no entry", "0:": "no entry", "-1:4": "no entry"}.items():
         with pytest.raises(ValueError, match=fault):
             without_effect(batch, Frame(0, ext={"noEffect": text}))
     far = Handle(4, 9, 1, 0, 0, "a", 0, 4 + MAX_BITS * 8)

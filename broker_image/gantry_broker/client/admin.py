@@ -173,7 +173,7 @@ class Admin:
     async def topic_config(self, address: str) -> TopicConfigs:
         """Returns all topics of one broker."""
         answer = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
-        return TopicConfigs.from_json(_loads(answer.body, "topics"))
+        return TopicConfigs.from_json(_loads(answer.body, "topics"), stored=True)
 
     async def create_topic(
         self,
@@ -248,7 +248,9 @@ class Admin:
         """Returns all consumer groups of one broker."""
         answer = await self._call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None, "groups of a broker")
         table = parse(answer.body, "groups").map("subscriptionGroupTable")
-        return {str(name): SubscriptionGroup.from_json(item, str(name)) for name, item in sorted(table.items())}
+        return {
+            str(name): SubscriptionGroup.from_json(item, str(name), stored=True) for name, item in sorted(table.items())
+        }
 
     async def create_group(
         self, group: SubscriptionGroup, *, cluster: str | None = None, groups: Iterable[str] | None = None

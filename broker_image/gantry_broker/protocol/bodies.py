@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
-from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.digits import MIN_INT, whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_json, queue_to_json, short
 from gantry_broker.protocol.offset_tables import (
@@ -65,6 +65,23 @@ __all__ = [
 ]
 
 
+FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
+CONSUME_TYPES: Final = ("CONSUME_PASSIVELY", "CONSUME_ACTIVELY", "CONSUME_POP")
+MESSAGE_MODELS: Final = ("CLUSTERING", "BROADCASTING", "LITE_SELECTIVE")
+BEGINNINGS: Final = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+)
+"""The names that Java's clients know: an answer with another one is an error for all that they read with it."""
+MAX_RETRY_QUEUES: Final = 1_024
+MAX_RETRIES: Final = 16
+"""Retries of a group that names none. A negative number, which a former release stored, counts as none."""
+
+
 @dataclass(slots=True)
 class DataVersion:
     """The version of a table. It changes with every change of the table, and is compared as a whole."""
@@ -78,7 +95,7 @@ class DataVersion:
         if value is None:
             return cls()
         fields = Fields(value, "dataVersion")
-        return cls(fields.number("timestamp", 0), fields.number("counter", 0), fields.number("stateVersion", 0))
+        return cls(fields.long("timestamp", 0), fields.long("counter", 0), fields.long("stateVersion", 0))
 
     def to_json(self) -> dict[str, Any]:
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
@@ -101,17 +118,18 @@ class TopicConfig:
     attributes: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, value: Any, name: str | None = None) -> Self:
-        fields = Fields(value, "topicConfig")
+    def from_json(cls, value: Any, name: str | None = None, *, stored: bool = False) -> Self:
+        """`stored`: see `Fields`. Raises BodyError."""
+        fields = Fields(value, "topicConfig", stored=stored)
         return cls(
             fields.text("topicName", name),
-            fields.number("readQueueNums", 16),
-            fields.number("writeQueueNums", 16),
-            fields.number("perm", 6),
-            fields.text("topicFilterType", "SINGLE_TAG"),
+            fields.number("readQueueNums", 16, 0),
+            fields.number("writeQueueNums", 16, 0),
+            fields.number("perm", 6, 0),
+            fields.one_of("topicFilterType", FILTER_TYPES[0], FILTER_TYPES),
             fields.number("topicSysFlag", 0),
             fields.flag("order"),
-            {str(key): str(item) for key, item in fields.map("attributes").items()},
+            fields.attributes("attributes"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -135,11 +153,12 @@ class TopicConfigs:
     version: DataVersion = field(default_factory=DataVersion)
 
     @classmethod
-    def from_json(cls, value: Any) -> Self:
+    def from_json(cls, value: Any, *, stored: bool = False) -> Self:
+        """`stored`: see `Fields`. Raises BodyError."""
         fields = Fields(value, "topicConfigSerializeWrapper")
         topics = {}
         for name, item in fields.map("topicConfigTable").items():
-            config = TopicConfig.from_json(item, str(name))
+            config = TopicConfig.from_json(item, str(name), stored=stored)
             topics[config.name] = config
         return cls(topics, DataVersion.from_json(fields.map("dataVersion") or None))
 
@@ -309,7 +328,7 @@ class SubscriptionData:
             fields.text("expressionType", EXPRESSION_TAG),
             fields.texts("tagsSet"),
             codes,
-            fields.number("subVersion", 0),
+            fields.long("subVersion", 0),
             fields.flag("classFilterMode"),
         )
 
@@ -341,9 +360,9 @@ class ConsumerData:
         fields = Fields(value, "consumerData")
         return cls(
             fields.text("groupName"),
-            fields.text("consumeType", "CONSUME_PASSIVELY"),
-            fields.text("messageModel", "CLUSTERING"),
-            fields.text("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+            fields.one_of("consumeType", "CONSUME_PASSIVELY", CONSUME_TYPES),
+            fields.one_of("messageModel", "CLUSTERING", MESSAGE_MODELS),
+            fields.one_of("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET", BEGINNINGS),
             [SubscriptionData.from_json(item) for item in fields.items("subscriptionDataSet")],
             fields.flag("unitMode"),
         )
@@ -412,22 +431,24 @@ class SubscriptionGroup:
     retry_policy: RetryPolicy = DEFAULT_POLICY
 
     @classmethod
-    def from_json(cls, value: Any, name: str | None = None) -> Self:
-        fields = Fields(value, "subscriptionGroupConfig")
+    def from_json(cls, value: Any, name: str | None = None, *, stored: bool = False) -> Self:
+        """`stored`: see `Fields`. Raises BodyError."""
+        fields = Fields(value, "subscriptionGroupConfig", stored=stored)
+        retries = fields.number("retryMaxTimes", MAX_RETRIES, MIN_INT if stored else 0)
         return cls(
             fields.text("groupName", name),
             fields.flag("consumeEnable", True),
             fields.flag("consumeFromMinEnable", True),
             fields.flag("consumeBroadcastEnable", True),
-            fields.number("retryQueueNums", 1),
-            fields.number("retryMaxTimes", 16),
-            fields.number("brokerId", 0),
-            fields.number("whichBrokerWhenConsumeSlowly", 1),
+            fields.number("retryQueueNums", 1, 0, MAX_RETRY_QUEUES),
+            MAX_RETRIES if retries < 0 else retries,
+            fields.long("brokerId", 0, 0),
+            fields.long("whichBrokerWhenConsumeSlowly", 1, 0),
             fields.flag("notifyConsumerIdsChangedEnable", True),
             fields.number("groupSysFlag", 0),
-            fields.number("consumeTimeoutMinute", 15),
+            fields.number("consumeTimeoutMinute", 15, 0),
             fields.flag("consumeMessageOrderly"),
-            {str(key): str(item) for key, item in fields.map("attributes").items()},
+            fields.attributes("attributes"),
             RetryPolicy.from_json(fields.map("groupRetryPolicy"), "subscriptionGroupConfig.groupRetryPolicy"),
         )
 
@@ -505,7 +526,7 @@ class BatchAck:
     @classmethod
     def from_json(cls, value: Any) -> Self:
         fields = Fields(value, "acks")
-        kind, start = fields.text("r", "0"), fields.number("so")
+        kind, start = fields.text("r", "0"), fields.long("so")
         text = fields.text("b")
         if len(text) > MAX_BITS * 4 // 3 + 4:
             raise BodyError(f"the field acks.b has {len(text)} characters; bits of at most {MAX_BITS} bytes are valid")
@@ -520,8 +541,8 @@ class BatchAck:
             start,
             fields.number("q"),
             fields.number("rq"),
-            fields.number("pt"),
-            fields.number("it"),
+            fields.long("pt"),
+            fields.long("it"),
             bits,
         )
 

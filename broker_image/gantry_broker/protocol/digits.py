@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+MIN_INT: Final = -(2**31)
 MAX_INT: Final = 2**31 - 1
+MIN_LONG: Final = -(2**63)
 MAX_LONG: Final = 2**63 - 1
 """Java's ranges."""
 MAX_DIGITS: Final = 40

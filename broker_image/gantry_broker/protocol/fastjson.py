@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from gantry_broker.protocol.digits import MAX_INT, MIN_INT
+
 MAX_DIALECT_BYTES: Final = 8 * 1024 * 1024
 """Bytes of the longest text in the dialect. The parser is Python, reads some 10 MB/s, and blocks the event loop."""
 MAX_DEPTH: Final = 32
@@ -163,7 +165,9 @@ def _read_key(raw: Any, at: int) -> Any:
         return raw
     if isinstance(raw, dict):
         topic, broker, queue = raw.get("topic"), raw.get("brokerName"), raw.get("queueId")
-        if len(raw) == 3 and isinstance(topic, str) and isinstance(broker, str) and isinstance(queue, int):
+        if len(raw) == 3 and isinstance(topic, str) and isinstance(broker, str) and type(queue) is int:
+            if not MIN_INT <= queue <= MAX_INT:
+                raise JsonError(f"the queueId {queue} of a key is outside {MIN_INT} to {MAX_INT}, before {at}")
             return MessageQueue(topic, broker, queue)
         if all(isinstance(value, (str, int, float, type(None))) for value in raw.values()):
             return tuple(sorted(raw.items(), key=lambda pair: str(pair[0])))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.digits import MAX_INT, MAX_LONG, MIN_INT, MIN_LONG, whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
 
 
@@ -17,9 +17,13 @@ class BodyError(ValueError):
 class Fields:
     """Validated access to a JSON object: each getter returns the field or its default, or raises BodyError."""
 
-    __slots__ = ("_map", "_where")
+    __slots__ = ("_map", "_stored", "_where")
 
-    def __init__(self, value: Any, where: str) -> None:
+    def __init__(self, value: Any, where: str, *, stored: bool = False) -> None:
+        """`stored`: the object is from the log or a file, where former releases kept numbers of any size. One outside
+        its range counts as the nearest one inside.
+        """
+        self._stored = stored
         if not isinstance(value, Mapping):
             raise BodyError(f"{where} is a JSON {type(value).__name__}; an object is expected")
         self._map = value
@@ -39,24 +43,54 @@ class Fields:
             raise BodyError(f"the field {self._where}.{name} is {short(value)}; a text is expected")
         return value
 
-    def number(self, name: str, default: int | None = None) -> int:
+    def number(self, name: str, default: int | None = None, low: int = MIN_INT, high: int = MAX_INT) -> int:
+        """A whole number in [low, high], by default in the range of Java's int. It may be a string."""
         value = self._map.get(name)
         if value is None:
             if default is None:
                 raise BodyError(f"the field {self._where}.{name} is absent; a whole number is expected")
             return default
-        return self._whole(name, value)
+        return self._whole(name, value, low, high)
 
-    def numbers(self, name: str) -> list[int]:
-        """Returns whole numbers, each of which may be a string."""
-        return [self._whole(name, value) for value in self.items(name)]
+    def long(self, name: str, default: int | None = None, low: int = MIN_LONG) -> int:
+        """A whole number of `low` or more in the range of Java's long."""
+        return self.number(name, default, low, MAX_LONG)
 
-    def _whole(self, name: str, value: Any) -> int:
-        if isinstance(value, str) and (number := whole_number(value, -(2**63))) is not None:
+    def numbers(self, name: str, low: int = MIN_INT, high: int = MAX_INT) -> list[int]:
+        """Returns whole numbers in [low, high], each of which may be a string."""
+        return [self._whole(name, value, low, high) for value in self.items(name)]
+
+    def _whole(self, name: str, value: Any, low: int, high: int) -> int:
+        if type(value) is int:
+            if low <= value <= high:
+                return value
+            if self._stored:
+                return min(max(value, low), high)
+        elif isinstance(value, str) and (number := whole_number(value, low, high)) is not None:
             return number
-        if type(value) is not int or not -(2**63) <= value < 2**63:
-            raise BodyError(f"the field {self._where}.{name} is {short(value)}; a whole number is expected")
+        raise BodyError(
+            f"the field {self._where}.{name} is {short(value)}; a whole number from {low} to {high} is expected"
+        )
+
+    def one_of(self, name: str, default: str, names: Iterable[str]) -> str:
+        """One of some names; Java knows no others."""
+        value = self.text(name, default)
+        if value not in names:
+            if self._stored:
+                return default
+            raise BodyError(f"the field {self._where}.{name} is {short(value)}; {' or '.join(names)} is expected")
         return value
+
+    def attributes(self, name: str) -> dict[str, str]:
+        """Texts by name. A number counts as its digits."""
+        found = {}
+        for key, value in self.map(name).items():
+            if not isinstance(key, str) or not isinstance(value, str | int):
+                if self._stored:
+                    continue
+                raise BodyError(f"the field {self._where}.{name} has {short(key)}: {short(value)}; texts are expected")
+            found[key] = str(value)
+        return found
 
     def real(self, name: str, default: float = 0.0) -> float:
         value = self._map.get(name)

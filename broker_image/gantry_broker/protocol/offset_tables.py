@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gantry_broker.protocol.digits import MAX_LONG, MIN_LONG
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_json, short
 
@@ -49,7 +50,7 @@ def topic_stats_from_json(body: bytes) -> dict[MessageQueue, TopicOffset]:
     for queue, item in _queue_table(parse(body, "topicStats"), "offsetTable").items():
         fields = Fields(item, "topicOffset")
         out[queue] = TopicOffset(
-            fields.number("minOffset"), fields.number("maxOffset"), fields.number("lastUpdateTimestamp", 0)
+            fields.long("minOffset"), fields.long("maxOffset"), fields.long("lastUpdateTimestamp", 0)
         )
     return out
 
@@ -76,10 +77,10 @@ def consume_stats_from_json(body: bytes) -> tuple[dict[MessageQueue, ConsumeOffs
     for queue, item in _queue_table(stats, "offsetTable").items():
         fields = Fields(item, "offset")
         out[queue] = ConsumeOffset(
-            fields.number("brokerOffset"),
-            fields.number("consumerOffset"),
-            fields.number("lastTimestamp", 0),
-            fields.number("pullOffset", 0),
+            fields.long("brokerOffset"),
+            fields.long("consumerOffset"),
+            fields.long("lastTimestamp", 0),
+            fields.long("pullOffset", 0),
         )
     return out, stats.real("consumeTps")
 
@@ -96,10 +97,10 @@ def offset_table(body: bytes) -> dict[MessageQueue, int]:
     except BodyError:
         for item in fields.items("offsetTable"):
             entry = Fields(item, "offset")
-            out[queue_from_json(item)] = entry.number("offset")
+            out[queue_from_json(item)] = entry.long("offset")
         return out
     for queue, offset in table.items():
-        if type(offset) is not int:
+        if type(offset) is not int or not MIN_LONG <= offset <= MAX_LONG:
             raise BodyError(f"offsets.offsetTable has {short(offset)} for {queue}; a whole number is expected")
         out[queue] = offset
     return out

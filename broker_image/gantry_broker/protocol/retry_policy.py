@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from gantry_broker.protocol.digits import MAX_LONG, MIN_LONG
 from gantry_broker.protocol.fields import BodyError, Fields, short
 
 CUSTOMIZED: Final = "CUSTOMIZED"
@@ -50,15 +51,15 @@ class RetryPolicy:
             given = Fields(fields.map("exponentialRetryPolicy"), inner)
             default = Exponential()
             exponential = Exponential(
-                _within(inner, "initial", given.number("initial", default.initial_ms), MAX_PAUSE_MS),
-                _within(inner, "max", given.number("max", default.max_ms), MAX_PAUSE_MS),
-                _within(inner, "multiplier", given.number("multiplier", default.multiplier), MAX_MULTIPLIER, 1),
+                _within(inner, "initial", given.long("initial", default.initial_ms), MAX_PAUSE_MS),
+                _within(inner, "max", given.long("max", default.max_ms), MAX_PAUSE_MS),
+                _within(inner, "multiplier", given.long("multiplier", default.multiplier), MAX_MULTIPLIER, 1),
             )
         if "customizedRetryPolicy" in fields.names():
             inner = f"{where}.customizedRetryPolicy"
             given = Fields(fields.map("customizedRetryPolicy"), inner)
             if "next" in given.names():
-                numbers = given.numbers("next")
+                numbers = given.numbers("next", MIN_LONG, MAX_LONG)
                 if not 1 <= len(numbers) <= MAX_STEPS:
                     raise BodyError(
                         f"the field {inner}.next has {len(numbers)} pauses; 1 to {MAX_STEPS} of them are expected"

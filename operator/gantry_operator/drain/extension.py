@@ -23,8 +23,8 @@ class GroupConfigs:
         if not isinstance(value, dict):
             raise ValueError("the answer is no JSON object")
         try:
-            topics = [TopicConfig.from_json(v) for v in value.get("topics", [])]
-            groups = [SubscriptionGroup.from_json(v) for v in value.get("groups", [])]
+            topics = [TopicConfig.from_json(v, stored=True) for v in value.get("topics", [])]
+            groups = [SubscriptionGroup.from_json(v, stored=True) for v in value.get("groups", [])]
         except (BodyError, TypeError) as error:
             raise ValueError(str(error)) from None
         return cls({t.name: t for t in topics}, {g.name: g for g in groups})

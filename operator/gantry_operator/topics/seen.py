@@ -91,7 +91,7 @@ class BrokerTables:
         if found is None:
             return None
         try:
-            config = TopicConfig.from_json(found["config"], name)
+            config = TopicConfig.from_json(found["config"], name, stored=True)
             queues = tuple(Queue(_number(first), _number(end)) for first, end in found["queues"])
         except (BodyError, KeyError, TypeError, ValueError) as error:
             raise BadTables(f"topic {name}: {error!r}") from None
@@ -103,7 +103,7 @@ class BrokerTables:
         if not isinstance(found, Mapping) or "config" not in found:
             return None
         try:
-            return SubscriptionGroup.from_json(found["config"], name)
+            return SubscriptionGroup.from_json(found["config"], name, stored=True)
         except BodyError as error:
             raise BadTables(f"group {name}: {error}") from None
 

@@ -52,8 +52,6 @@ def checked_group(config: SubscriptionGroup) -> SubscriptionGroup:
     fault = group_fault(config.name)
     if fault is not None:
         raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"the field groupName: {fault}")
-    if not 0 <= config.retry_queues <= 1_024:
-        raise BadField("retryQueueNums", str(config.retry_queues), "a whole number from 0 to 1024")
     return config
 
 

@@ -12,6 +12,7 @@ from gantry_broker.broker.metadata import attributes
 from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
+    FILTER_TYPES,
     BodyError,
     TopicConfig,
     TopicOffset,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 MAX_TOPICS_AT_ONCE: Final = 1_000
 """Topics, or groups, that one request may create."""
-FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
 def checked_topic(broker: BrokerContext, config: TopicConfig) -> TopicConfig:

@@ -125,7 +125,7 @@ def load(directory: Path) -> Snapshot | None:
     def read_own(value: Any) -> None:
         fields = Fields(value, OWN)
         # Without `deletionWatermarks` these tables miss deletions that the log has.
-        own[:] = fields.number("applied", 0), fields.number("epoch", -1) if "deletionWatermarks" in value else NOT_ALL
+        own[:] = fields.long("applied", 0), fields.long("epoch", -1) if "deletionWatermarks" in value else NOT_ALL
         tables.timer = _numbers(fields, "timer")
         tables.timer_done = {int(k): {int(o) for o in v} for k, v in fields.map("timerDone").items()}
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
@@ -152,14 +152,15 @@ def _load(directory: Path, name: str, read: Callable[[Any], None]) -> bool:
 
 
 def _read_topics(tables: Tables, value: Any) -> None:
-    configs = TopicConfigs.from_json(value)
+    configs = TopicConfigs.from_json(value, stored=True)
     tables.topics, tables.topic_version = configs.topics, configs.version
 
 
 def _read_groups(tables: Tables, value: Any) -> None:
     fields = Fields(value, GROUPS)
     groups = [
-        SubscriptionGroup.from_json(item, str(name)) for name, item in fields.map("subscriptionGroupTable").items()
+        SubscriptionGroup.from_json(item, str(name), stored=True)
+        for name, item in fields.map("subscriptionGroupTable").items()
     ]
     tables.groups = {group.name: group for group in groups}
     tables.group_version = DataVersion.from_json(fields.map("dataVersion") or None)

@@ -112,7 +112,7 @@ class Tables:
         at = int(change.get("at", 0))
         shaped = False
         for value in change.get("topics", ()):
-            topic = TopicConfig.from_json(value)
+            topic = TopicConfig.from_json(value, stored=True)
             self.topics[topic.name] = topic
             shaped = True
         for name in change.get("dropTopics", ()):
@@ -130,7 +130,7 @@ class Tables:
             self.topic_version = self.topic_version.next(at)
         grouped = False
         for value in change.get("groups", ()):
-            group = SubscriptionGroup.from_json(value)
+            group = SubscriptionGroup.from_json(value, stored=True)
             self.groups[group.name] = group
             grouped = True
         for name in change.get("dropGroups", ()):
