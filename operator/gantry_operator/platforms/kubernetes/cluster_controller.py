@@ -273,6 +273,11 @@ class ClusterController:
         self._shared.upgrades.done(self._key)
         self._certificates.close()
 
+    @property
+    def ending(self) -> bool:
+        """The cluster is being deleted: what its topics hold goes with it, so nothing waits for their readers."""
+        return self._obj["metadata"].get("deletionTimestamp") is not None
+
     def update(self, obj: Object) -> None:
         """The resource changed. A change of the status alone is ignored."""
         old, self._obj = self._obj["metadata"], obj

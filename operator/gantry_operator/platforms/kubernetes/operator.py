@@ -95,6 +95,8 @@ class Operator:
             self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
         self.shared = Shared(api, settings, self.caches, StallCompensatedClock(), identity)
         self.shared.unlisted = self._unlisted
+        self._stray = asyncio.Event()
+        """A cluster goes, or a resource without one does."""
         self.shared.upgrades = UpgradeQueue(paused=settings.upgrades_paused)
 
     def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
@@ -113,21 +115,32 @@ class Operator:
             controller = self.clusters.get((obj["metadata"].get("namespace", ""), cluster))
             if controller is not None:
                 controller.heard(event, kind, obj)
+            if obj["metadata"].get("deletionTimestamp") is not None and (controller is None or controller.ending):
+                self._stray.set()
 
         return heard
 
     async def _name_strays(self) -> None:
-        """Show resources that their cluster does not exist. After a start kopf needs a moment to list the clusters."""
+        """Show resources that their cluster does not exist. After a start kopf needs a moment to list the clusters.
+
+        Later a resource that is being deleted goes as soon as its cluster does: both may be in a namespace that goes,
+        with this operator's own pod.
+        """
+        await asyncio.sleep(STRAYS_EVERY_S)
         while True:
-            await asyncio.sleep(STRAYS_EVERY_S)
+            self._stray.clear()
             for kind in OF_USERS:
                 for obj in self.caches[kind].everywhere():
                     await self._name_stray(kind, obj)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STRAYS_EVERY_S):
+                    await self._stray.wait()
 
     async def _name_stray(self, kind: str, obj: Object) -> None:
         meta = obj["metadata"]
         cluster = str((obj.get("spec") or {}).get("cluster", ""))
-        if (meta.get("namespace", ""), cluster) in self.clusters:
+        controller = self.clusters.get((meta.get("namespace", ""), cluster))
+        if controller is not None and not (controller.ending and meta.get("deletionTimestamp") is not None):
             return
         try:
             if meta.get("deletionTimestamp") is not None:
@@ -188,6 +201,7 @@ class Operator:
             return  # From a former object: kopf keeps the order of one object's events only.
         if controller is not None and (event["type"] == "DELETED" or controller.uid != meta["uid"]):
             del self.clusters[key]
+            self._stray.set()
             await controller.stop()
             controller = None
         if event["type"] != "DELETED":
@@ -196,6 +210,8 @@ class Operator:
                 controller.start()
             else:
                 controller.update(obj)
+            if controller.ending:
+                self._stray.set()
         metrics.CLUSTERS.set(len(self.clusters))
 
 
