@@ -49,6 +49,9 @@ class Recorder:
     def on_reset(self, stream: Stream) -> None:
         self.resets.append(stream.id)
 
+    def on_closed(self, stream: Stream) -> None:
+        pass
+
     def on_drained(self, stream: Stream) -> None:
         pass
 

@@ -53,12 +53,14 @@ class TooManyGuesses(Refusal):
 class Caller:
     """Who made a call."""
 
-    __slots__ = ("call", "client_id", "user")
+    __slots__ = ("call", "client_id", "policy", "user")
 
-    def __init__(self, call: Call, client_id: str, user: User | None) -> None:
+    def __init__(self, call: Call, client_id: str, user: User | None, policy: Policy | None = None) -> None:
+        """`policy`: what was in force when the signature was checked."""
         self.call = call
         self.client_id = client_id
         self.user = user
+        self.policy = policy
 
     @property
     def user_name(self) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from gantry_broker.protocol.retry_policy import Exponential
+from gantry_broker.proxy.answers import Refusal
 from gantry_broker.proxy.brokers import GroupConfig
-from gantry_broker.proxy.contract import ClientType, v2
-from gantry_broker.proxy.messages import MAX_BODY, set_millis
+from gantry_broker.proxy.contract import AddressScheme, ClientType, Code, Language, v2
+from gantry_broker.proxy.messages import MAX_BODY, millis, set_millis
 from gantry_broker.proxy.names import resource_name
 from gantry_broker.proxy.rpc import Line
 
@@ -20,6 +21,16 @@ UNSEEN_S: Final = 60.0
 MAX_CLIENTS: Final = 50_000
 MAX_NAMES: Final = 1_000
 """Topics of one client's settings."""
+MAX_SETTINGS: Final = 64 * 1024
+"""Bytes of one client's settings: 500 topics with their filters."""
+MAX_KEPT: Final = 64 << 20
+"""Bytes of the settings of all clients."""
+MAX_EXPRESSION: Final = 4_096
+"""Characters of a filter in the settings."""
+MAX_ENDPOINTS: Final = 8
+MAX_HOST: Final = 255
+MAX_TEXT: Final = 100
+"""Characters of what a client says of itself."""
 MAX_ASKED: Final = 1_000
 RECEIVE_BATCH: Final = 32
 LONG_POLLING_MS: Final = 20_000
@@ -40,10 +51,64 @@ CONSUMERS: Final = frozenset(
 )
 
 
-def answered_settings(given: Any, group: GroupConfig | None) -> Any:
-    """Return the settings that a client gets for its own. `group`: of a consumer. Pure."""
+def shown(text: str, most: int) -> str:
+    """Return what a client says of itself as it may stand in a log, a metric and a terminal."""
+    text = text[:most]
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def known_endpoints(given: Any) -> Any:
+    """Return a client's `Endpoints` without what is not known. Raises Refusal."""
+    found = v2.Endpoints(scheme=given.scheme if given.scheme in _SCHEMES else 0)
+    if len(given.addresses) > MAX_ENDPOINTS:
+        raise Refusal(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have over {MAX_ENDPOINTS} addresses")
+    for address in given.addresses:
+        if len(address.host) > MAX_HOST:
+            raise Refusal(Code.ILLEGAL_ACCESS_POINT, f"the host of an endpoint has over {MAX_HOST} characters")
+        found.addresses.add(host=address.host, port=address.port)
+    return found
+
+
+def known_settings(given: Any) -> Any:
+    """Return a client's settings without what is not known: what is kept of them for as long as the client is there.
+
+    Raises Refusal. Pure.
+    """
     settings = v2.Settings()
-    settings.CopyFrom(given)
+    if given.client_type in _KINDS:
+        settings.client_type = given.client_type
+    if given.HasField("access_point"):
+        settings.access_point.CopyFrom(known_endpoints(given.access_point))
+    if given.HasField("request_timeout"):
+        set_millis(settings.request_timeout, millis(given.request_timeout))
+    agent = given.user_agent
+    settings.user_agent.language = agent.language if agent.language in _LANGUAGES else 0
+    for name in ("version", "platform", "hostname"):
+        setattr(settings.user_agent, name, shown(getattr(agent, name), MAX_TEXT))
+    if given.HasField("publishing"):
+        settings.publishing.SetInParent()
+        for topic in given.publishing.topics:
+            settings.publishing.topics.add(resource_namespace=topic.resource_namespace, name=topic.name)
+    elif given.HasField("subscription"):
+        group, subscription = given.subscription.group, settings.subscription
+        subscription.group.resource_namespace, subscription.group.name = group.resource_namespace, group.name
+        for entry in given.subscription.subscriptions:
+            if len(entry.expression.expression) > MAX_EXPRESSION:
+                raise Refusal(
+                    Code.ILLEGAL_FILTER_EXPRESSION, f"a filter expression has over {MAX_EXPRESSION} characters"
+                )
+            one = subscription.subscriptions.add()
+            one.topic.resource_namespace, one.topic.name = entry.topic.resource_namespace, entry.topic.name
+            one.expression.type = entry.expression.type
+            one.expression.expression = entry.expression.expression
+    if (size := settings.ByteSize()) > MAX_SETTINGS:
+        raise Refusal(Code.BAD_REQUEST, f"the settings have {size} bytes, at most {MAX_SETTINGS}")
+    return settings
+
+
+def answered_settings(given: Any, group: GroupConfig | None) -> Any:
+    """Return the settings that a client gets for its own. `group`: of a consumer. Raises Refusal. Pure."""
+    settings = known_settings(given)
     settings.metric.on = False
     policy = settings.backoff_policy
     policy.Clear()
@@ -76,7 +141,21 @@ def answered_settings(given: Any, group: GroupConfig | None) -> Any:
 class Client:
     """One client, by its id. Each user has ids of its own: anybody may send any id."""
 
-    __slots__ = ("address", "id", "kind", "language", "line", "seen", "settings", "since", "user", "version")
+    __slots__ = (
+        "address",
+        "group",
+        "id",
+        "kind",
+        "language",
+        "line",
+        "seen",
+        "settings",
+        "since",
+        "size",
+        "topics",
+        "user",
+        "version",
+    )
 
     def __init__(self, client_id: str, address: str, now: float, user: str = "") -> None:
         self.id = client_id
@@ -84,6 +163,12 @@ class Client:
         """Empty: anybody."""
         self.address = address
         self.settings: Any = None
+        self.size = 0
+        """Bytes of its settings."""
+        self.group = ""
+        """A consumer's group."""
+        self.topics: tuple[str, ...] = ()
+        """The topics that it sends to, or has subscribed to."""
         self.kind = ClientType.CLIENT_TYPE_UNSPECIFIED
         self.language = ""
         self.version = ""
@@ -94,22 +179,6 @@ class Client:
     @property
     def key(self) -> ClientKey:
         return self.user, self.id
-
-    @property
-    def group(self) -> str:
-        """A consumer's group."""
-        if self.settings is None or not self.settings.HasField("subscription"):
-            return ""
-        return resource_name(self.settings.subscription.group)
-
-    @property
-    def topics(self) -> list[str]:
-        """The topics that it sends to, or has subscribed to."""
-        if self.settings is None:
-            return []
-        if self.settings.HasField("publishing"):
-            return [resource_name(topic) for topic in self.settings.publishing.topics]
-        return [resource_name(entry.topic) for entry in self.settings.subscription.subscriptions]
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -127,7 +196,11 @@ class Client:
 class Clients:
     """All clients of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MAX_KEPT) -> None:
+        """`most_bytes`: of the settings of all clients."""
+        self._most_bytes = most_bytes
+        self.kept = 0
+        """Bytes of the settings of all clients."""
         self._clients: dict[ClientKey, Client] = {}
         self._publishers: dict[str, dict[ClientKey, Client]] = {}
         """Clients that send to a topic."""
@@ -154,9 +227,23 @@ class Clients:
             self._clients[client.key] = client
         return client
 
+    def has_room(self, client: Client, settings: Any) -> bool:
+        """Whether these settings may be kept in the place of the client's former ones."""
+        return self.kept - client.size + int(settings.ByteSize()) <= self._most_bytes
+
     def set_settings(self, client: Client, settings: Any) -> None:
+        """`settings`: of `answered_settings`."""
         self._forget_topics(client)
         client.settings = settings
+        size = int(settings.ByteSize())
+        self.kept += size - client.size
+        client.size = size
+        if settings.HasField("subscription"):
+            client.group = resource_name(settings.subscription.group)
+            client.topics = tuple(resource_name(entry.topic) for entry in settings.subscription.subscriptions)
+        else:
+            client.group = ""
+            client.topics = tuple(map(resource_name, settings.publishing.topics))
         client.kind = ClientType(settings.client_type) if settings.client_type in _KINDS else client.kind
         client.version = settings.user_agent.version or client.version
         if settings.HasField("publishing"):
@@ -167,6 +254,8 @@ class Clients:
         self._forget_topics(client)
         if self._clients.get(client.key) is client:
             del self._clients[client.key]
+            self.kept -= client.size
+            client.size = 0
 
     def gone(self, now: float) -> list[Client]:
         """Return the clients that have gone; the caller lets them leave."""
@@ -215,3 +304,5 @@ class Clients:
 
 
 _KINDS: Final = frozenset(int(kind) for kind in ClientType)
+_LANGUAGES: Final = frozenset(int(language) for language in Language)
+_SCHEMES: Final = frozenset(int(scheme) for scheme in AddressScheme)

@@ -16,6 +16,7 @@ from gantry_broker.proxy.wire import field, number, text, time_field
 MAX_BODY: Final = 4 << 20
 MAX_USER_PROPERTIES: Final = 128
 MAX_USER_PROPERTY_BYTES: Final = 16 << 10
+"""Of user properties, tag and keys together, as Apache's proxy counts them."""
 MAX_MESSAGE_GROUP: Final = 64
 MAX_DELAY_MS: Final = 40 * 86_400_000
 """The broker has its own limit (`timerMaxDelaySec`)."""
@@ -64,21 +65,29 @@ def stored_properties(message: Any, producer_group: str, now_ms: int) -> dict[st
     if not message.body:
         raise Refusal(Code.MESSAGE_BODY_EMPTY, "message body cannot be empty")
     properties: dict[str, str] = {}
+    size = 0
     if message.user_properties:
-        properties.update(_user_properties(message.user_properties))
+        size = _take_user_properties(message.user_properties, properties)
     message_id: str = system.message_id
     if not message_id.strip():
         raise Refusal(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
     _refuse_control(message_id, Code.ILLEGAL_MESSAGE_ID, "message id")
     properties[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX] = message_id
     if system.HasField("tag") and system.tag:
-        properties[Prop.TAGS] = _tag(system.tag)
+        properties[Prop.TAGS] = tag = _tag(system.tag)
+        size += _bytes_of(tag)
     if system.keys:
         for key in system.keys:
+            size += _bytes_of(key)
             if not key.strip():
                 raise Refusal(Code.ILLEGAL_MESSAGE_KEY, "key cannot be the char sequence of whitespace")
             _refuse_control(key, Code.ILLEGAL_MESSAGE_KEY, "key")
         properties[Prop.KEYS] = KEY_SEPARATOR.join(system.keys)
+    if size > MAX_USER_PROPERTY_BYTES:
+        raise Refusal(
+            Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"the total size of user property is too large, max is {MAX_USER_PROPERTY_BYTES}",
+        )
     if system.HasField("message_group"):
         properties[Prop.SHARDING_KEY] = _message_group(system.message_group)
     if system.message_type == MessageType.TRANSACTION:
@@ -112,7 +121,12 @@ def stored_properties(message: Any, producer_group: str, now_ms: int) -> dict[st
     return properties
 
 
-def _user_properties(given: Mapping[str, str]) -> dict[str, str]:
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _take_user_properties(given: Mapping[str, str], properties: dict[str, str]) -> int:
+    """Put the properties that a client gave into `properties`, and return their bytes. Raises Refusal."""
     if len(given) > MAX_USER_PROPERTIES:
         raise Refusal(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"too many user properties, max is {MAX_USER_PROPERTIES}")
     size = 0
@@ -125,13 +139,9 @@ def _user_properties(given: Mapping[str, str]) -> dict[str, str]:
             raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the key of property cannot contain control character")
         if has_control(value):
             raise Refusal(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the value of property cannot contain control character")
-        size += len(name.encode()) + len(value.encode())
-    if size > MAX_USER_PROPERTY_BYTES:
-        raise Refusal(
-            Code.MESSAGE_PROPERTIES_TOO_LARGE,
-            f"the total size of user property is too large, max is {MAX_USER_PROPERTY_BYTES}",
-        )
-    return dict(given)
+        size += _bytes_of(name) + _bytes_of(value)
+    properties.update(given)
+    return size
 
 
 def _tag(tag: str) -> str:

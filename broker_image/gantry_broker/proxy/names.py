@@ -9,12 +9,12 @@ from typing import Any, Final
 from gantry_broker.access.decide import is_internal
 from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC
 from gantry_broker.proxy.answers import Refusal
-from gantry_broker.proxy.contract import Code
+from gantry_broker.proxy.contract import Code, v2
 
 MAX_TOPIC: Final = 127
 MAX_GROUP: Final = 255
 MAX_CLIENT_ID: Final = 255
-_VALID: Final = re.compile(r"^[%|a-zA-Z0-9_-]+$")
+_VALID: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _RULE: Final = "allowing only ^[%|a-zA-Z0-9_-]+$"
 _SYSTEM: Final = frozenset(
     {AUTO_CREATE_TOPIC, "SELF_TEST_TOPIC", "BenchmarkTest", "DefaultCluster", "OFFSET_MOVED_EVENT"}
@@ -27,6 +27,12 @@ def resource_name(resource: Any) -> str:
     namespace: str = resource.resource_namespace
     name: str = resource.name
     return f"{namespace}%{name}" if namespace and name and not name.startswith(f"{namespace}%") else name
+
+
+def named(resource: Any) -> bytes:
+    """Return the bytes of a `Resource` as its client names it, without fields that are not known."""
+    found: bytes = v2.Resource(resource_namespace=resource.resource_namespace, name=resource.name).SerializeToString()
+    return found
 
 
 def topic_name(resource: Any) -> str:
@@ -51,7 +57,7 @@ def group_name(resource: Any) -> str:
 def _topic_problem(name: str) -> str:
     if not name.strip():
         return "The specified topic is blank"
-    if not _VALID.match(name):
+    if not _VALID.fullmatch(name):
         return f"The specified topic[{name[:100]}] contains illegal characters, {_RULE}"
     if len(name) > MAX_TOPIC:
         return f"The specified topic is longer than topic max length {MAX_TOPIC}."
@@ -66,7 +72,7 @@ def _group_problem(name: str) -> str:
         return "the specified group is blank"
     if len(name) > MAX_GROUP:
         return f"the specified group is longer than group max length {MAX_GROUP}."
-    if not _VALID.match(name):
+    if not _VALID.fullmatch(name):
         return f"the specified group[{name[:100]}] contains illegal characters, {_RULE}"
     if name.startswith(_SYSTEM_GROUP_PREFIX):
         return "cannot use system consumer group"

@@ -33,6 +33,7 @@ from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, ClientKey, Clients
 from gantry_broker.proxy.contract import ClientType, Code, FilterType, v2
 from gantry_broker.proxy.messages import millis, received_part, set_millis
+from gantry_broker.proxy.names import named
 from gantry_broker.proxy.renewal import FIRST_MS, Due, Held, Renewals
 from gantry_broker.proxy.rpc import Call
 from gantry_broker.proxy.wire import ack_answer
@@ -315,7 +316,7 @@ class Receiving:
         sent = 0
         try:
             await call.send(part.SerializeToString())
-            named = request.message_queue.topic.SerializeToString()
+            resource = named(request.message_queue.topic)
             now_ms = time.time_ns() // 1_000_000
             for record, properties, handle, attempt in items:
                 if call.over:
@@ -324,21 +325,24 @@ class Receiving:
                     # By this proxy's clock: the broker's may be ahead or behind.
                     ends_ms = now_ms + popped.invisible_ms
                     self.renewals.add(client.key, group, topic, handle, ends_ms, now_ms, attempt)
-                await call.send(received_part(record, properties, named, handle, attempt))
+                await call.send(received_part(record, properties, resource, handle, attempt))
                 sent += 1
         finally:
             # Also when the client ends the call while the answer waits for it.
             self._give_back(group, topic, [item.handle for item in items[sent:]])
+        await call.send(self.last_part())
+
+    @staticmethod
+    def last_part() -> bytes:
+        """Return the end of each answer."""
         part = v2.ReceiveMessageResponse()
         set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
-        await call.send(part.SerializeToString())
+        return bytes(part.SerializeToString())
 
     async def refuse(self, call: Call, part: Any) -> None:
         """Answer a ReceiveMessageRequest by a refusal."""
         await call.send(part.SerializeToString())
-        part = v2.ReceiveMessageResponse()
-        set_millis(part.delivery_timestamp, time.time_ns() // 1_000_000)
-        await call.send(part.SerializeToString())
+        await call.send(self.last_part())
 
     async def _pop_in_turn(
         self, asked: str, masters: list[str], topic: str, group: str, ext: dict[str, str], poll_ms: int

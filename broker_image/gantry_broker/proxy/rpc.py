@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 MAX_MESSAGE: Final = 16 << 20
-"""Bytes of the largest request. A body has at most 4 MiB; a longer one gets an answer that says so."""
+"""Bytes that a request of any method may announce; beyond it the call ends without an answer of the service."""
 
 
 class GrpcStatus(IntEnum):
@@ -38,7 +38,12 @@ class RpcError(Exception):
 
 
 class Call(Protocol):
-    """One call. `metadata` has lower-case names; `peer` is the client's IP address."""
+    """One call. `metadata` has lower-case names, of known fields alone; `peer` is the client's IP address."""
+
+    caller: Any
+    """The service's: who makes the call."""
+    signed: bool
+    """Set by the service: the call has a valid signature. Others must bring their request soon."""
 
     @property
     def metadata(self) -> Mapping[str, str]: ...
@@ -77,6 +82,17 @@ class Line(Call, Protocol):
         """End the call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to a call whose request is not looked at."""
+
+    answers: tuple[bytes, ...] = ()
+    status: GrpcStatus = GrpcStatus.OK
+    text: str = ""
+    wait: Callable[[], Awaitable[None]] | None = None
+    """What comes before the answer."""
+
+
 Outcome = bytes | Awaitable[bytes]
 """The answer to a call, or what must be awaited for it."""
 Direct = Callable[[Call, bytes, Callable[[Outcome], None]], Outcome | None]
@@ -88,12 +104,18 @@ Conversing = Callable[[Line], Conversation]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What serves a path; one of the four."""
+    """What serves a path: one of the four, and what is checked before the request is taken."""
 
     unary: Unary | None = None
     direct: Direct | None = None
     streaming: Streaming | None = None
     conversing: Conversing | None = None
+    most: int = MAX_MESSAGE
+    """Bytes of one message."""
+    admit: Callable[[Call], Refused | None] | None = None
+    """Called when the header has come. Raises nothing."""
+    too_large: Callable[[Call, int], Refused] | None = None
+    """The answer to a message of so many bytes, above `most` and up to `MAX_MESSAGE`."""
 
 
 Methods = Mapping[str, Method]

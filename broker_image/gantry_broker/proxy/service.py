@@ -6,9 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
-
-from google.protobuf.message import DecodeError
 
 from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC
 from gantry_broker.access.guesses import HOLD_S
@@ -16,17 +15,20 @@ from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.protocol.digits import whole_number
-from gantry_broker.proxy.answers import FAILURES, Answer, Refusal, no_route, refusal_of, set_status
+from gantry_broker.proxy.answers import FAILURES, OK, Answer, Refusal, no_route, refusal_of, set_status, status_bytes
 from gantry_broker.proxy.authentication import Authentication, Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers
-from gantry_broker.proxy.clients import Client, Clients, answered_settings
+from gantry_broker.proxy.clients import Client, Clients, answered_settings, known_endpoints
 from gantry_broker.proxy.config import split_endpoint
 from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
-from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, topic_name
+from gantry_broker.proxy.limits import MAX_MESSAGES, limit_of, parse
+from gantry_broker.proxy.messages import MAX_BODY
+from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, named, topic_name
 from gantry_broker.proxy.receiving import HeldReceive, Receiving
-from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, Outcome, RpcError
+from gantry_broker.proxy.rpc import Call, GrpcStatus, Method, Methods, Outcome, Refused
 from gantry_broker.proxy.sending import Sending
 from gantry_broker.proxy.telemetry import Telemetry
+from gantry_broker.proxy.wire import field, queue_part
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class Service:
         self.authentication = authentication
         self.clients = Clients()
         self.counts = Counts()
-        self._advertise = None if advertise is None else _endpoints(advertise)
+        self._advertise: bytes | None = None if advertise is None else _endpoints(advertise).SerializeToString()
         self.sending = Sending(brokers, producer, self.clients)
         self.receiving = Receiving(brokers, self.clients)
         self._sweeper: asyncio.Task[None] | None = None
@@ -110,11 +112,33 @@ class Service:
                 self._sync_lite_subscription,
             ),
         }
-        found = {SERVICE + name: Method(unary=self._unary(name, *parts)) for name, parts in unary.items()}
-        found[SERVICE + "SendMessage"] = Method(direct=self._send)
-        found[SERVICE + "ReceiveMessage"] = Method(streaming=self._receive)
-        found[SERVICE + "Telemetry"] = Method(conversing=lambda line: Telemetry(self, line))
-        return found
+        found = {}
+        for name, parts in unary.items():
+            admit = self._admit(name, self._refused_answer(name, parts[1]))
+            found[name] = Method(unary=self._unary(name, *parts), most=limit_of(name).size, admit=admit)
+        refuse = self._refused_answer("SendMessage", v2.SendMessageResponse)
+        found["SendMessage"] = Method(
+            direct=self._send,
+            most=limit_of("SendMessage").size,
+            admit=self._admit("SendMessage", refuse),
+            too_large=lambda call, size: refuse(
+                Refusal(Code.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {MAX_BODY}")
+            ),
+        )
+        found["ReceiveMessage"] = Method(
+            streaming=self._receive,
+            most=limit_of("ReceiveMessage").size,
+            admit=self._admit("ReceiveMessage", self._refused_receive),
+        )
+        found["Telemetry"] = Method(
+            conversing=lambda line: Telemetry(self, line),
+            most=limit_of("Telemetry").size,
+            admit=self._admit("Telemetry", Telemetry.refused),
+        )
+        for name in UNIMPLEMENTED:
+            text = f"Method {SERVICE[1:]}{name} is unimplemented"
+            found[name] = Method(admit=_constant(Refused(status=GrpcStatus.UNIMPLEMENTED, text=text)))
+        return {SERVICE + name: method for name, method in found.items()}
 
     def start(self) -> None:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
@@ -131,6 +155,37 @@ class Service:
 
     # ---- calls
 
+    def _admit(self, name: str, refused: Callable[[Refusal], Refused]) -> Callable[[Call], Refused | None]:
+        """Return the check of who makes a call, before its request is taken."""
+
+        def admit(call: Call) -> Refused | None:
+            try:
+                call.signed = self.caller(call).user is not None
+            except Refusal as refusal:
+                error = refusal
+            else:
+                return None
+            self.counts.add(name, error.code, 0.0)
+            answer = refused(error)
+            return replace(answer, wait=lambda: _hold(error)) if isinstance(error, TooManyGuesses) else answer
+
+        return admit
+
+    @staticmethod
+    def _refused_answer(name: str, answer_class: Any) -> Callable[[Refusal], Refused]:
+        def refused(error: Refusal) -> Refused:
+            answer = answer_class()
+            set_status(answer, error.code, error.text)
+            return Refused((answer.SerializeToString(),))
+
+        return refused
+
+    @staticmethod
+    def _refused_receive(error: Refusal) -> Refused:
+        part = v2.ReceiveMessageResponse()
+        set_status(part, error.code, error.text)
+        return Refused((part.SerializeToString(), Receiving.last_part()))
+
     def _unary(
         self, name: str, request_class: Any, answer_class: Any, handler: Handler
     ) -> Callable[[Call, bytes], Awaitable[bytes]]:
@@ -139,10 +194,7 @@ class Service:
 
         async def serve(call: Call, data: bytes) -> bytes:
             begun = clock()
-            try:
-                request = request_class.FromString(data)
-            except DecodeError:
-                raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"the request is no {name}Request") from None
+            request = parse(request_class, name, data)
             try:
                 answer = await handler(self.caller(call), request)
             except (Refusal, *FAILURES) as error:
@@ -167,12 +219,20 @@ class Service:
 
     def caller(self, call: Call) -> Caller:
         """Return who makes a call. Raises Refusal."""
+        policy = self.authentication.policy
+        known: Caller | None = call.caller
+        if known is not None and known.policy is policy:
+            return known
         client_id = call.metadata.get("x-mq-client-id", "")
         if not client_id.strip():
             raise Refusal(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
         if len(client_id) > MAX_CLIENT_ID:
             raise Refusal(Code.BAD_REQUEST, f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID}")
-        return Caller(call, client_id, self.authentication.user(call.metadata, call.peer))
+        if not client_id.isascii() or not client_id.isprintable():
+            raise Refusal(Code.BAD_REQUEST, "the client id has characters other than printable ones of ASCII")
+        user = self.authentication.user(call.metadata, call.peer)
+        call.caller = found = Caller(call, client_id, user, policy)
+        return found
 
     def allow(self, caller: Caller, *needs: Need) -> None:
         """Raises Refusal."""
@@ -201,18 +261,12 @@ class Service:
         if route is None:
             raise no_route(topic)
         types = await self.brokers.message_types(topic)
-        answer = v2.QueryRouteResponse()
-        set_status(answer)
-        place = self._place(request.endpoints)
+        resource, place = named(request.topic), self._place(request.endpoints)
+        parts = [field(b"\x0a", status_bytes(Code.OK, OK))]
         for data in masters(route):
-            for number, permission in queue_permissions(data):
-                queue = answer.message_queues.add(id=number, permission=permission)
-                queue.topic.CopyFrom(request.topic)
-                queue.broker.name = data.broker
-                queue.broker.id = MASTER_ID
-                queue.broker.endpoints.CopyFrom(place)
-                queue.accept_message_types.extend(types)
-        return answer
+            queue = queue_part(resource, data.broker, place, types)
+            parts += [field(b"\x12", queue(number, permission)) for number, permission in queue_permissions(data)]
+        return Answer(Code.OK, b"".join(parts))
 
     async def _query_assignment(self, caller: Caller, request: Any) -> Any:
         topic, group = topic_name(request.topic), group_name(request.group)
@@ -221,33 +275,27 @@ class Service:
         if route is None:
             raise no_route(topic)
         orderly = (await self.brokers.group(group)).orderly
-        answer = v2.QueryAssignmentResponse()
-        set_status(answer)
-        place = self._place(request.endpoints)
+        resource, place = named(request.topic), self._place(request.endpoints)
+        parts = [field(b"\x0a", status_bytes(Code.OK, OK))]
         for data in masters(route):
             if not data.perm & Perm.READ:
                 continue
+            queue = queue_part(resource, data.broker, place, ())
             for number in range(data.read_queues) if orderly else (-1,):
-                queue = answer.assignments.add().message_queue
-                queue.topic.CopyFrom(request.topic)
-                queue.id = number
-                queue.permission = Permission.READ_WRITE
-                queue.broker.name = data.broker
-                queue.broker.id = MASTER_ID
-                queue.broker.endpoints.CopyFrom(place)
-        if not answer.assignments:
+                parts.append(field(b"\x12", field(b"\x0a", queue(number, Permission.READ_WRITE))))
+        if len(parts) == 1:
             raise Refusal(Code.FORBIDDEN, "no readable queue")
-        return answer
+        return Answer(Code.OK, b"".join(parts))
 
-    def _place(self, asked: Any) -> Any:
-        """Return the endpoints of every broker: those of this proxy, as the client reaches it."""
+    def _place(self, asked: Any) -> bytes:
+        """Return the endpoints of every broker: those of this proxy, as the client reaches it. Raises Refusal."""
         if self._advertise is not None:
             return self._advertise
-        place = v2.Endpoints()
-        place.CopyFrom(asked)
+        place = known_endpoints(asked)
         if not place.scheme:
             place.scheme = AddressScheme.IPv4
-        return place
+        found: bytes = place.SerializeToString()
+        return found
 
     async def _heartbeat(self, caller: Caller, request: Any) -> Any:
         if request.HasField("group"):
@@ -268,10 +316,7 @@ class Service:
     def _send(self, call: Call, data: bytes, done: Callable[[Outcome], None]) -> Outcome | None:
         """Serve a SendMessage, without a task if nothing but the broker's answer must be waited for."""
         begun = time.monotonic()
-        try:
-            request = v2.SendMessageRequest.FromString(data)
-        except DecodeError:
-            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the request is no SendMessageRequest") from None
+        request = parse(v2.SendMessageRequest, "SendMessage", data)
 
         def answered(sent: Answer) -> bytes:
             self.counts.add("SendMessage", sent.code, time.monotonic() - begun)
@@ -295,6 +340,8 @@ class Service:
             messages = request.messages
             if not messages:
                 raise Refusal(Code.MESSAGE_CORRUPTED, "no message to send")
+            if len(messages) > MAX_MESSAGES:
+                raise Refusal(Code.BAD_REQUEST, f"the request has {len(messages)} messages, at most {MAX_MESSAGES}")
             topic = topic_name(messages[0].topic)
             self.allow(caller, Need(TOPIC, topic, (PUB,)))
             if caller.user is not None:
@@ -347,10 +394,7 @@ class Service:
 
     async def _receive(self, call: Call, data: bytes) -> None:
         begun = time.monotonic()
-        try:
-            request = v2.ReceiveMessageRequest.FromString(data)
-        except DecodeError:
-            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the request is no ReceiveMessageRequest") from None
+        request = parse(v2.ReceiveMessageRequest, "ReceiveMessage", data)
         try:
             caller = self.caller(call)
             client = await self._client_soon(caller)
@@ -397,7 +441,10 @@ class Service:
                 topic=request.message_queue.topic, expression=request.filter_expression
             )
             given.request_timeout.seconds = REQUEST_TIMEOUT_S
-            self.clients.set_settings(client, answered_settings(given, config))
+            settings = answered_settings(given, config)
+            if not self.clients.has_room(client, settings):
+                raise Refusal(Code.TOO_MANY_REQUESTS, "the settings of all clients together are too large")
+            self.clients.set_settings(client, settings)
         client.seen = time.monotonic()
         return client
 
@@ -443,6 +490,10 @@ class Service:
             line = client.line
             if line is not None and client.settings is not None:
                 Telemetry.notify(client, line, config, only_changes=True)
+
+
+def _constant(refused: Refused) -> Callable[[Call], Refused]:
+    return lambda call: refused
 
 
 async def _hold(error: Exception) -> None:

@@ -8,17 +8,16 @@ import logging
 import time
 from typing import Any, Final, Protocol
 
-from google.protobuf.message import DecodeError
-
 from gantry_broker.access.decide import GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.answers import FAILURES, Refusal, refusal_of, set_status
 from gantry_broker.proxy.authentication import Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers, GroupConfig
-from gantry_broker.proxy.clients import MAX_NAMES, Client, Clients, answered_settings
+from gantry_broker.proxy.clients import MAX_NAMES, MAX_TEXT, Client, Clients, answered_settings, known_settings, shown
 from gantry_broker.proxy.contract import Code, Language, v2
+from gantry_broker.proxy.limits import parse
 from gantry_broker.proxy.names import group_name, topic_name
 from gantry_broker.proxy.receiving import Receiving
-from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, RpcError
+from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, Refused, RpcError
 from gantry_broker.proxy.sending import Sending
 
 log = logging.getLogger(__name__)
@@ -56,11 +55,15 @@ class Telemetry:
         self._before: asyncio.Task[None] | None = None
         service.talks.add(self)
 
+    @staticmethod
+    def refused(refusal: Refusal) -> Refused:
+        """Return the answer to a stream of a caller that is not known."""
+        command = v2.TelemetryCommand()
+        set_status(command, refusal.code, refusal.text)
+        return Refused((command.SerializeToString(),), GrpcStatus.UNAUTHENTICATED, refusal.text)
+
     def on_message(self, message: bytes) -> None:
-        try:
-            command = v2.TelemetryCommand.FromString(message)
-        except DecodeError:
-            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "the message is no TelemetryCommand") from None
+        command = parse(v2.TelemetryCommand, "Telemetry", message)
         service = self._service
         try:
             caller = service.caller(self._line)
@@ -69,6 +72,7 @@ class Telemetry:
             return
         except Refusal as refusal:
             self._refuse(refusal)
+            self._line.finish(GrpcStatus.UNAUTHENTICATED, refusal.text)
             return
         kind = command.WhichOneof("command")
         if kind == "settings":
@@ -113,6 +117,7 @@ class Telemetry:
         service = self._service
         try:
             self._check(caller, settings)
+            known_settings(settings)  # before a broker is asked
             config = None
             if settings.HasField("subscription"):
                 config = await service.brokers.group(group_name(settings.subscription.group))
@@ -126,22 +131,28 @@ class Telemetry:
             log.info("settings of %s: %s", caller.client_id, error)
             self._refuse(refusal_of(error))
             return
+        answer = answered_settings(settings, config)
         client = service.clients.enter(caller.client_id, caller.call.peer, caller.user_name)
         if client is None:
             self._refuse(Refusal(Code.TOO_MANY_REQUESTS, "the proxy has too many clients"))
             return
+        if not service.clients.has_room(client, answer):
+            if client.settings is None:
+                service.clients.leave(client)
+            self._refuse(Refusal(Code.TOO_MANY_REQUESTS, "the settings of all clients together are too large"))
+            return
         self._client = client
+        metadata = caller.call.metadata
         client.address = caller.call.peer
-        client.language = (
-            _LANGUAGES.get(settings.user_agent.language, "") or caller.call.metadata.get("x-mq-language", "")[:40]
+        client.language = _LANGUAGES.get(settings.user_agent.language, "") or shown(
+            metadata.get("x-mq-language", ""), 40
         )
-        client.version = caller.call.metadata.get("x-mq-client-version", "")[:100]
+        client.version = shown(metadata.get("x-mq-client-version", ""), MAX_TEXT)
         client.line = self._line
         client.seen = time.monotonic()
-        if settings.HasField("publishing"):
-            service.sending.client_came(settings)
-        answer = answered_settings(settings, config)
         service.clients.set_settings(client, answer)
+        if answer.HasField("publishing"):
+            service.sending.client_came(answer)
         self._push(answer)
 
     def _check(self, caller: Caller, settings: Any) -> None:

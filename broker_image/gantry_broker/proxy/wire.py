@@ -6,7 +6,7 @@ left out, as protobuf leaves them out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -68,3 +68,24 @@ def ack_answer(status: bytes, entries: Iterable[tuple[str, str, bytes]]) -> byte
     for message_id, handle, result in entries:
         parts.append(field(b"\x12", text(b"\x0a", message_id) + text(b"\x12", handle) + field(b"\x1a", result)))
     return b"".join(parts)
+
+
+def signed(value: int) -> bytes:
+    """Return a varint of an int32, which may be negative."""
+    return number(value if value >= 0 else value + (1 << 64))
+
+
+def queue_part(topic: bytes, broker: str, endpoints: bytes, types: Iterable[int]) -> Callable[[int, int], bytes]:
+    """Return the function that gives the bytes of a MessageQueue of a group's master, by its number and permission.
+    `topic` and `endpoints`: the bytes of a Resource and of Endpoints.
+    """
+    head = field(b"\x0a", topic)
+    packed = b"".join(map(number, types))
+    tail = field(b"\x22", text(b"\x0a", broker) + field(b"\x1a", endpoints)) + (
+        field(b"\x2a", packed) if packed else b""
+    )
+
+    def queue(number_: int, permission: int) -> bytes:
+        return head + (b"\x10" + signed(number_) if number_ else b"") + b"\x18" + number(permission) + tail
+
+    return queue

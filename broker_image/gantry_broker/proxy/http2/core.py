@@ -2,11 +2,15 @@
 
 What a peer may cost is bounded here: the header block and its parts, the streams that are open, frames that make no
 progress (`Strain`), and what waits for a peer that does not read, which the owner of the connection limits by `unsent`.
+Every kind of frame either makes progress or takes from the strain. How long one call of `proceed` works is the
+caller's decision: it stops between two frames.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, Protocol
@@ -107,6 +111,7 @@ class Stream:
         "queue",
         "received",
         "stalled_at",
+        "touched",
         "trailers",
         "waiting",
         "window",
@@ -132,6 +137,8 @@ class Stream:
         """The time since which the peer has left no window for waiting data."""
         self.opened = False
         """The owner knows the stream."""
+        self.touched = 0.0
+        """The owner's: the time of the last bytes of an incomplete request."""
         self.call: Any = None
         """The owner's."""
 
@@ -148,6 +155,9 @@ class Owner(Protocol):
     def on_reset(self, stream: Stream) -> None:
         """The stream is over before its answer was complete."""
 
+    def on_closed(self, stream: Stream) -> None:
+        """The stream is over: its answer is complete, or it was reset."""
+
     def on_drained(self, stream: Stream) -> None:
         """All data of the stream has gone out."""
 
@@ -158,6 +168,12 @@ class ServerConnection:
     def __init__(self, owner: Owner, now: float, max_streams: int = MAX_STREAMS) -> None:
         self._owner = owner
         self._buffer = bytearray()
+        """Bytes of a frame that is not complete, behind `_pending`."""
+        self._needed = 0
+        """Bytes that the buffer must have before anything can be done with it."""
+        self._pending = b""
+        """Bytes that came, from `_at` on not yet looked at."""
+        self._at = 0
         self._preface = True
         self._settled = False
         self._decoder = Decoder()
@@ -179,7 +195,11 @@ class ServerConnection:
         self._block_flags = 0
         self._parts = 0
         self._blocked: dict[int, Stream] = {}
-        """Streams with data that waits, in the order of their turns."""
+        """Streams with data that waits."""
+        self._ready: dict[int, Stream] = {}
+        """Those of them that wait for the connection's window alone, in the order of their turns."""
+        self._acks = 1
+        """SETTINGS of this end that the peer has not acknowledged."""
         self._strain = Strain(2_000, 100, now)
         self._resets = Strain(1_000, 100, now)
         self._now = now
@@ -199,37 +219,63 @@ class ServerConnection:
 
     @property
     def held(self) -> int:
-        """Bytes of an unfinished frame or header block."""
-        return len(self._buffer) + (len(self._block) if self._block is not None else 0)
+        """Bytes of an unfinished frame or header block, and of frames that wait for their turn."""
+        return len(self._buffer) + len(self._pending) - self._at + (len(self._block) if self._block is not None else 0)
+
+    @property
+    def behind(self) -> bool:
+        """Whether bytes wait that `proceed` has not looked at."""
+        return self._at < len(self._pending)
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take bytes of the peer. After a fault of the connection, `closed` is true and `out` ends with GOAWAY.
-
-        Raises ConnectionFault after that, for the log.
+        """Take bytes of the peer, and look at all of them. After a fault of the connection, `closed` is true and `out`
+        ends with GOAWAY. Raises ConnectionFault after that, for the log.
         """
+        self.feed(data)
+        self.proceed(now)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the peer for `proceed`."""
         if self.closed:
             return
+        if self.behind:
+            self._pending = self._pending[self._at :] + data
+        elif self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return
+            self._pending = bytes(self._buffer)
+            self._buffer.clear()
+        else:
+            self._pending = data
+        self._at = 0
+
+    def proceed(self, now: float, go_on: Callable[[], bool] | None = None) -> bool:
+        """Look at the bytes that came, as long as `go_on` says so between two frames. Return whether all were looked
+        at. Raises as `receive`.
+        """
+        if self.closed:
+            return True
         self._now = now
         try:
-            self._receive(data)
+            return self._proceed(go_on)
         except ConnectionFault as fault:
             self._goaway(fault.fault, str(fault))
             self.closed = True
+            self._pending, self._at = b"", 0
             raise
 
-    def _receive(self, data: bytes) -> None:
-        buffer = self._buffer
-        if buffer:
-            buffer += data
-            data = bytes(buffer)
-            buffer.clear()
-        at, end = 0, len(data)
+    def _proceed(self, go_on: Callable[[], bool] | None) -> bool:
+        data, at = self._pending, self._at
+        end = len(data)
+        if at == end:
+            return True
         if self._preface:
             if data[: len(PREFACE)] != PREFACE[:end]:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, "the connection does not begin as HTTP/2 does")
             if end < len(PREFACE):
-                buffer += data
-                return
+                self._keep(at, len(PREFACE))
+                return True
             at = len(PREFACE)
             self._preface = False
         unpack = _HEAD.unpack_from
@@ -240,16 +286,26 @@ class ServerConnection:
                 raise ConnectionFault(Fault.FRAME_SIZE_ERROR, f"a frame has {length} bytes, the limit is {MAX_FRAME}")
             stop = at + 9 + length
             if stop > end:
-                break
+                self._keep(at, 9 + length)
+                return True
             payload = data[at + 9 : stop]
-            at = stop
+            self._at = at = stop
             try:
                 self._dispatch(kind, flags, stream & MAX_WINDOW, payload)
             except _StreamFault as fault:
                 self._strained(10)
                 self.reset(fault.stream, fault.fault)
-        if at < end:
-            buffer += data[at:]
+            if go_on is not None and at < end and not go_on():
+                return False
+        self._keep(at, 9)
+        return True
+
+    def _keep(self, at: int, needed: int) -> None:
+        """Keep the bytes of a frame that is not complete."""
+        if at < len(self._pending):
+            self._buffer += self._pending[at:] if at else self._pending
+        self._needed = needed
+        self._pending, self._at = b"", 0
 
     def _dispatch(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if self._block is not None and kind != _CONTINUATION:
@@ -279,8 +335,15 @@ class ServerConnection:
         elif kind == _GOAWAY:
             if stream:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, "GOAWAY belongs to the connection")
+            self._strained(1)
         else:
             self._strained(1)
+
+    def strain(self, amount: float) -> None:
+        """Take from the peer's allowance for what the owner finds to be no progress. Only while the owner is called.
+        Raises ConnectionFault.
+        """
+        self._strained(amount)
 
     def _strained(self, amount: float) -> None:
         if not self._strain.take(amount, self._now):
@@ -300,6 +363,8 @@ class ServerConnection:
             if number > self._last or not number & 1:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, f"DATA on stream {number}, which was never opened")
             if number in self._was_reset:
+                if size < _SMALL:
+                    self._strained(0.5)
                 return
             raise _StreamFault(number, Fault.STREAM_CLOSED, "DATA after the end")
         stream.received += size
@@ -378,13 +443,17 @@ class ServerConnection:
         stream = self.streams[number] = Stream(number, self._initial)
         length = next((value for name, value in fields if name == "content-length"), None)
         if length is not None:
-            stream.announced = int(length) if length.isdigit() and len(length) < 16 else -1
+            fits = length.isascii() and length.isdecimal() and len(length) < 16
+            stream.announced = int(length) if fits else -1
         stream.ended = bool(flags & _END_STREAM)
         if stream.announced is not None and (stream.announced < 0 or (stream.ended and stream.announced)):
             raise _StreamFault(number, Fault.PROTOCOL_ERROR, "content-length does not fit the body")
-        self._strain.earn(2)
         stream.opened = True
         self._owner.on_request(stream, fields)
+        if number in self.streams:
+            self._strain.earn(2)
+        else:
+            self._strained(2)  # it was refused at once, so it was no progress
 
     def _on_trailers(self, stream: Stream | None, number: int, flags: int, fields: list[Field]) -> None:
         if stream is None or stream.ended:
@@ -413,10 +482,8 @@ class ServerConnection:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             if self._window > MAX_WINDOW:
                 raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "the connection's window is too large")
-            for stream in list(self._blocked.values()):
-                if self._window <= 0:
-                    break
-                self._pump(stream)
+            while self._ready and self._window > 0:  # each turn ends a stream's wait, or uses the window up
+                self._pump(self._ready.pop(next(iter(self._ready))))
             return
         stream_or_none = self.streams.get(number)
         if stream_or_none is None:
@@ -437,8 +504,8 @@ class ServerConnection:
         if len(payload) != 8:
             raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "PING has 8 bytes")
         if not flags & _ACK:
-            self._strained(1)
             self._frame(_PING, _ACK, 0, payload)
+        self._strained(1)
 
     def _on_reset(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -457,28 +524,40 @@ class ServerConnection:
         if flags & _ACK:
             if payload:
                 raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS is empty")
+            if self._acks:
+                self._acks -= 1
+            else:
+                self._strained(1)
             return
         if len(payload) % 6:
             raise ConnectionFault(Fault.FRAME_SIZE_ERROR, "SETTINGS have 6 bytes each")
         self._strained(5 + len(payload) / 6)
         self._frame(_SETTINGS, _ACK, 0, b"")
+        initial = self._initial
         for name, value in _SETTING.iter_unpack(payload):
             if name == 2 and value > 1:
                 raise ConnectionFault(Fault.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
             if name == 4:
                 if value > MAX_WINDOW:
                     raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE is {value}")
-                change, self._initial = value - self._initial, value
-                for stream in list(self.streams.values()):
-                    stream.window += change
-                    if stream.window > MAX_WINDOW:
-                        raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "a stream's window is too large")
-                    if stream.waiting:
-                        self._pump(stream)
+                initial = value
             elif name == 5:
                 if not MAX_FRAME <= value <= 2**24 - 1:
                     raise ConnectionFault(Fault.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {value}")
                 self._max_frame = min(value, 64 * 1024)
+        if initial != self._initial:
+            self._resize(initial)
+
+    def _resize(self, initial: int) -> None:
+        """Give all streams another window: once for a frame, by its last value."""
+        self._strained(len(self.streams) / 20)
+        change, self._initial = initial - self._initial, initial
+        for stream in list(self.streams.values()):
+            stream.window += change
+            if stream.window > MAX_WINDOW:
+                raise ConnectionFault(Fault.FLOW_CONTROL_ERROR, "a stream's window is too large")
+            if stream.waiting:
+                self._pump(stream)
 
     def _on_priority(self, number: int, payload: bytes) -> None:
         if not number:
@@ -536,6 +615,7 @@ class ServerConnection:
             pack(last >> 16, last & 0xFFFF, _HEADERS, _END_HEADERS | _END_STREAM, number) + trailers,
         )
         del self.streams[number]
+        self._owner.on_closed(stream)
         stream.call = None  # neither keeps the other alive
 
     def finish(self, stream: Stream, trailers: bytes) -> None:
@@ -591,10 +671,11 @@ class ServerConnection:
             self._frame(_DATA, 0, stream.id, part)
         stream.waiting -= moved
         self.unsent -= moved
+        self._ready.pop(stream.id, None)
         if queue:
-            if moved:
-                self._blocked.pop(stream.id, None)  # Its next turn comes after those of the others.
             self._blocked[stream.id] = stream
+            if stream.window > 0:
+                self._ready[stream.id] = stream  # Its next turn comes after those of the others.
             if moved or stream.stalled_at is None:
                 stream.stalled_at = self._now
             return
@@ -609,6 +690,7 @@ class ServerConnection:
         """Send the trailers: the answer is complete."""
         self._frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.id, stream.trailers or b"")
         self.streams.pop(stream.id, None)
+        self._owner.on_closed(stream)
         stream.call = None
         if not stream.ended:
             self._remember(stream.id)
@@ -619,11 +701,13 @@ class ServerConnection:
     def _drop(self, stream: Stream) -> None:
         self.streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
+        self._ready.pop(stream.id, None)
         self.unsent -= stream.waiting
         stream.queue.clear()
         stream.waiting = 0
         if stream.opened:
             self._owner.on_reset(stream)
+            self._owner.on_closed(stream)
         self._owner.on_drained(stream)
         stream.call = None
 
@@ -651,6 +735,8 @@ def _unpadded(payload: bytes) -> bytes:
 _VALID: Final[set[tuple[str, ...]]] = set()
 """Names of fields, in their order, that were found valid: clients send the same few."""
 _MOST_VALID: Final = 512
+_FORBIDDEN: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+"""What RFC 9110 (5.5) allows in no value: it would begin new lines where values are shown."""
 
 
 def _request_fault(fields: list[Field]) -> str:
@@ -663,6 +749,8 @@ def _request_fault(fields: list[Field]) -> str:
         if len(_VALID) < _MOST_VALID and sum(map(len, names)) < 1_024:
             _VALID.add(names)
     for name, value in fields:
+        if not value.isprintable() and _FORBIDDEN.search(value):
+            return "the value of a field holds a control character"
         if name == ":path":
             if not value:
                 return "the path is empty"

@@ -9,11 +9,12 @@ import logging
 import socket
 from collections.abc import Awaitable, Coroutine, Mapping
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from gantry_broker.proxy.http2 import hpack
 from gantry_broker.proxy.http2.core import ConnectionFault, ServerConnection, Stream
-from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, Outcome, RpcError
+from gantry_broker.proxy.http2.turns import Turns
+from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, Outcome, Refused, RpcError
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.refused import RefusedConnections
 from gantry_broker.remoting.tls_gate import TlsGate
@@ -36,6 +37,32 @@ MAX_QUEUED: Final = 256 * 1024
 GATHER: Final = 64 * 1024
 MAX_PUSHED: Final = 1 << 20
 """Bytes that may wait for the client of a conversation; one more message is refused."""
+BEGUN_S: Final = 10.0
+"""Seconds in which the first message of an unsigned call must be complete, or more of it must come."""
+SIGNED_S: Final = 60.0
+"""The same for a signed call, and the longest time for the message of an unsigned one."""
+DROPPED: Final = 64 * 1024
+"""Bytes of a refused request that are dropped until the answer leaves without waiting for its end."""
+MESSAGE_STRAIN: Final = 5.0
+"""What a message of a conversation takes from the connection's allowance: 400 at once, then 20 a second."""
+REFUSED_STRAIN: Final = 6.0
+"""What a refused call takes: more than its header and its answer earn."""
+STREAM_BYTES: Final = 1_024
+"""Bytes that an open stream counts for, besides its header, from the stream `FREE_STREAMS` on."""
+FREE_STREAMS: Final = 8
+KEPT: Final = {
+    "authorization": 1_025,
+    "content-type": 64,
+    "grpc-encoding": 40,
+    "grpc-timeout": 10,
+    "x-mq-client-id": 256,
+    "x-mq-client-version": 100,
+    "x-mq-date-time": 64,
+    "x-mq-language": 40,
+    ":method": 16,
+    ":path": 128,
+}
+"""Fields of a header that are kept, with the characters of each: one more than what is valid, where that is checked."""
 
 _HEADERS: Final = (
     hpack.status(200)
@@ -45,12 +72,16 @@ _HEADERS: Final = (
 _NOT_GRPC: Final = hpack.status(400) + hpack.literal("content-type", "text/plain")
 _OK: Final = hpack.literal("grpc-status", "0")
 _FAILED: Final = RpcError(GrpcStatus.INTERNAL, "the proxy failed; its log says why")
+_NOTHING: Final = Refused()
+"""The refusal has left: what still comes of its request is dropped."""
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 def read_timeout(text: str | None) -> float | None:
     """Return the seconds of a field `grpc-timeout`; None: there is none, or it cannot be read."""
-    if not text or len(text) > 9 or text[-1] not in _UNITS or not text[:-1].isdigit():
+    if not text or len(text) > 9 or text[-1] not in _UNITS:
+        return None
+    if not text.isascii() or not text[:-1].isdecimal():
         return None
     return int(text[:-1]) * _UNITS[text[-1]]
 
@@ -74,10 +105,16 @@ class GrpcCall:
         "_drained",
         "answered",
         "buffer",
+        "caller",
         "conversation",
+        "dropped",
+        "kept",
         "metadata",
         "method",
         "peer",
+        "refused",
+        "signed",
+        "since",
         "stream",
         "task",
     )
@@ -96,6 +133,14 @@ class GrpcCall:
         """The header of the answer has gone out."""
         self.task: asyncio.Task[None] | None = None
         self.conversation: Conversation | None = None
+        self.refused: Refused | None = None
+        """The answer, if the request is not looked at."""
+        self.dropped = 0
+        self.caller: Any = None
+        self.signed = False
+        self.kept = sum(map(len, metadata.values()))
+        """Bytes of the header that are kept."""
+        self.since = connection.shared_now
         self._drained: asyncio.Future[None] | None = None
         timeout = read_timeout(metadata.get("grpc-timeout"))
         self._deadline = None if timeout is None else connection.loop.time() + timeout
@@ -162,15 +207,26 @@ class GrpcConnection(asyncio.Protocol):
         """Calls in work that have no task."""
         self._flushing = False
         self._paused = False
+        """The client reads slowly."""
+        self._behind = False
+        """Bytes wait for this connection's turn; until then no more are read."""
         self._entered = False
         self._body = 0
         """Bytes of requests that are not complete."""
+        self._headers = 0
+        """Bytes of the headers of open calls."""
+        self._young: dict[int, Stream] = {}
+        """Streams whose first message is not complete, the oldest first."""
         self._held = 0
         self._pinged = False
         self.closed = False
 
     def __repr__(self) -> str:
         return f"<GrpcConnection {self.peer}>"
+
+    @property
+    def shared_now(self) -> float:
+        return self._shared.now
 
     # ---- asyncio.Protocol
 
@@ -197,38 +253,64 @@ class GrpcConnection(asyncio.Protocol):
             return
         self.last = self._shared.now
         self._pinged = False
-        core = self.core
+        self.core.feed(data)
+        if not self._behind and not self._endpoint.turns.run(self._proceed):
+            self._behind = True
+            self._read_or_not()
+
+    def _proceed(self) -> None:
+        """Look at what came, until the turn ends."""
+        core, turns = self.core, self._endpoint.turns
+        if self.closed:
+            return
         try:
-            core.receive(data, self.loop.time())
+            done = core.proceed(self.loop.time(), turns.limit())
         except ConnectionFault as fault:
             self._endpoint.refused.add(fault.fault.name, self.peer, str(fault))
             self._flush()
             self.close()
             return
+        if not done:
+            turns.later(self._proceed)
+        if done == self._behind:
+            self._behind = not done
+            self._read_or_not()
         if not core.held:
             self.unfinished_since = None
-        elif self.unfinished_since is None:
+        elif self.unfinished_since is None or not done:
             self.unfinished_since = self._shared.now
-        held = core.held + self._body
+        self._hold()
+        if core.out:
+            self._flush()
+
+    def _hold(self) -> None:
+        """Count what this connection makes the process keep."""
+        crowd = len(self.core.streams) - FREE_STREAMS
+        held = self.core.held + self._body + self._headers + (crowd * STREAM_BYTES if crowd > 0 else 0)
         if held != self._held and not self.closed:
             self._held = held
             self._shared.hold(self, held)
-        if core.out:
-            self._flush()
+
+    def _read_or_not(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._paused or self._behind:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def eof_received(self) -> None:
         """Let the transport close: the client has ended."""
 
     def pause_writing(self) -> None:
         self._paused = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._read_or_not()
 
     def resume_writing(self) -> None:
         self._paused = False
         self._shared.wait(self, 0)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._read_or_not()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -236,6 +318,7 @@ class GrpcConnection(asyncio.Protocol):
         for stream in list(self.core.streams.values()):
             self.core.streams.pop(stream.id, None)
             self.on_reset(stream)
+            self.on_closed(stream)
             self.on_drained(stream)
         if self._entered:
             self._entered = False
@@ -245,29 +328,38 @@ class GrpcConnection(asyncio.Protocol):
     # ---- streams: `core.Owner`
 
     def on_request(self, stream: Stream, fields: list[hpack.Field]) -> None:
-        metadata = dict(fields)
+        metadata = {name: value if len(value) <= KEPT[name] else value[: KEPT[name]] for name, value in fields
+                    if name in KEPT}  # fmt: skip
         endpoint = self._endpoint
-        content = metadata.get("content-type", "")
-        if metadata[":method"] != "POST" or not content.startswith("application/grpc"):
+        if metadata[":method"] != "POST" or not metadata.get("content-type", "").startswith("application/grpc"):
             if stream.ended:
                 self._not_grpc(stream)
+            else:
+                self._await_request(stream)
             return
-        path = metadata[":path"]
-        method = endpoint.methods.get(path)
-        if method is None or metadata.get("grpc-encoding", "identity") != "identity":
-            what = f"Method {path[1:]} is unimplemented"
-            if method is not None:
-                what = f"grpc-encoding {metadata['grpc-encoding'][:40]} is not served: send identity"
-            self.core.finish(stream, _HEADERS + trailers(GrpcStatus.UNIMPLEMENTED, what))
+        # What the client sent is in no text: a header's table lets one byte stand for a thousand.
+        method = endpoint.methods.get(metadata[":path"])
+        if method is None:
+            self._refuse_stream(stream, GrpcStatus.UNIMPLEMENTED, "the service has no such method")
+            return
+        if metadata.get("grpc-encoding", "identity") != "identity":
+            self._refuse_stream(stream, GrpcStatus.UNIMPLEMENTED, "this grpc-encoding is not served: send identity")
             return
         if len(self.running) + self._direct >= endpoint.max_calls:
-            self.core.finish(
-                stream, _HEADERS + trailers(GrpcStatus.RESOURCE_EXHAUSTED, "too many calls of one connection")
-            )
+            self._refuse_stream(stream, GrpcStatus.RESOURCE_EXHAUSTED, "too many calls of one connection")
             return
         call = stream.call = GrpcCall(self, stream, metadata, method, self.peer)
+        self._headers += call.kept
         endpoint.calls += 1
-        if method.conversing is not None:
+        if method.admit is not None:
+            call.refused = method.admit(call)
+        if not stream.ended:
+            self._await_request(stream)
+        if call.refused is not None:
+            self.core.strain(REFUSED_STRAIN)
+            if stream.ended:
+                self._answer_refused(call)
+        elif method.conversing is not None:
             try:
                 call.conversation = method.conversing(call)
             except RpcError as error:
@@ -275,11 +367,27 @@ class GrpcConnection(asyncio.Protocol):
         elif stream.ended:
             call.finish(GrpcStatus.INTERNAL, "the request has no message")
 
+    def _await_request(self, stream: Stream) -> None:
+        stream.touched = self._shared.now
+        self._young[stream.id] = stream
+
+    def _refuse_stream(self, stream: Stream, status: GrpcStatus, text: str) -> None:
+        self.core.finish(stream, _HEADERS + trailers(status, text))
+
     def on_data(self, stream: Stream, data: bytes) -> None:
         call: GrpcCall | None = stream.call
         if call is None:
             if stream.ended:
+                self._young.pop(stream.id, None)
+                self.core.strain(2)
                 self._not_grpc(stream)
+            return
+        if data:
+            stream.touched = self._shared.now
+        if call.refused is not None:
+            call.dropped += len(data)
+            if stream.ended or call.dropped > DROPPED:
+                self._answer_refused(call)
             return
         if call.conversation is not None:
             self._converse(call, data)
@@ -287,20 +395,70 @@ class GrpcConnection(asyncio.Protocol):
         if not stream.ended or call.buffer:
             call.buffer += data
             self._body += len(data)
-            if len(call.buffer) > MAX_MESSAGE + 5:
-                self._release(call)
-                call.finish(GrpcStatus.RESOURCE_EXHAUSTED, f"a message has over {MAX_MESSAGE} bytes")
+            if len(call.buffer) >= 5 and not self._fits(call):
                 return
             if not stream.ended:
                 return
             data = bytes(call.buffer)
             self._release(call)
+        elif len(data) - 5 > call.method.most:
+            call.buffer += data[:5]
+            self._body += 5
+            if not self._fits(call):
+                return
+        self._young.pop(stream.id, None)
         if len(data) < 5 or len(data) - 5 != int.from_bytes(data[1:5], "big"):
             call.finish(GrpcStatus.INTERNAL, "the request is not one message")
         elif data[0]:
             call.finish(GrpcStatus.UNIMPLEMENTED, "compressed messages are not served")
         else:
             self._begin(call, data[5:])
+
+    def _fits(self, call: GrpcCall) -> bool:
+        """Check the announced length of a request against its method, and that no more comes. Otherwise the call has
+        its answer, and what still comes is dropped.
+        """
+        method, buffer = call.method, call.buffer
+        size = int.from_bytes(buffer[1:5], "big")
+        most = method.most
+        if size <= most and len(buffer) <= size + 5:
+            return True
+        self._release(call)
+        if len(buffer) > size + 5 and size <= most:
+            call.finish(GrpcStatus.INTERNAL, "the request is not one message")
+        elif size > MAX_MESSAGE or method.too_large is None:
+            call.finish(GrpcStatus.RESOURCE_EXHAUSTED, f"a message has over {min(most, MAX_MESSAGE)} bytes")
+        else:
+            call.refused = method.too_large(call, size)
+            if call.stream.ended:
+                self._answer_refused(call)
+        return False
+
+    def _answer_refused(self, call: GrpcCall) -> None:
+        refused, call.refused = call.refused, _NOTHING
+        self._young.pop(call.stream.id, None)
+        if refused is None or refused is _NOTHING:
+            return
+        if refused.wait is not None:
+            self._start(call, self._refuse_later(call, refused))
+        else:
+            self._send_refusal(call, refused)
+
+    async def _refuse_later(self, call: GrpcCall, refused: Refused) -> None:
+        assert refused.wait is not None
+        try:
+            await refused.wait()
+            self._send_refusal(call, refused)
+        finally:
+            call.task = None
+
+    def _send_refusal(self, call: GrpcCall, refused: Refused) -> None:
+        if len(refused.answers) == 1 and refused.status is GrpcStatus.OK and call.stream.ended:
+            self._answer(call, refused.answers[0])
+            return
+        for answer in refused.answers:
+            call.push(answer)
+        call.finish(refused.status, refused.text)
 
     def _begin(self, call: GrpcCall, message: bytes) -> None:
         direct = call.method.direct
@@ -347,11 +505,17 @@ class GrpcConnection(asyncio.Protocol):
 
     def on_reset(self, stream: Stream) -> None:
         call: GrpcCall | None = stream.call
+        if call is not None and call.task is not None:
+            call.task.cancel()
+
+    def on_closed(self, stream: Stream) -> None:
+        self._young.pop(stream.id, None)
+        call: GrpcCall | None = stream.call
         if call is None:
             return
-        self._release(call)
-        if call.task is not None:
-            call.task.cancel()
+        self._headers -= call.kept
+        if call.buffer:
+            self._release(call)
         conversation, call.conversation = call.conversation, None
         if conversation is not None:
             conversation.on_end()
@@ -376,23 +540,30 @@ class GrpcConnection(asyncio.Protocol):
         buffer = call.buffer
         buffer += data
         self._body += len(data)
+        most = call.method.most
         try:
             while len(buffer) >= 5:
                 size = int.from_bytes(buffer[1:5], "big")
-                if size > MAX_MESSAGE:
-                    raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, f"a message has over {MAX_MESSAGE} bytes")
+                if size > most:
+                    raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, f"a message has over {most} bytes")
                 if len(buffer) - 5 < size:
                     break
                 if buffer[0]:
                     raise RpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not served")
+                self.core.strain(MESSAGE_STRAIN)
                 message = bytes(buffer[5 : 5 + size])
                 del buffer[: 5 + size]
                 self._body -= 5 + size
+                self._young.pop(call.stream.id, None)
                 conversation.on_message(message)
+                if call.conversation is None or call.over:
+                    return
         except RpcError as error:
             self._release(call)
             self._end(call, error.status, str(error))
             return
+        except ConnectionFault:
+            raise
         except Exception:
             log.exception("a message of %r failed", self)
             self._release(call)
@@ -411,6 +582,7 @@ class GrpcConnection(asyncio.Protocol):
         """`outcome`: what the method has begun already."""
         method = call.method
         try:
+            await self._endpoint.turns.turn()
             if outcome is not None:
                 self._answer(call, await outcome)
             elif method.unary is not None:
@@ -440,6 +612,7 @@ class GrpcConnection(asyncio.Protocol):
     def _flush_now(self) -> None:
         self._flushing = False
         self._flush()
+        self._hold()
 
     def _flush(self) -> None:
         out = self.core.out
@@ -487,6 +660,31 @@ class GrpcConnection(asyncio.Protocol):
             self._pinged = True
             core.ping()
             self._flush()
+        if self._young and not self.closed:
+            self._end_late(now)
+
+    def _end_late(self, now: float) -> None:
+        """End calls whose request does not come: an unsigned one costs its client nothing."""
+        for stream in list(self._young.values()):
+            call: GrpcCall | None = stream.call
+            since = stream.touched if call is None else call.since
+            if now - since <= BEGUN_S:
+                break  # those behind it came later
+            if call is not None and call.signed:
+                if now - stream.touched <= SIGNED_S:
+                    continue
+            elif now - stream.touched <= BEGUN_S and now - since <= SIGNED_S:
+                continue
+            self._young.pop(stream.id, None)
+            if call is None:
+                self._not_grpc(stream)
+            elif call.refused is not None:
+                self._answer_refused(call)
+            else:
+                self._release(call)
+                self._end(call, GrpcStatus.DEADLINE_EXCEEDED, "the request did not come in time")
+        self._flush()
+        self._hold()
 
     def _refuse(self, reason: str, text: str) -> None:
         self._endpoint.refused.add(reason, self.peer, text)
@@ -531,6 +729,7 @@ class Endpoint:
         self.calls = 0
         """Calls since the start."""
         self.refused = RefusedConnections("gRPC port")
+        self.turns = Turns()
         self.connections: set[GrpcConnection] = set()
         self._host, self._port = host, port
         self._gate = gate

@@ -14,6 +14,8 @@ TABLE_BYTES: Final = 4_096
 MAX_LIST: Final = 32 * 1024
 """Bytes of all fields of one block, each with 32 more, as SETTINGS_MAX_HEADER_LIST_SIZE counts them."""
 MAX_FIELDS: Final = 128
+MAX_RESIZES: Final = 2
+"""Changes of the table's size at the beginning of a block: RFC 7541 (4.2) needs the smallest and the last one."""
 MAX_REMEMBERED: Final = 256
 """Bytes of a Huffman text of which the decoded form is kept for all connections."""
 _ENTRY: Final = 32
@@ -155,7 +157,7 @@ class Decoder:
         """Raises HpackError, and TooLarge."""
         fields, at, total = self._begun(block)
         end = len(block)
-        may_resize = not at
+        resizes = 0 if at else MAX_RESIZES
         marks: list[tuple[int, int]] | None = []
         """Where each further field ends, and the bytes of all fields until there; None: the block changes the table."""
         table, names = self._table, _NAMES
@@ -195,8 +197,9 @@ class Decoder:
                 self._insert(field)
                 marks = None
             elif first & 0xE0 == 0x20:
-                if not may_resize:
-                    raise HpackError("the table's size changes in the middle of a block")
+                if not resizes:
+                    raise HpackError("the table's size changes too often, or in the middle of a block")
+                resizes -= 1
                 self._most, at = _integer(block, at, 5)
                 if self._most > TABLE_BYTES:
                     raise HpackError(f"the table's size of {self._most} is over {TABLE_BYTES}")
@@ -205,7 +208,7 @@ class Decoder:
                 continue
             else:
                 field, at = self._literal(block, at, 4)
-            may_resize = False
+            resizes = 0
             fields.append(field)
             total += len(field[0]) + len(field[1]) + _ENTRY
             if total > MAX_LIST or len(fields) > MAX_FIELDS:
