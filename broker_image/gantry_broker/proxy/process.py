@@ -88,6 +88,7 @@ class Proxy:
             remoting_budget(memory_limit(config.memory_limit_bytes), most), lambda: config.max_connections_per_address
         )
         shared.now = asyncio.get_running_loop().time()
+        shared.slices.on_ran = self._watch.holds.ran
         gate = None
         if config.tls is not None:
             tls = config.tls

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
+from gantry_broker.inbox import Inbox
 from gantry_broker.proxy.http2 import hpack
 from gantry_broker.proxy.http2.core import ConnectionFault, ServerConnection, Stream
-from gantry_broker.proxy.http2.turns import Turns
 from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, Outcome, Refused, RpcError
-from gantry_broker.remoting.connection import Shared
+from gantry_broker.remoting.connection import READ, Shared
 from gantry_broker.remoting.refused import RefusedConnections
 from gantry_broker.remoting.tls_gate import TlsGate
 
@@ -45,6 +45,10 @@ DROPPED: Final = 64 * 1024
 """Bytes of a refused request that are dropped until the answer leaves without waiting for its end."""
 MESSAGE_STRAIN: Final = 5.0
 """What a message of a conversation takes from the connection's allowance: 400 at once, then 20 a second."""
+TURN_S: Final = 0.002
+"""Seconds for which one call of `GrpcConnection.handle` looks at frames."""
+CALL_S: Final = 0.0005
+"""Seconds of the loop that a call with a task is assumed to take: it works after its turn was given."""
 REFUSED_STRAIN: Final = 6.0
 """What a refused call takes: more than its header and its answer earn."""
 STREAM_BYTES: Final = 1_024
@@ -206,10 +210,13 @@ class GrpcConnection(asyncio.Protocol):
         self._direct = 0
         """Calls in work that have no task."""
         self._flushing = False
+        self._inbox = Inbox(self._shared.slices, self, READ)
         self._paused = False
         """The client reads slowly."""
         self._behind = False
-        """Bytes wait for this connection's turn; until then no more are read."""
+        """Much waits for this connection's turn; until then no more is read."""
+        self._eof = False
+        """The client has ended, and the connection ends once all that it sent is handled."""
         self._entered = False
         self._body = 0
         """Bytes of requests that are not complete."""
@@ -253,28 +260,24 @@ class GrpcConnection(asyncio.Protocol):
             return
         self.last = self._shared.now
         self._pinged = False
-        self.core.feed(data)
-        if not self._behind and not self._endpoint.turns.run(self._proceed):
-            self._behind = True
-            self._read_or_not()
+        self._inbox.received(data)
+        if self._inbox.size:
+            self._hold()
 
-    def _proceed(self) -> None:
-        """Look at what came, until the turn ends."""
-        core, turns = self.core, self._endpoint.turns
+    def handle(self, data: bytes) -> bool:
+        """Look at what came, until the turn ends (`gantry_broker.inbox`)."""
         if self.closed:
-            return
+            return False
+        core, clock = self.core, self._shared.slices.clock
+        core.feed(data)
+        ends = clock() + TURN_S
         try:
-            done = core.proceed(self.loop.time(), turns.limit())
+            done = core.proceed(self.loop.time(), lambda: clock() < ends)
         except ConnectionFault as fault:
             self._endpoint.refused.add(fault.fault.name, self.peer, str(fault))
             self._flush()
             self.close()
-            return
-        if not done:
-            turns.later(self._proceed)
-        if done == self._behind:
-            self._behind = not done
-            self._read_or_not()
+            return False
         if not core.held:
             self.unfinished_since = None
         elif self.unfinished_since is None or not done:
@@ -282,11 +285,24 @@ class GrpcConnection(asyncio.Protocol):
         self._hold()
         if core.out:
             self._flush()
+        return not done and not self.closed
+
+    def pause_input(self, wait: bool) -> None:
+        self._behind = wait
+        self._read_or_not()
+
+    def input_ended(self) -> None:
+        """Note that nothing waits any more (`gantry_broker.inbox`)."""
+        self._hold()
+        if self._eof:
+            self.close()
 
     def _hold(self) -> None:
         """Count what this connection makes the process keep."""
         crowd = len(self.core.streams) - FREE_STREAMS
-        held = self.core.held + self._body + self._headers + (crowd * STREAM_BYTES if crowd > 0 else 0)
+        held = (
+            self._inbox.size + self.core.held + self._body + self._headers + (crowd * STREAM_BYTES if crowd > 0 else 0)
+        )
         if held != self._held and not self.closed:
             self._held = held
             self._shared.hold(self, held)
@@ -300,20 +316,25 @@ class GrpcConnection(asyncio.Protocol):
         else:
             transport.resume_reading()
 
-    def eof_received(self) -> None:
-        """Let the transport close: the client has ended."""
+    def eof_received(self) -> bool:
+        """Let the transport close: the client has ended. What it sent before is handled first."""
+        self._eof = bool(self._inbox)
+        return self._eof
 
     def pause_writing(self) -> None:
         self._paused = True
+        self._inbox.hold(True)
         self._read_or_not()
 
     def resume_writing(self) -> None:
         self._paused = False
+        self._inbox.hold(False)
         self._shared.wait(self, 0)
         self._read_or_not()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self._inbox.clear()
         self._shared.forget(self)
         for stream in list(self.core.streams.values()):
             self.core.streams.pop(stream.id, None)
@@ -386,7 +407,7 @@ class GrpcConnection(asyncio.Protocol):
             stream.touched = self._shared.now
         if call.refused is not None:
             call.dropped += len(data)
-            if stream.ended or call.dropped > DROPPED:
+            if stream.ended or call.dropped > DROPPED or call.method.conversing is not None:
                 self._answer_refused(call)
             return
         if call.conversation is not None:
@@ -582,7 +603,7 @@ class GrpcConnection(asyncio.Protocol):
         """`outcome`: what the method has begun already."""
         method = call.method
         try:
-            await self._endpoint.turns.turn()
+            await self._turn()
             if outcome is not None:
                 self._answer(call, await outcome)
             elif method.unary is not None:
@@ -600,6 +621,22 @@ class GrpcConnection(asyncio.Protocol):
             call.finish(_FAILED.status, str(_FAILED))
         finally:
             call.task = None
+
+    async def _turn(self) -> None:
+        """Wait until this call may begin: one pass of the event loop has time for some calls only."""
+        slices = self._shared.slices
+        if slices.left_s > 0:
+            slices.charge(CALL_S)
+            return
+        turn: asyncio.Future[None] = self.loop.create_future()
+
+        def begin() -> None:
+            if not turn.done():
+                turn.set_result(None)
+                slices.charge(CALL_S)
+
+        slices.later(begin)
+        await turn
 
     # ---- out
 
@@ -633,11 +670,13 @@ class GrpcConnection(asyncio.Protocol):
         """End the connection after all written bytes have gone out."""
         self._flush()
         self.closed = True
+        self._inbox.clear()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         self.closed = True
+        self._inbox.clear()
         if self._transport is not None:
             self._transport.abort()
 
@@ -660,6 +699,8 @@ class GrpcConnection(asyncio.Protocol):
             self._pinged = True
             core.ping()
             self._flush()
+        elif self._paused or self._inbox:
+            return  # the delay is this end's, or ended above
         if self._young and not self.closed:
             self._end_late(now)
 
@@ -729,7 +770,6 @@ class Endpoint:
         self.calls = 0
         """Calls since the start."""
         self.refused = RefusedConnections("gRPC port")
-        self.turns = Turns()
         self.connections: set[GrpcConnection] = set()
         self._host, self._port = host, port
         self._gate = gate
