@@ -634,7 +634,9 @@ async def test_each_method_needs_a_signature_and_a_right(cluster: Cluster, tmp_p
     await c.make_topic(cluster, "Other")
     async with c.proxied(cluster, access={"file": str(table)}) as (proxy, stub):
         names = {path.rpartition("/")[2] for path in proxy.service.methods}
-        assert names - {*service.UNIMPLEMENTED} == {*NEEDS, "ReceiveMessage", "Telemetry"}, "each method of the service is in this test"
+        assert names - {*service.UNIMPLEMENTED} == {*NEEDS, "ReceiveMessage", "Telemetry"}, (
+            "each method of the service is in this test"
+        )
         good, admin = signed("orders", "secret-of-orders"), signed("admin", "secret-of-admin")
         line = c.Line(stub, "client-of-admin", **admin)
         assert (await line.settings(c.producer("Other"))).status.code == Code.OK

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gantry_broker.broker.proxied import ProxiedClients
 from gantry_broker.protocol.bodies import ClientConnection, SubscriptionData
 from gantry_broker.protocol.codes import EXPRESSION_TAG
 from gantry_broker.protocol.frame import Frame
@@ -138,6 +139,8 @@ class ClientTable:
         """Memberships and units of subscriptions at present."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Link, Client]] = {}
+        self.proxied = ProxiedClients(limit)
+        """Consumers behind proxies."""
         self._groups_of: dict[Link, set[str]] = {}
         self._producing: dict[Link, set[str]] = {}
         self._clients: dict[str, dict[Link, Client]] = {}
@@ -302,6 +305,7 @@ class ClientTable:
 
     def closed(self, conn: Link) -> list[str]:
         """Removes an ended connection; returns the consumer groups that lost a member."""
+        self.proxied.closed(conn)
         for client_id in self._ids.pop(conn, ()):
             links = self._owners[client_id][1]
             links.pop(conn, None)
@@ -314,6 +318,7 @@ class ClientTable:
 
     def expire(self, now_ms: int) -> tuple[list[str], list[Link]]:
         """Removes silent members. Returns (consumer groups that changed, connections to close)."""
+        self.proxied.expire(now_ms)
         silent: dict[Link, None] = {}
         for clients in [g.clients for g in self.consumers.values()] + list(self.producers.values()):
             silent.update((c.conn, None) for c in clients.values() if now_ms - c.last_ms > EXPIRE_MS)
@@ -340,4 +345,5 @@ class ClientTable:
         return max(known, key=lambda client: client.last_ms, default=None)
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        return sorted(g.name for g in self.consumers.values() if topic in g.subscriptions)
+        found = {g.name for g in self.consumers.values() if topic in g.subscriptions}
+        return sorted(found | self.proxied.groups_of_topic(topic))

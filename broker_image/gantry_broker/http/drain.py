@@ -144,6 +144,10 @@ class DrainReports:
         async for members in self._broker.slices.sliced(list(consumers.values())):
             for topic in members.subscriptions if not is_system_group(members.name) else ():
                 found.setdefault(topic, {})[members.name] = None
+        proxied = self._broker.clients.proxied
+        async for group in self._broker.slices.sliced(proxied.groups()):
+            for topic in {topic for client in proxied.of_group(group) for topic in client.topics}:
+                found.setdefault(topic, {})[group] = None
         for group in tables.groups:
             found.setdefault(RETRY_PREFIX + group, {})[group] = None
         return {topic: list(groups) for topic, groups in found.items()}
@@ -168,7 +172,7 @@ class DrainReports:
             consumer_group=group,
             messages=count,
             oldest_ms=oldest,
-            connected=members is not None and bool(members.clients),
+            connected=(members is not None and bool(members.clients)) or bool(broker.clients.proxied.of_group(group)),
             broadcast=broadcast,
         )
 

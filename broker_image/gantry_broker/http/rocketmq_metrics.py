@@ -281,6 +281,17 @@ def _connections(broker: BrokerContext, me: dict[str, str]) -> list[Family]:
     for name, mode, (language, version), count in sorted(rows, key=lambda row: -row[3])[:MAX_SERIES]:
         labels = {"consumer_group": name, "consume_mode": mode, "is_system": _flag(is_system_group(name))}
         consumers.add({**me, **labels, **_client(language, version)}, count)
+    proxied = [
+        (name, "push" if push else "pop", language, version, count)
+        for name in clients.proxied.groups()
+        for (push, language, version), count in sorted(
+            Counter((c.push, c.language, c.version) for c in clients.proxied.of_group(name)).items()
+        )
+    ]
+    for name, mode, spoken, release, count in sorted(proxied, key=lambda row: -row[4])[:MAX_SERIES]:
+        labels = {"consumer_group": name, "consume_mode": mode, "is_system": _flag(is_system_group(name))}
+        client = {"language": spoken.lower(), "version": release, "protocol_type": "grpc"}
+        consumers.add({**me, **labels, **client}, count)
     return [producers, consumers]
 
 

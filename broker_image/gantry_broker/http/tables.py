@@ -69,6 +69,23 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
             "clients": _clients(members.clients.values()),
             "inconsistent": members.inconsistent,
         }
+    async for name in broker.slices.sliced(broker.clients.proxied.groups()):
+        proxied = broker.clients.proxied.of_group(name)
+        if not proxied:
+            continue
+        found_group = consumers.setdefault(
+            name, {"model": "CLUSTERING", "subscriptions": {}, "clients": [], "inconsistent": False}
+        )
+        for client in proxied:
+            found_group["subscriptions"] = client.topics | found_group["subscriptions"]
+            found_group["clients"].append(
+                {
+                    "id": client.client_id,
+                    "address": client.address,
+                    "language": client.language,
+                    "version": client.version,
+                }
+            )
     producers: dict[str, Any] = {}
     async for name, connections in broker.slices.sliced(list(broker.clients.producers.items())):
         producers[name] = _clients(connections.values())

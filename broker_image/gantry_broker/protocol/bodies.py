@@ -653,15 +653,19 @@ class ClientConnection:
     address: str
     language: str
     version: int
+    grpc: tuple[str, str] | None = None
+    """Language and version in the words of a client behind a proxy; None: it has a connection of its own."""
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
         fields = Fields(value, "connection")
+        proxied = Fields(fields.map("gRPC"), "gRPC")
         return cls(
             fields.text("clientId"),
             fields.text("clientAddr"),
             fields.text("language", "OTHER"),
             fields.number("version", 0),
+            None if not proxied.names() else (proxied.text("language", ""), proxied.text("version", "")),
         )
 
     def to_json(self) -> dict[str, Any]:

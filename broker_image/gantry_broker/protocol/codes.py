@@ -292,7 +292,7 @@ class SerializeType(IntEnum):
 
 
 class GantryCode(IntEnum):
-    """Requests between Gantry's own processes, on the ports between members.
+    """Requests between Gantry's own processes, on the ports between members; PROXY_CLIENTS on the ports for clients.
 
     The compact header has two signed bytes for a code.
     """
@@ -303,6 +303,7 @@ class GantryCode(IntEnum):
     READ_LOG = 31_004
     HANDSHAKE = 31_005
     UPDATE_ACCESS = 31_006
+    PROXY_CLIENTS = 31_007
 
 
 ACCESS_VERSION: Final = "gantryAccess"

@@ -47,6 +47,7 @@ BODIES: Final[dict[int, int]] = {
     int(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST): 512 * KIB,
     int(RequestCode.LOCK_BATCH_MQ): 256 * KIB,
     int(RequestCode.UNLOCK_BATCH_MQ): 256 * KIB,
+    int(GantryCode.PROXY_CLIENTS): 1024 * KIB,  # 200 clients of 16 topics
 }
 """Bytes of the body by request code, where that is more than `SMALL_BODY`."""
 MEMBERS_BODIES: Final[dict[int, int]] = {

@@ -95,6 +95,10 @@ class Brokers:
         self._cluster: _Kept[list[str]] = _Kept(self._ask_masters)
         self._absent: dict[str, float] = {}
 
+    async def master_addresses(self) -> list[str]:
+        """Return the addresses of all masters. Raises `answers.FAILURES`."""
+        return await self._cluster.get("")
+
     # ---- routes
 
     async def route(self, topic: str) -> TopicRoute | None:

@@ -205,6 +205,7 @@ class Clients:
         self._publishers: dict[str, dict[ClientKey, Client]] = {}
         """Clients that send to a topic."""
         self._asked: dict[str, tuple[Client, asyncio.Future[Any]]] = {}
+        self._changed: set[ClientKey] = set()
         self._numbers = itertools.count(1)
         self._turn = itertools.count()
 
@@ -234,6 +235,7 @@ class Clients:
     def set_settings(self, client: Client, settings: Any) -> None:
         """`settings`: of `answered_settings`."""
         self._forget_topics(client)
+        self._changed.add(client.key)
         client.settings = settings
         size = int(settings.ByteSize())
         self.kept += size - client.size
@@ -250,10 +252,16 @@ class Clients:
             for topic in client.topics:
                 self._publishers.setdefault(topic, {})[client.key] = client
 
+    def take_changed(self) -> set[ClientKey]:
+        """Return the clients that came, changed or left since the last call."""
+        found, self._changed = self._changed, set()
+        return found
+
     def leave(self, client: Client) -> None:
         self._forget_topics(client)
         if self._clients.get(client.key) is client:
             del self._clients[client.key]
+            self._changed.add(client.key)
             self.kept -= client.size
             client.size = 0
 

@@ -15,6 +15,7 @@ from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.proxy.announcements import Announcements
 from gantry_broker.proxy.answers import FAILURES, OK, Answer, Refusal, no_route, refusal_of, set_status, status_bytes
 from gantry_broker.proxy.authentication import Authentication, Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers
@@ -74,6 +75,7 @@ class Service:
         self._advertise: bytes | None = None if advertise is None else _endpoints(advertise).SerializeToString()
         self.sending = Sending(brokers, producer, self.clients)
         self.receiving = Receiving(brokers, self.clients)
+        self._announcements = Announcements(brokers, self.clients)
         self._sweeper: asyncio.Task[None] | None = None
         self._held: set[HeldReceive] = set()
         self.talks: set[Telemetry] = set()
@@ -142,9 +144,11 @@ class Service:
 
     def start(self) -> None:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._announcements.start()
         self.receiving.start()
 
     async def close(self) -> None:
+        await self._announcements.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_WORK: Final = 16
 """Commands of one client that are in work."""
-_LANGUAGES: Final = {int(language): language.name for language in Language}
+_LANGUAGES: Final = {int(language): language.name for language in Language if language}
 
 
 class Service(Protocol):

@@ -9,7 +9,8 @@ from typing import Any
 
 from gantry_broker.client import Admin, BrokerError, InvalidMessage
 from gantry_broker.client.errors import NoRoute
-from gantry_broker.protocol.bodies import SubscriptionGroup
+from gantry_broker.http.rocketmq_metrics import version_name
+from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
 from gantry_broker.protocol.codes import RETRY_PREFIX
 from pydantic import ValidationError
 
@@ -124,7 +125,7 @@ def describe(target: Target, group: str, as_json: bool) -> None:
     say(f"group    {group}")
     for row in found["groups"]:
         say(f"on {row['name']:<6} {', '.join(f'{k} {v}' for k, v in row.items() if k != 'name')}")
-    say(f"members  {', '.join(found['members']) or '-'}")
+    say(f"members  {', '.join(map(_said, found['clients'])) or '-'}")
     resource = found["resource"]
     if resource:
         say(f"resource ConsumerGroup {resource['metadata']['name']}")
@@ -156,6 +157,7 @@ async def _described(target: Target, group: str) -> dict[str, Any]:
         "group": group,
         "groups": rows,
         "members": [] if connections is None else [c.client_id for c in connections.connections],
+        "clients": [] if connections is None else [_client(c) for c in connections.connections],
         "queues": [
             {
                 "topic": q.topic, "group": q.broker, "queue": q.queue_id, "committed": o.consumer_offset,
@@ -165,6 +167,21 @@ async def _described(target: Target, group: str) -> dict[str, Any]:
         ],
         "resource": next((o for o in listed if o["metadata"]["name"] == owner), None),
     }  # fmt: skip
+
+
+def _client(connection: ClientConnection) -> dict[str, str]:
+    language, version = connection.grpc or (connection.language, version_name(connection.version))
+    return {
+        "id": connection.client_id,
+        "address": connection.address,
+        "language": language,
+        "version": version,
+        "protocol": "remoting" if connection.grpc is None else "grpc",
+    }
+
+
+def _said(client: Mapping[str, str]) -> str:
+    return f"{client['id']} ({client['language']} {client['version']}, {client['protocol']}, {client['address']})"
 
 
 def delete(target: Target, group: str, force: bool, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from gantry_broker.broker.clients import Client, NotYourId, Subscription, TooMan
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault
+from gantry_broker.broker.proxied import TooManyProxied
 from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol import bodies
 from gantry_broker.protocol.bodies import Heartbeat, LockRequest, SubscriptionData
@@ -19,6 +20,7 @@ from gantry_broker.protocol.codes import LanguageCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
 from gantry_broker.protocol.heartbeats import heartbeat_fault
+from gantry_broker.protocol.proxied import read_announcement
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -76,6 +78,22 @@ def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
             broker.notifier.group_changed(data.group)
     for name in beat.producers:
         broker.clients.heartbeat_producer(name, client)
+    return ok(frame)
+
+
+def proxy_clients(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
+    """Takes the consumers of a proxy. Their groups come to be as those of heartbeats do, with their retry topics."""
+    clients, gone = read_announcement(bodies.parse(frame.body, "announcement"))
+    for name in {client.group for client in clients}:
+        fault = group_fault(name)
+        if fault is not None:
+            raise RequestRejected(ResponseCode.SYSTEM_ERROR, f"client.group: {fault}")
+    known = broker.creation.group_configs(dict.fromkeys(client.group for client in clients))
+    here = [client for client in clients if client.group in known]
+    try:
+        broker.clients.proxied.take(conn, here, gone, broker.clock.now_ms())
+    except TooManyProxied as error:
+        raise RequestRejected(ResponseCode.SYSTEM_ERROR, str(error)) from None
     return ok(frame)
 
 

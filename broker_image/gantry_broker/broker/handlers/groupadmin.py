@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gantry_broker.broker.clients import Client, Link
+from gantry_broker.broker.clients import Client, ConsumerGroup, Link
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
 from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, ConsumeOffset, SubscriptionGroup, consume_stats_to_json
+from gantry_broker.protocol.bodies import (
+    BodyError,
+    ConsumeOffset,
+    SubscriptionData,
+    SubscriptionGroup,
+    consume_stats_to_json,
+)
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import CREDENTIALS, Frame
@@ -111,16 +117,26 @@ async def delete_group(broker: BrokerContext, conn: Connection, frame: Frame) ->
 def consumer_connections(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     header = ConsumerConnectionsHeader.parse(frame)
     members = broker.clients.consumers.get(header.consumerGroup)
-    if members is None:
+    proxied = broker.clients.proxied.of_group(header.consumerGroup)
+    if members is None and not proxied:
         raise RequestRejected(
             ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{header.consumerGroup[:255]}] not online"
         )
+    topics = {topic: expression for client in proxied for topic, expression in client.topics.items()}
+    subscriptions = {topic: SubscriptionData(topic, expression).to_json() for topic, expression in topics.items()}
+    if members is None:
+        push = any(client.push for client in proxied)
+        members = ConsumerGroup(header.consumerGroup, "CONSUME_PASSIVELY" if push else "CONSUME_ACTIVELY")
     body = {
-        "connectionSet": [client.connection().to_json() for client in members.clients.values()],
+        "connectionSet": [
+            *(client.connection().to_json() for client in members.clients.values()),
+            *(client.connection() for client in proxied),
+        ],
         "consumeFromWhere": members.consume_from,
         "consumeType": members.consume_type,
         "messageModel": members.message_model,
-        "subscriptionTable": {topic: sub.data.to_json() for topic, sub in members.subscriptions.items()},
+        "subscriptionTable": subscriptions
+        | {topic: sub.data.to_json() for topic, sub in members.subscriptions.items()},
     }
     return ok(frame, body=orjson.dumps(body))
 
@@ -177,6 +193,11 @@ async def _ask_client(
     if members is not None:
         client = members.find(client_id) if client_id else next(iter(members.clients.values()), None)
     if client is None:
+        if any(client_id in (None, "", one.client_id) for one in broker.clients.proxied.of_group(group)):
+            raise RequestRejected(
+                ResponseCode.SYSTEM_ERROR,
+                f"The Consumer <{group[:255]}> <{(client_id or '')[:255]}> speaks gRPC, which has no such request",
+            )
         raise RequestRejected(
             ResponseCode.SYSTEM_ERROR, f"The Consumer <{group[:255]}> <{(client_id or '')[:255]}> not online"
         )

@@ -22,7 +22,7 @@ from gantry_broker.broker.handlers import (
     users,
 )
 from gantry_broker.broker.handlers.requests import HandlerFunction
-from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.codes import GantryCode, RequestCode
 
 HANDLERS: Final[dict[int, HandlerFunction]] = {
     # the broker as a whole
@@ -32,6 +32,7 @@ HANDLERS: Final[dict[int, HandlerFunction]] = {
     RequestCode.VIEW_BROKER_STATS_DATA: admin.stats_data,
     # clients and their groups
     RequestCode.HEART_BEAT: clients.heartbeat,
+    GantryCode.PROXY_CLIENTS: clients.proxy_clients,
     RequestCode.UNREGISTER_CLIENT: clients.unregister,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: clients.consumer_list,
     RequestCode.CHECK_CLIENT_CONFIG: clients.check_client,

@@ -15,6 +15,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, Protocol
 
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.proxy.http2.hpack import Decoder, Field, HpackError, TooLarge
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -443,8 +444,8 @@ class ServerConnection:
         stream = self.streams[number] = Stream(number, self._initial)
         length = next((value for name, value in fields if name == "content-length"), None)
         if length is not None:
-            fits = length.isascii() and length.isdecimal() and len(length) < 16
-            stream.announced = int(length) if fits else -1
+            announced = whole_number(length, 0, 10**15)
+            stream.announced = -1 if announced is None else announced
         stream.ended = bool(flags & _END_STREAM)
         if stream.announced is not None and (stream.announced < 0 or (stream.ended and stream.announced)):
             raise _StreamFault(number, Fault.PROTOCOL_ERROR, "content-length does not fit the body")

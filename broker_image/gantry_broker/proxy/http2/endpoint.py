@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from gantry_broker.inbox import Inbox
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.proxy.http2 import hpack
 from gantry_broker.proxy.http2.core import ConnectionFault, ServerConnection, Stream
 from gantry_broker.proxy.rpc import MAX_MESSAGE, Conversation, GrpcStatus, Method, Methods, Outcome, Refused, RpcError
@@ -49,6 +50,8 @@ TURN_S: Final = 0.002
 """Seconds for which one call of `GrpcConnection.handle` looks at frames."""
 CALL_S: Final = 0.0005
 """Seconds of the loop that a call with a task is assumed to take: it works after its turn was given."""
+BYTE_S: Final = 1e-7
+"""The same for each byte of its request."""
 REFUSED_STRAIN: Final = 6.0
 """What a refused call takes: more than its header and its answer earn."""
 STREAM_BYTES: Final = 1_024
@@ -83,11 +86,8 @@ _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e
 
 def read_timeout(text: str | None) -> float | None:
     """Return the seconds of a field `grpc-timeout`; None: there is none, or it cannot be read."""
-    if not text or len(text) > 9 or text[-1] not in _UNITS:
-        return None
-    if not text.isascii() or not text[:-1].isdecimal():
-        return None
-    return int(text[:-1]) * _UNITS[text[-1]]
+    number = whole_number(text[:-1], 0, 99_999_999) if text and text[-1] in _UNITS and len(text) <= 9 else None
+    return None if text is None or number is None else number * _UNITS[text[-1]]
 
 
 def trailers(status: GrpcStatus, message: str) -> bytes:
@@ -603,7 +603,7 @@ class GrpcConnection(asyncio.Protocol):
         """`outcome`: what the method has begun already."""
         method = call.method
         try:
-            await self._turn()
+            await self._turn(len(message))
             if outcome is not None:
                 self._answer(call, await outcome)
             elif method.unary is not None:
@@ -622,18 +622,19 @@ class GrpcConnection(asyncio.Protocol):
         finally:
             call.task = None
 
-    async def _turn(self) -> None:
-        """Wait until this call may begin: one pass of the event loop has time for some calls only."""
+    async def _turn(self, size: int) -> None:
+        """Wait until a call of so many bytes may begin: one pass of the event loop has time for some calls only."""
         slices = self._shared.slices
+        cost = CALL_S + size * BYTE_S
         if slices.left_s > 0:
-            slices.charge(CALL_S)
+            slices.charge(cost)
             return
         turn: asyncio.Future[None] = self.loop.create_future()
 
         def begin() -> None:
             if not turn.done():
                 turn.set_result(None)
-                slices.charge(CALL_S)
+                slices.charge(cost)
 
         slices.later(begin)
         await turn
