@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -16,6 +17,14 @@ from typing import Final
 
 NOISY: Final = ("httpx", "httpcore", "aiohttp.access", "kopf", "asyncio")
 """Libraries that are limited to warnings."""
+
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What would begin another line, or command the terminal that shows it."""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
 
 
 class JsonLines(logging.Formatter):
@@ -33,7 +42,8 @@ class JsonLines(logging.Formatter):
             out["cluster"] = cluster
         if record.exc_info:
             out["exception"] = self.formatException(record.exc_info)
-        return json.dumps(out, ensure_ascii=False)
+        line = json.dumps(out, ensure_ascii=False)
+        return line if line.isprintable() else _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 class TextLines(logging.Formatter):
@@ -47,7 +57,8 @@ class TextLines(logging.Formatter):
         )
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", "\\n")
+        line = super().format(record)
+        return line if line.isprintable() else _CONTROL.sub(_escaped, line)
 
 
 def formatter(environ: Mapping[str, str]) -> logging.Formatter:

@@ -362,8 +362,8 @@ async def test_headers_of_open_streams_are_counted_and_only_known_fields_kept() 
         await asyncio.to_thread(brought, served.port, calls(block, 4, count=3), 0.5)
         tracemalloc.start()
         try:
-            sender = asyncio.create_task(asyncio.to_thread(brought, served.port, calls(block, 4, count=1_000), 4.0))
-            await until(lambda: any(len(one.core.streams) == 1_000 for one in served.connections), 10)
+            sender = asyncio.create_task(asyncio.to_thread(brought, served.port, calls(block, 4, count=1_000), 30.0))
+            await until(lambda: any(len(one.core.streams) == 1_000 for one in served.connections), 30)
             size, _ = tracemalloc.get_traced_memory()
             connection = next(one for one in served.connections if len(one.core.streams) == 1_000)
             assert served.shared.held > 1_000 * (200 + endpoint.STREAM_BYTES) * 0.9

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gantry_broker.pop.batches import batch_of, named, without_effect
@@ -14,7 +16,7 @@ from gantry_broker.protocol.codes import Prop, SysFlag
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
 from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
-from gantry_broker.proxy import contract
+from gantry_broker.proxy import contract, elements
 from gantry_broker.proxy.answers import Refusal, overall, status_bytes
 from gantry_broker.proxy.brokers import GroupConfig
 from gantry_broker.proxy.clients import answered_settings
@@ -32,8 +34,9 @@ from gantry_broker.proxy.receiving import polling_ms, read_pop, tags_of
 from gantry_broker.proxy.renewal import AHEAD_MS, FIRST_MS, LONGEST_MS, STEPS_MS, Renewals
 from gantry_broker.proxy.sending import HalfMessage, Sending
 from gantry_broker.proxy.service import queue_permissions
-from gantry_broker.proxy.wire import ack_answer, send_answer
+from gantry_broker.proxy.wire import ack_answer, queue_part, send_answer
 from gantry_broker.remoting.errors import ConnectionLost
+from google.protobuf.message import DecodeError
 
 from tests.proxy.cluster import consumer, message, producer
 
@@ -379,3 +382,105 @@ async def test_a_decision_that_did_not_reach_a_broker_may_be_sent_again() -> Non
     assert [frame.ext["commitLogOffset"] for frame in sent] == ["400", "400"]
     with pytest.raises(Refusal):
         await sending.end_transaction("T", wanted)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tag": "t" * 16_385},
+        {"keys": ["k" * 8_000] * 3},
+        {"keys": ["ä" * 8_193]},
+        {"tag": "t" * 8_000, "keys": ["k" * 8_000], "props": {"p": "v" * 400}},
+        {"props": {"p": "v" * 16_384}},
+    ],
+)
+def test_tag_and_keys_count_as_properties_of_the_client(more: dict[str, Any]) -> None:
+    """As Apache's proxy 5.5.0 counts them: 16 KiB together."""
+    with pytest.raises(Refusal, match="max is 16384") as caught:
+        stored_properties(message("T", **more), "T", 0)
+    assert caught.value.code == Code.MESSAGE_PROPERTIES_TOO_LARGE
+
+
+def test_as_many_bytes_of_tag_keys_and_properties_as_are_allowed() -> None:
+    stored = stored_properties(message("T", tag="t" * 8_000, keys=["k" * 8_000], props={"p": "v" * 383}), "T", 0)
+    assert (len(stored["TAGS"]), len(stored["KEYS"]), len(stored["p"])) == (8_000, 8_000, 383)
+
+
+def test_the_bytes_of_queues_are_those_of_protobuf() -> None:
+    topic, place = v2.Resource(resource_namespace="n", name="T"), v2.Endpoints(scheme=1)
+    place.addresses.add(host="h", port=8081)
+    for number, permission, types in ((0, 1, ()), (3, 4, (1, 4)), (-1, 4, ()), (1_000, 2, (1,))):
+        one = v2.MessageQueue(id=number, permission=permission, topic=topic, accept_message_types=types)
+        one.broker.name = "a"
+        one.broker.endpoints.CopyFrom(place)
+        written = queue_part(topic.SerializeToString(), "a", place.SerializeToString(), types)(number, permission)
+        assert written == one.SerializeToString()
+
+
+def fields_of(value: Any) -> int:
+    """The fields of a message and its submessages, as protobuf counts them."""
+    count = 0
+    for field, content in value.ListFields():
+        if field.name == "user_properties":
+            count += 3 * len(content)
+        elif field.type == field.TYPE_MESSAGE:
+            parts = content if field.is_repeated else [content]
+            count += sum(1 + fields_of(part) for part in parts)
+        elif field.is_repeated:
+            count += len(content)
+        else:
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_as_many_fields_as_a_message_has_are_counted(seed: int) -> None:
+    rng = random.Random(seed)
+    sent = v2.SendMessageRequest()
+    for _ in range(rng.randint(1, 30)):
+        props = {str(n): "v" * rng.randint(0, 300) for n in range(rng.randint(0, 5))}
+        one = message("T", b"x" * rng.randint(1, 2_000), keys=["k"] * rng.randint(0, 5), props=props)
+        one.system_properties.queue_id = rng.choice((-1, 1, 2**31 - 1))
+        sent.messages.add().CopyFrom(one)
+    data = sent.SerializeToString()
+    layout, fields = elements.layout_of(v2.SendMessageRequest), fields_of(sent)
+    padded = data + b"\xfa\x07\xff\xff\x03" + b"\0" * 65_535  # so that the bytes alone do not prove it
+    elements.check(padded, layout, fields + 1)
+    with pytest.raises(elements.TooMany):
+        elements.check(padded, layout, fields)
+    elements.check(data, layout, len(data) // 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a",
+        b"\x0a\x05abc",
+        b"\x08",
+        b"\x08\xff",
+        b"\xff" * 11,
+        b"\x0b",
+        b"\x0c",
+        b"\x0f",
+        b"\x0a\x80",
+        b"\x0a\xff" * 6,
+    ],
+)
+def test_bytes_that_are_no_message(data: bytes) -> None:
+    unknown = b"\x7a\x40" + b"x" * 64
+    with pytest.raises(DecodeError):
+        elements.check(unknown + data, elements.layout_of(v2.TelemetryCommand), 10)
+
+
+def test_any_bytes_are_counted_or_refused() -> None:
+    rng = random.Random(7)
+    layout = elements.layout_of(v2.TelemetryCommand)
+    for _ in range(3_000):
+        data = bytes(rng.choices(range(256), k=rng.randint(1, 200)))
+        with contextlib.suppress(elements.TooMany, DecodeError):
+            elements.check(data, layout, rng.randint(0, 50))
+
+
+def test_each_packed_number_counts() -> None:
+    with pytest.raises(elements.TooMany):
+        elements.check(b"\x2a\x7f" + b"\1" * 127, elements.layout_of(v2.MessageQueue), 60)

@@ -21,6 +21,7 @@ from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.proxy import brokers, receiving, renewal, service
 from gantry_broker.proxy.authentication import TooManyGuesses
+from gantry_broker.proxy.brokers import CALL_S
 from gantry_broker.proxy.contract import Code, v2
 from gantry_broker.proxy.receiving import HeldReceive
 from gantry_broker.remoting.connection import Connection
@@ -568,6 +569,32 @@ async def test_a_user_does_not_act_for_a_client_of_another(cluster: Cluster, tmp
         assert answer.status.code == Code.OK
         await line.end()
         await theirs.end()
+
+
+async def test_handles_that_name_brokers_that_do_not_exist_are_answered_at_once(cluster: Cluster) -> None:
+    """Each of them waited for the end of a failover: 2.8 s."""
+    async with c.proxied(cluster) as (_, stub):
+        line = c.Line(stub, CLIENT)
+        await line.settings(c.consumer("g", "T"))
+        await send(stub, c.message("T"))
+        (got,) = await get(stub, CLIENT, c.receive("g", "T"), 1)
+        request = c.ack("T", "g", got)
+        parts = got.system_properties.receipt_handle.split(" ")
+        forged = [" ".join([*parts[:5], f"none-{number}", *parts[6:]]) for number in range(100)]
+        for handle in forged:
+            request.entries.add(message_id="m", receipt_handle=handle)
+        begun = time.monotonic()
+        answer = await stub.AckMessage(request, metadata=c.metadata(CLIENT))
+        assert time.monotonic() - begun < CALL_S / 2, "not as long as a failover is waited for"
+        codes = [entry.status.code for entry in answer.entries]
+        assert codes == [Code.OK] + [Code.INVALID_RECEIPT_HANDLE] * 100
+        change = v2.ChangeInvisibleDurationRequest(
+            topic={"name": "T"}, group={"name": "g"}, receipt_handle=forged[0], invisible_duration={"seconds": 10}
+        )
+        answer = await stub.ChangeInvisibleDuration(change, metadata=c.metadata(CLIENT))
+        assert answer.status.code == Code.INVALID_RECEIPT_HANDLE
+        assert "none-0" in answer.status.message
+        await line.end()
 
 
 async def test_users_and_their_rights(cluster: Cluster, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from gantry_broker.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseC
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.retry_policy import DEFAULT as DEFAULT_POLICY
 from gantry_broker.protocol.retry_policy import RetryPolicy
-from gantry_broker.proxy.contract import MessageType
+from gantry_broker.proxy.answers import FAILURES, Refusal
+from gantry_broker.proxy.contract import Code, MessageType
 from gantry_broker.remoting.errors import RemotingError
 
 CALL_S: Final = 3.0
@@ -93,6 +94,9 @@ class Brokers:
         self._types: _Kept[tuple[MessageType, ...]] = _Kept(self._ask_types)
         self._groups: _Kept[GroupConfig] = _Kept(self._ask_group)
         self._cluster: _Kept[list[str]] = _Kept(self._ask_masters)
+        self._fresh: _Kept[list[str]] = _Kept(self._ask_again)
+        self._seen: set[str] = set()
+        """Names of broker groups that NameServers have named since the start."""
         self._absent: dict[str, float] = {}
 
     async def master_addresses(self) -> list[str]:
@@ -123,11 +127,31 @@ class Brokers:
         return sorted(data.broker for data in route.queues if data.perm & permission and data.broker in with_master)
 
     async def address(self, broker: str, topic: str) -> str:
-        """Return the address of a group's master. Raises NoRoute."""
+        """Return the address of a group's master. Raises NoRoute, and Refusal for a name that no group has: the handle
+        of a client may have any, and would wait for a failover to end.
+        """
         found = self.session.address(broker)
         if found is not None:
             return found
+        if not await self._exists(broker):
+            raise Refusal(Code.INVALID_RECEIPT_HANDLE, f"the cluster has no broker {broker[:80]!r}")
         return await self.session.master(broker, topic)
+
+    async def _exists(self, broker: str) -> bool:
+        """Whether a NameServer has named the broker group since the start, also while it is away. While no NameServer
+        answers, each may exist.
+        """
+        if broker in self._seen or self.session.addresses(broker):
+            return True
+        try:
+            await self._fresh.get("")
+        except FAILURES:
+            return True
+        return broker in self._seen
+
+    async def _ask_again(self, _: str) -> tuple[list[str], bool]:
+        """For all who ask within `ABSENT_S`."""
+        return (await self._ask_masters(""))[0], False
 
     # ---- configurations
 
@@ -185,6 +209,7 @@ class Brokers:
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError("the brokers of the cluster", answer.code, answer.remark)
         info = ClusterInfo.from_json(_json(answer.body))
+        self._seen.update(info.brokers)
         found = [
             broker.addresses[MASTER_ID] for _, broker in sorted(info.brokers.items()) if MASTER_ID in broker.addresses
         ]

@@ -73,6 +73,8 @@ def check(data: bytes, layout: Layout, most: int) -> None:
                     inner = known[number]
                     if inner is None:
                         left -= size
+                        if left < 0:
+                            raise TooMany(f"the request has over {most} fields")
                     else:
                         parts.append((at, stop, inner))
                 at = stop

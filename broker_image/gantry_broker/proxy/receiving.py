@@ -517,7 +517,7 @@ class Receiving:
                     return
             except ValueError as error:
                 log.info("acks in %s: %s", topic, error)
-            except FAILURES as error:
+            except (Refusal, *FAILURES) as error:
                 results |= dict.fromkeys(handles, _result(error))
                 return
             else:
@@ -532,7 +532,7 @@ class Receiving:
         try:
             # The broker decides whether the handle has expired: another proxy may have renewed the message.
             await self._ack_once(group, topic, handle)
-        except FAILURES as error:
+        except (Refusal, *FAILURES) as error:
             return _result(error)
         return Code.OK, "OK"
 
@@ -719,7 +719,7 @@ def _expired(error: Exception) -> Refusal | None:
 
 def _result(error: Exception) -> tuple[Code, str]:
     """Return code and text of an acknowledgement that failed."""
-    refusal = _expired(error) or refusal_of(error)
+    refusal = error if isinstance(error, Refusal) else _expired(error) or refusal_of(error)
     return refusal.code, refusal.text
 
 
