@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import Field, field_validator
 
-from gantry_broker.config import Authentication, FileConfig, TlsConfig
+from gantry_broker.config import Authentication, FileConfig, InternalTlsConfig, TlsConfig
 from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS
 
 _ADDRESS: Final = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})$")
@@ -72,6 +72,7 @@ class ProxyConfig(FileConfig):
         "says it came through.",
     )
     tls: TlsConfig | None = Field(None, description="TLS of `port`; None: plaintext.")
+    internal_tls: InternalTlsConfig | None = Field(None, description="TLS of the HTTP interface; None: plaintext.")
     access: AccessConfig | None = Field(None, description="Authentication of clients; None: everybody may do all.")
     broker_tls: BrokerTls | None = Field(None, description="TLS to brokers and NameServers; None: plaintext.")
     credentials: ProxyCredentials | None = Field(None, description="None: the proxy's own requests are not signed.")

@@ -38,6 +38,7 @@ from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import Certificates, TlsOptions
 from gantry_broker.remoting.tls_gate import TlsGate
+from gantry_broker.remoting.tls_ports import PortsTls
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Proxy:
         self._table = None if access is None else TableFile(access.file, self.authentication)
         self.service = Service(Brokers(self._session), self._producer, self.authentication, advertise=config.advertise)
         self._certificates: Certificates | None = None
+        self._http_tls = PortsTls(None, config.internal_tls)
         self.endpoint: Endpoint | None = None
         self._pages: PageServer | None = None
         self._watch = LoopWatch()
@@ -125,9 +127,11 @@ class Proxy:
                     config.http_port,
                     hosts=AllowedHosts(config.http_hosts),
                     most=budget.http,
+                    tls=self._http_tls,
                     token=None if config.token_file is None else TokenFile(config.token_file),
                     closed={"/v1/clients": self._clients},
                 )
+                self._http_tls.start()
                 await self._pages.start()
         except OSError:
             await self.close()
@@ -148,6 +152,7 @@ class Proxy:
             await self._table.close()
         if self._certificates is not None:
             await self._certificates.close()
+        await self._http_tls.close()
         with contextlib.suppress(RemotingError):
             await self._producer.close()
 
@@ -178,7 +183,7 @@ class Proxy:
             Family(name, kind, text, [({}, value)])
             for name, kind, text, value in loop_families(self._watch.holds, "gantry_proxy")
         ]
-        found = [*families(self.service, self.endpoint), *loop]
+        found = [*families(self.service, self.endpoint), *self._http_tls.families({}), *loop]
         return Page("text/plain; version=0.0.4; charset=utf-8", text_page(found).encode())
 
     async def _clients(self) -> Page:

@@ -14,6 +14,7 @@ from gantry_operator.plan.process_config import (
     name_server_config,
     proxy_config,
     proxy_restarts,
+    proxy_text,
     restarts,
     text_of,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "plan",
     "proxy_config",
     "proxy_restarts",
+    "proxy_text",
     "replacement_order",
     "restarts",
     "text_of",

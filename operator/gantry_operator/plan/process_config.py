@@ -187,6 +187,8 @@ class ProxyFiles:
     """Folder with the certificate for gRPC clients; None: there is none."""
     brokers: Path | None = None
     """Folder with the authorities of the brokers' certificates, and a certificate to show; None: no TLS there."""
+    members: Path | None = None
+    """Folder with the certificate of the HTTP interface; None: no TLS there."""
 
 
 def proxy_config(
@@ -238,6 +240,7 @@ def proxy_config(
         http_port=http_port,
         token_file=files.token,
         tls=tls,
+        internal_tls=TlsFolders(members=files.members).for_members(),
         access=AccessConfig(file=files.table, authentication=security.mode(loopback=loopback)),
         broker_tls=brokers,
         credentials=ProxyCredentials(access_key=access_key, secret_key_file=files.secret_key),
@@ -247,9 +250,18 @@ def proxy_config(
     )
 
 
+def proxy_text(config: ProxyConfig) -> str:
+    """The config as its process reads it. `internal_tls` is left out as the `ADDED_FIELDS` are."""
+    return config.model_dump_json(indent=1, exclude={"internal_tls"} if config.internal_tls is None else None)
+
+
 def proxy_restarts(config: ProxyConfig) -> str:
     """The part of a config that takes effect at a start only: the access table has each change of the mode."""
-    return config.model_dump_json(indent=1, exclude={"access": {"authentication"}})
+    without = set() if config.internal_tls else {"internal_tls"}
+    return config.model_dump_json(
+        indent=1,
+        exclude={"access": {"authentication"}} | {name: True for name in without},
+    )
 
 
 def restarts(config: BrokerConfig | NameServerConfig) -> str:

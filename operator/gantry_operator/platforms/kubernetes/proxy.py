@@ -11,7 +11,7 @@ from gantry_operator.access import PROXY, secret_name
 from gantry_operator.access.wanted import PROXY_NAME, SECRET_KEY
 from gantry_operator.api import BrokerCluster, Proxy, ProxyRow, ProxyStatus
 from gantry_operator.api.proxy import Autoscaling
-from gantry_operator.plan import Plan, ProxyFiles, proxy_config, proxy_restarts
+from gantry_operator.plan import Plan, ProxyFiles, proxy_config, proxy_restarts, proxy_text
 from gantry_operator.platforms.kubernetes import access, external, names, nameserver, pod_template, pods
 from gantry_operator.platforms.kubernetes.client import Object
 from gantry_operator.platforms.kubernetes.digest import digest
@@ -78,6 +78,8 @@ def own_certificate(cluster: BrokerCluster) -> bool:
     if proxy is None:
         return False
     tls = cluster.spec.security.tls
+    if tls.between_members(kubernetes=True):
+        return True  # its HTTP interface has one
     if tls.issuer == "Secret":
         return False
     by_user = proxy.tls is not None and proxy.tls.secretName is not None
@@ -110,6 +112,7 @@ def _folders(cluster: BrokerCluster, proxy: Proxy) -> tuple[dict[str, str], Prox
         token=pods.TOKEN_FILE,
         certificate=None if certificate is None else Path(certificate),
         brokers=None if brokers is None else Path(brokers),
+        members=Path(pods.TLS_DIR) if tls.between_members(kubernetes=True) else None,
     )
     return mounts, files
 
@@ -156,7 +159,7 @@ def objects(
     }
     out: list[dict[str, Any]] = [
         access.proxy_policy(cluster, operator_namespace),
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {CONFIG: config.model_dump_json(indent=1)}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {CONFIG: proxy_text(config)}},
         {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service},
         {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": budget},
     ]
@@ -199,7 +202,7 @@ def _deployment(
     }
     volumes = {folder: folder.rsplit("gantry-", 1)[1] for folder in folders}
     command = ["python", "-m", "gantry_broker.proxy", "--config", f"{pods.CONFIG_DIR}/{CONFIG}"]
-    container = pods.container(cluster, "proxy", image, command, "http", "http") | {
+    container = pods.container(cluster, "proxy", image, command, "http", pods.http_scheme(cluster)) | {
         "ports": [
             {"name": "grpc", "containerPort": names.PROXY_PORT, "protocol": "TCP"},
             {"name": "http", "containerPort": names.PROXY_HTTP_PORT, "protocol": "TCP"},
@@ -229,7 +232,7 @@ def _deployment(
                 {
                     "metadata": {
                         "labels": names.labels(cluster.name, names.PROXY),
-                        "annotations": {names.CONFIG_HASH: config_hash, names.HTTP_SCHEME: "http"},
+                        "annotations": pods.pod_annotations(cluster, config_hash),
                     },
                     "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
                     | pods.placement(near, selector)

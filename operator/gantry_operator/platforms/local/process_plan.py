@@ -16,6 +16,7 @@ from gantry_operator.plan import (
     name_server_config,
     proxy_config,
     proxy_restarts,
+    proxy_text,
     restarts,
     text_of,
 )
@@ -113,12 +114,14 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             token=folder.token_file,
             certificate=place if proxy_has_tls(cluster) else None,
             brokers=None if cluster.spec.security.tls.mode == "Disabled" else place,
+            members=place if cluster.spec.security.tls.between_members(kubernetes=False) else None,
         )
         config_of_proxy = proxy_config(
             cluster, proxy, files, name=planned.name, listen_host=HOST, port=ports[planned.name],
             http_port=ports[http(planned.name)], name_servers=servers, drain_s=PROXY_DRAIN_S, loopback=on_loopback(),
             access_key=PROXY_USER,
         )  # fmt: skip
-        whole = config_of_proxy.model_dump_json(indent=1)
-        found.append(ProcessPlan(planned.name, PROXY, whole, decisive=proxy_restarts(config_of_proxy)))
+        found.append(
+            ProcessPlan(planned.name, PROXY, proxy_text(config_of_proxy), decisive=proxy_restarts(config_of_proxy))
+        )
     return found

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 READY_S = 1.0
 
 
-async def why_no_proxy(client: httpx.AsyncClient, address: str) -> str:
-    """Why the proxy with this HTTP address does not serve; empty: it does."""
+async def why_no_proxy(client: httpx.AsyncClient, url: str) -> str:
+    """Why the proxy with this HTTP interface does not serve; empty: it does."""
     from gantry_operator.cluster.member_http import httpx  # Not needed by `gantry up` itself.
 
     try:
-        answer = await client.get(f"http://{address}/readyz", timeout=READY_S, auth=None)
+        answer = await client.get(f"{url}/readyz", timeout=READY_S, auth=None)
     except httpx.ConnectError:
         return "its process does not run"
     except httpx.HTTPError as error:

@@ -101,7 +101,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         if cluster.spec.mode == "Raft":
             said = list(zip(planned.members, asked, strict=True))
             leaderships = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
-        proxies = await _proxies(client, folder, planned, ports)
+        proxies = await _proxies(client, folder, planned, ports, scheme(cluster))
         members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
         by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
         staying = [g.name for g in saved.spec.brokerGroups if g.name in {p.name for p in planned.groups}]
@@ -155,11 +155,15 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     return LocalStatus(saved, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
 
 
-async def _proxies(client: httpx.AsyncClient, folder: ClusterFolder, planned: Plan, ports: Ports) -> ProxyStatus | None:
+async def _proxies(
+    client: httpx.AsyncClient, folder: ClusterFolder, planned: Plan, ports: Ports, form: str
+) -> ProxyStatus | None:
+    """`form`: the scheme of their HTTP interfaces."""
     if not planned.proxies:
         return None
     names = [p.name for p in planned.proxies]
-    why = await asyncio.gather(*(why_no_proxy(client, f"127.0.0.1:{ports.taken.get(http(n), 0)}") for n in names))
+    urls = [f"{form}://127.0.0.1:{ports.taken.get(http(n), 0)}" for n in names]
+    why = await asyncio.gather(*(why_no_proxy(client, url) for url in urls))
     rows = [
         ProxyRow(
             name=name,

@@ -336,7 +336,8 @@ class Supervisor:
             if problem is not None:
                 return f"group {group.name}: {problem}"
         for proxy in self.plan.proxies:
-            why = await why_no_proxy(self._client, self.ports.address(http(proxy.name)))
+            url = f"{scheme(self.cluster)}://{self.ports.address(http(proxy.name))}"
+            why = await why_no_proxy(self._client, url)
             if why:
                 return f"{proxy.name}: {why}"
         return ""
