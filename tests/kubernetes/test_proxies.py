@@ -69,7 +69,8 @@ def test_proxies_change_nothing_of_other_pods() -> None:
     [
         ({}, {}, "Permissive", "/etc/gantry-tls", None, {"/etc/gantry-tls": "demo-proxy-tls"}),
         ({"internal": False}, {}, "Permissive", "/etc/gantry-tls", None, {"/etc/gantry-tls": "demo-proxy-tls"}),
-        ({}, {"mode": "Disabled"}, None, None, None, {}),
+        ({}, {"mode": "Disabled"}, None, None, None, {"/etc/gantry-tls": "demo-proxy-tls"}),
+        ({"internal": False}, {"mode": "Disabled"}, None, None, None, {}),
         (
             {"mode": "Required"}, {}, "Required", "/etc/gantry-tls", "/etc/gantry-tls/ca.crt",
             {"/etc/gantry-tls": "demo-proxy-tls"},
@@ -81,11 +82,17 @@ def test_proxies_change_nothing_of_other_pods() -> None:
         ),
         (
             {"mode": "Required", "issuer": "Secret", "secretName": "theirs"}, {}, "Required", "/etc/gantry-client-tls",
-            "/etc/gantry-client-tls/ca.crt", {"/etc/gantry-client-tls": "theirs"},
+            "/etc/gantry-client-tls/ca.crt",
+            {"/etc/gantry-client-tls": "theirs", "/etc/gantry-tls": "demo-proxy-tls"},
+        ),
+        (
+            {"mode": "Permissive", "internal": False, "issuer": "Secret", "secretName": "theirs"}, {"mode": "Disabled"},
+            None, None, "/etc/gantry-client-tls/ca.crt", {"/etc/gantry-client-tls": "theirs"},
         ),
         (
             {"mode": "Permissive", "issuer": "Secret", "secretName": "theirs"}, {"mode": "Disabled"}, None, None,
-            "/etc/gantry-client-tls/ca.crt", {"/etc/gantry-client-tls": "theirs"},
+            "/etc/gantry-client-tls/ca.crt",
+            {"/etc/gantry-client-tls": "theirs", "/etc/gantry-tls": "demo-proxy-tls"},
         ),
     ],
 )  # fmt: skip
@@ -104,6 +111,23 @@ def test_certificates(
     }  # fmt: skip
     assert mounts(made) == common | secrets
     assert (names.PROXY in holders(made, plan(made), {})) == ("demo-proxy-tls" in secrets.values())
+
+
+@pytest.mark.parametrize("internal", [True, False])
+def test_the_http_interface_has_tls_as_that_of_members(internal: bool) -> None:
+    made = cluster(security={"tls": {"internal": internal}}, proxy={"tls": {"mode": "Disabled"}})
+    found = config(made).internal_tls
+    assert (None if found is None else str(found.cert_file.parent)) == ("/etc/gantry-tls" if internal else None)
+    objects = rendered(made)
+    template = objects["Deployment", "demo-proxy"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    form = "https" if internal else "http"
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == form.upper()
+    assert template["metadata"]["annotations"][names.HTTP_SCHEME] == form  # for the chart's PodMonitor
+    written = objects["ConfigMap", "demo-proxy"]["data"]["proxy.json"]
+    assert ("internal_tls" in written) == internal, "a proxy of an older image refuses what it does not know"
+    assert (names.PROXY in holders(made, plan(made), {})) == internal
 
 
 def test_client_certificates_are_asked_for_and_shown() -> None:

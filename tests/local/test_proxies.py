@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
+import ssl
 import stat
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +26,7 @@ GROUPS = [{"name": "a", "members": 1}]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    security = {"authentication": "Enabled", "tls": {"mode": "Required"}}
+    security = {"authentication": "Enabled", "tls": {"mode": "Required", "internal": True}}
     made = Cluster(
         tmp_path_factory.mktemp("proxies"), nameServers={"replicas": 1}, brokerGroups=GROUPS, security=security,
         proxy={"replicas": 2},
@@ -75,6 +78,17 @@ def test_every_proxy_serves_the_users_of_the_cluster_by_tls(cluster: Cluster) ->
     with connect(cluster, "t-proxy-1", admin) as client:
         found = [m.body for _ in range(2) for m in client.receive("Orders", "readers", 5)]
     assert found == [b"x", b"x"]
+
+
+def test_the_http_interface_of_proxies_has_tls(cluster: Cluster) -> None:
+    port = json.loads(cluster.folder.ports.read_text())["t-proxy-0/http"]
+    context = ssl.create_default_context(cafile=str(cluster.folder.tls / "ca.crt"))
+    with urllib.request.urlopen(f"https://127.0.0.1:{port}/readyz", context=context, timeout=10) as answer:
+        assert answer.read() == b"ready\n"
+    with urllib.request.urlopen(f"https://127.0.0.1:{port}/metrics", context=context, timeout=10) as answer:
+        assert b'gantry_tls_handshakes_total{port="http"}' in answer.read()
+    with pytest.raises((OSError, http.client.HTTPException)):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=10)
 
 
 def test_a_change_of_users_reaches_the_proxies(cluster: Cluster) -> None:
