@@ -49,6 +49,15 @@ def test_what_needs_no_restart_replaces_nothing() -> None:
     assert asleep["started"] == []
 
 
+def test_another_number_of_name_servers_says_why_it_replaces_every_broker() -> None:
+    found = preview(cluster(nameServers={"replicas": 3}), live(cluster()), "", ["demo-a-1"])
+    assert (found["started"], found["replaced"]) == (["demo-namesrv-2"], ["demo-a-2", "demo-a-0", "demo-a-1"])
+    assert "at its start at which ones it registers: every broker is replaced" in found["warnings"][0]
+    fewer = preview(cluster(nameServers={"replicas": 1}), live(cluster()), "")
+    assert fewer["warnings"] == found["warnings"]
+    assert "warnings" not in preview(cluster(broker={"transactionCheckMax": 3}), live(cluster()), "")
+
+
 def test_another_default_image_replaces_all_pods_but_not_those_of_a_cluster_with_its_own() -> None:
     found = preview(cluster(), live(cluster()), "broker:2")
     assert len(found["replaced"]) == 5

@@ -7,6 +7,7 @@ import base64
 import itertools
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -148,6 +149,21 @@ def test_a_change_of_the_authentication_restarts_no_proxy() -> None:
     assert templates[0] == templates[1] == templates[2]
     other = rendered(cluster(proxy={"tls": {"mode": "Required"}}))["Deployment", "demo-proxy"]["spec"]["template"]
     assert other != templates[0]
+
+
+def test_an_autoscaler_that_does_nothing_is_said() -> None:
+    made = cluster(proxy={"autoscaling": {"maxReplicas": 3}})
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    why = "the HPA was unable to compute the replica count: no metrics returned from resource metrics API"
+    condition = {"type": "ScalingActive", "status": "False", "reason": "FailedGetResourceMetric", "message": why,
+                 "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+    live = {"status": {"conditions": [condition]}}
+    late = begun + timedelta(seconds=200)
+    assert proxy.not_scaled(made, live, late) == f"the number of proxies does not follow their load: {why}"
+    assert proxy.not_scaled(made, live, begun + timedelta(seconds=60)) == "", "its first figures take a minute"
+    for other in ({"status": "True"}, {"reason": "ScalingDisabled"}, {"lastTransitionTime": "x"}, {"type": "Limited"}):
+        assert proxy.not_scaled(made, {"status": {"conditions": [condition | other]}}, late) == ""
+    assert proxy.not_scaled(made, None, late) == proxy.not_scaled(cluster(), live, late) == ""
 
 
 def test_a_proxy_keeps_within_its_memory() -> None:

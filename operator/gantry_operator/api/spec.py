@@ -86,7 +86,13 @@ MODE_IS_FIXED = (
 class NameServers(Model):
     """The NameServers, which give clients the routes of topics. They share no state, and each may fail."""
 
-    replicas: int = Field(2, ge=1, le=9, description="Number of NameServers. With two, one may fail.")
+    replicas: int = Field(
+        2,
+        ge=1,
+        le=9,
+        description="Number of NameServers. With two, one may fail. A change replaces every "
+        "broker, one at a time: at its start it reads at which NameServers it registers.",
+    )
     resources: NameServerResources = Field(
         default_factory=lambda: NameServerResources(
             requests={"cpu": "50m", "memory": "64Mi"}, limits={"memory": "256Mi"}

@@ -7,7 +7,7 @@ that leaves waits until no leaving member has a higher number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,3 +99,15 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
 def _handover(master: MemberState, candidates: Sequence[MemberState], why: str) -> Step:
     candidate = min(candidates, key=lambda m: (not m.promotable, m.number))
     return Step("handover", f"{master.name} {why}, so it hands over first", master.name, candidate.name)
+
+
+def why_replaced(cluster: str, started: Iterable[str], stopped: Iterable[str], replaced: Iterable[str]) -> list[str]:
+    """Why a change replaces members that it does not name. All arguments are names of processes."""
+    servers = f"{cluster}-namesrv-"
+    number_changes = any(name.startswith(servers) for name in (*started, *stopped))
+    if number_changes and any(not name.startswith(servers) for name in replaced):
+        return [
+            "the number of NameServers changes, and a broker reads at its start at which ones it registers: every "
+            "broker is replaced, one at a time, and masters hand over first"
+        ]
+    return []

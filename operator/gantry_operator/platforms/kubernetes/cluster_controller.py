@@ -801,6 +801,9 @@ class ClusterController:
         problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
         problems += [f"users: {self._access.problem}"] if self._access.problem else []
         problems += [f"group {g} keeps its version: {why}" for g, why in sorted(self._rolling.refused.items())]
+        scaler = self._objects.live("HorizontalPodAutoscaler", names.proxies(self.name))
+        unscaled = "" if self._cluster is None else proxy.not_scaled(self._cluster, scaler, datetime.now(UTC))
+        problems += [unscaled] if unscaled else []
         sets, pods = self._sets_and_pods()
         claims = volumes.of_brokers(self._shared.caches, self.namespace, self.name)
         seen = ObservedState(

@@ -7,7 +7,7 @@ from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import member_name, plan, replacement_order
-from gantry_operator.plan.order import MemberState
+from gantry_operator.plan.order import MemberState, why_replaced
 from gantry_operator.platforms.kubernetes import drift, external, managed_fields, names
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import NAME_SERVERS, OperatorSettings, render
@@ -68,10 +68,12 @@ def preview(
     kept = {(o["kind"], o["metadata"]["name"]) for o in objects}
     gone = [key for key in live if key[0] == "StatefulSet" and key not in kept]
     changes += [{"kind": kind, "name": name, "action": "delete", "fields": []} for kind, name in gone]
+    started, stopped = _scaled(objects, live, 1), _scaled(objects, live, -1)
+    warnings = why_replaced(cluster.name, started, stopped, replaced)
     return {
         "changes": changes, "replaced": replaced, "image": cluster.spec.image or now,
-        "started": _scaled(objects, live, 1), "stopped": _scaled(objects, live, -1),
-    }  # fmt: skip
+        "started": started, "stopped": stopped,
+    } | ({"warnings": warnings} if warnings else {})  # fmt: skip
 
 
 def _fields(wanted: Object, found: Object) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,30 @@ def _row(pod: Object) -> ProxyRow:
         node=(pod.get("spec") or {}).get("nodeName"),
         reason="" if ready else why_not(pod, "it is not ready"),
     )
+
+
+NOT_SCALED_S = 180
+"""Seconds for which an autoscaler may have no figures: a pod's first ones take a minute or two."""
+
+
+def not_scaled(cluster: BrokerCluster, autoscaler: Object | None, now: datetime) -> str:
+    """Why the autoscaler of the proxies does nothing, in its own words; empty: it works, or it has just begun."""
+    proxy = spec(cluster)
+    if proxy is None or proxy.autoscaling is None or autoscaler is None:
+        return ""
+    for condition in (autoscaler.get("status") or {}).get("conditions") or []:
+        if condition.get("type") not in ("ScalingActive", "AbleToScale") or condition.get("status") != "False":
+            continue
+        try:
+            since = datetime.fromisoformat(str(condition.get("lastTransitionTime")))
+        except ValueError:
+            continue
+        disabled = condition.get("reason") == "ScalingDisabled"
+        if not disabled and (now - since).total_seconds() >= NOT_SCALED_S:
+            return (
+                f"the number of proxies does not follow their load: {condition.get('message') or 'no reason is given'}"
+            )
+    return ""
 
 
 def progress(cluster: BrokerCluster, deployment: Object | None) -> str:

@@ -183,7 +183,7 @@ class KubeTarget:
             warnings.append(
                 wait_for(cluster.spec.maintenanceWindow, datetime.now(UTC)) or "the maintenance window is open"
             )
-        return found | {"warnings": warnings}
+        return found | {"warnings": [*found.get("warnings", ()), *warnings]}
 
     async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
         """Ask the operator for a switchover of the group. Returns the result. Raises TargetError with the reason of

@@ -6,6 +6,7 @@ from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
+from gantry_operator.plan.order import why_replaced
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports, registration, replication
@@ -36,7 +37,9 @@ def preview(folder: ClusterFolder, wanted: BrokerCluster) -> dict[str, Any]:
         if record is not None and record.config != process.digest and name not in stopped:
             replaced.append(name)
     started = [] if wanted.spec.hibernate else sorted(set(plans) - running)
-    return {"changes": [], "replaced": replaced, "started": started, "stopped": stopped}
+    warnings = why_replaced(wanted.name, started, stopped, replaced)
+    found: dict[str, Any] = {"changes": [], "replaced": replaced, "started": started, "stopped": stopped}
+    return found | ({"warnings": warnings} if warnings else {})
 
 
 __all__ = ["ControlError", "preview"]
