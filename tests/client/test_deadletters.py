@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
+
 import pytest
 from gantry_broker.client import (
     Admin,
@@ -10,12 +14,16 @@ from gantry_broker.client import (
     FromWhere,
     InvalidMessage,
     Message,
+    MessageQueue,
     NoRoute,
     Producer,
     ReceivedMessage,
     SendStatus,
+    SimpleConsumer,
 )
-from gantry_broker.client.deadletters import origin_topic
+from gantry_broker.client.deadletters import Consumption, origin_topic
+from gantry_broker.client.errors import CannotResend
+from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.codes import Prop
 
 from tests.client.cluster import Cluster, Inbox, until
@@ -92,6 +100,82 @@ async def test_a_resent_letter_goes_to_its_group_with_all_retries(cluster: Clust
             assert message.id in {x.id for x in await letters(dead)}, "it is known by the same id"
             assert Prop.DLQ_ORIGIN_TOPIC not in message.properties
         assert other.messages == []
+
+
+async def kill_by_pop(cluster: Cluster, bodies: list[bytes], group: str = "p", topic: str = "T") -> None:
+    """Makes messages dead letters of a group whose members pop."""
+    async with (
+        Admin(cluster.name_server) as admin,
+        Producer(cluster.name_server) as producer,
+        SimpleConsumer(cluster.name_server, group, invisible_s=0.2) as consumer,
+        DeadLetters(cluster.name_server) as dead,
+    ):
+        await admin.create_group(SubscriptionGroup(group, retry_max_times=0))
+        await consumer.subscribe(topic)
+        for body in bodies:
+            await producer.send(Message(topic, body, "red"))
+        got = 0
+        while got < len(bodies):
+            got += len(await consumer.receive(32, wait_s=1))
+
+        async def all_dead() -> bool:
+            now = await dead.group(group)
+            return now is not None and now.letters == len(bodies)
+
+        await until(all_dead, f"{len(bodies)} dead letters", 20)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_letter_of_a_group_that_pops_reaches_it(cluster: Cluster, connected: bool) -> None:
+    """Members that pop never read %RETRY%group."""
+    await kill_by_pop(cluster, [b"one", BIG])
+    async with (
+        DeadLetters(cluster.name_server) as dead,
+        SimpleConsumer(cluster.name_server, "p", invisible_s=20) as consumer,
+    ):
+        await consumer.subscribe("T")
+        waiting = asyncio.create_task(consumer.receive(1, wait_s=20)) if connected else None
+        for letter in await letters(dead, "p"):
+            assert (await dead.send_again("p", letter)).status is SendStatus.SEND_OK
+        found = [] if waiting is None else await waiting
+        ends = time.monotonic() + 20
+        while len(found) < 2 and time.monotonic() < ends:
+            found += await consumer.receive(32, wait_s=1)
+        assert sorted(message.body for message in found) == sorted([b"one", BIG])
+        assert {(message.topic, message.tags, message.delivery_attempt) for message in found} == {("T", "red", 1)}
+        await asyncio.gather(*map(consumer.ack, found))
+
+
+async def test_a_letter_is_refused_when_no_topic_reaches_its_group(cluster: Cluster) -> None:
+    await kill_by_pop(cluster, [b"one"])
+    async with DeadLetters(cluster.name_server) as dead, Admin(cluster.name_server) as admin:
+        (letter,) = await letters(dead, "p")
+        await admin.set_offset("p", MessageQueue("%RETRY%p", "a", 0), 0)
+        with pytest.raises(CannotResend, match=r"both pulled and popped before.*--consume pull, or --consume pop"):
+            await dead.send_again("p", letter)
+        assert await dead.topic_for("p", letter, way="pull") == "%RETRY%p"
+        assert await dead.topic_for("p", letter, way="pop") == "%RETRY%p+T"
+        await admin.create_group(SubscriptionGroup("p", orderly=True))
+        dead._known.clear()
+        with pytest.raises(CannotResend, match=r"in order.*--to T"):
+            await dead.send_again("p", letter, way="pop")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_how_a_group_consumes(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(50):
+        pulls_now, pops_now, pulled, popped, letter = (rng.random() < 0.5 for _ in range(5))
+        known = Consumption(pulls_now, pops_now, pulled, popped)
+        way = known.way(letter_popped=letter)
+        if pulls_now or pops_now:
+            assert way == ("pull" if pulls_now else "pop"), "who is there reads it"
+        elif pulled and popped:
+            assert way is None
+        elif pulled or popped:
+            assert way == ("pull" if pulled else "pop")
+        else:
+            assert way == ("pop" if letter else None)
 
 
 async def test_a_letter_can_be_resent_to_a_topic(cluster: Cluster, inbox: Inbox) -> None:

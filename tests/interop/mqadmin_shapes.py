@@ -198,7 +198,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"-?\b\d+(?:\.\d+)?(?:E-?\d+)?(?:ms|%)?\b", "N"),
     (r"N(?:,N)+", "N"),
 )
-_OWN = re.compile(r"(BROKER )?(gantry|scheduleMessageOffset_)\w+ *:")
+_OF_5 = r"getTransferredTps|brokerActive|(ack|litePull)ThreadPoolQueue\w+|timer\w+"  # keys that 4.9.7 does not have
+_OWN = re.compile(rf"(BROKER )?((gantry|scheduleMessageOffset_)\w+|{_OF_5}) *:")
 """Runtime values that only Gantry has, and those that appear after the first use of a delay level."""
 _RATES = re.compile(r"\b((?:put|get)\w*Tps|putMessageDistributeTime|earliestMessageTimeStamp)( *:).*")
 

@@ -43,6 +43,7 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
+    POPPED,
     ConsumerGroupHeader,
     ConsumeStatsHeader,
     CreateTopicHeader,
@@ -314,6 +315,16 @@ class Admin:
                 {str(topic): str(item.get("subString", "")) for topic, item in subscriptions.items()},
             )
         return None
+
+    async def pops(self, address: str, group: str, topic: str) -> tuple[int, bool]:
+        """Returns how many pops of a group wait at a broker, and whether it has popped from the topic there before
+        (RocketMQ's brokers do not say that). The group has to exist: a broker may create it otherwise.
+        """
+        frame = Frame(RequestCode.POLLING_INFO, ext={"consumerGroup": group, "topic": topic, "queueId": "-1"})
+        answer = await self.session.call(address, frame, self.timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            return 0, False  # It has no such topic, or it is of RocketMQ 4.9.
+        return whole_number(answer.ext.get("pollingNum", "")) or 0, answer.ext.get(POPPED) == "true"
 
     async def client_subscriptions(self, address: str, group: str, client_id: str) -> dict[str, str]:
         """Asks one client of a group through a broker, and returns its own subscriptions: topic to expression."""

@@ -1,28 +1,32 @@
 """Dead letters of a consumer group: list, read and resend them.
 
 A message that fails too often goes to `%DLQ%group`, which no group consumes. A resent letter goes to the group's own
-retry topic: this group gets it with all retries, and no other group of the topic sees it. The brokers store the
-progress of resends, as an offset of a tools group in the dead-letter queue.
+retry topic: this group gets it with all retries, and no other group of the topic sees it. Members that pull read
+`%RETRY%group`, members that pop (POP, gRPC) read `%RETRY%group+topic`. The brokers store the progress of resends, as an
+offset of a tools group in the dead-letter queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from gantry_broker.client.admin import Admin
 from gantry_broker.client.credentials import Credentials
-from gantry_broker.client.errors import NoRoute
+from gantry_broker.client.errors import CannotResend, NoRoute
 from gantry_broker.client.message import ReceivedMessage, SendResult, check_group, check_topic
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.pulling import BATCH, PullStatus
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.session import Session
 from gantry_broker.client.subscription import subscription
-from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Prop
+from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
+from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, Prop
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.remoting.tls import TlsOptions
 
@@ -33,6 +37,9 @@ _DROPPED_PROPERTIES: Final = frozenset(
         Prop.DELAY_TIME_LEVEL,
         Prop.DLQ_ORIGIN_MESSAGE_ID,
         Prop.DLQ_ORIGIN_TOPIC,
+        Prop.FIRST_POP_TIME,
+        Prop.POP_ORIGIN,
+        Prop.POP_CK,
         Prop.MAX_OFFSET,
         Prop.MAX_RECONSUME_TIMES,
         Prop.MIN_OFFSET,
@@ -50,6 +57,41 @@ _DROPPED_PROPERTIES: Final = frozenset(
     }
 )
 """Properties that belong to the failed deliveries; a resent letter does not carry them."""
+
+
+PULL: Final = "pull"
+POP: Final = "pop"
+WAYS: Final = (PULL, POP)
+"""How the members of a group consume."""
+KNOWN_S: Final = 5.0
+"""Seconds for which it is remembered how a group consumes."""
+
+
+@dataclass(slots=True, frozen=True)
+class Consumption:
+    """What is known of how a group consumes a topic."""
+
+    pulls_now: bool = False
+    """It has members that read `%RETRY%group`."""
+    pops_now: bool = False
+    """Pops of it wait."""
+    pulled: bool = False
+    """It has offsets in `%RETRY%group`."""
+    popped: bool = False
+    """It has popped from the topic, or from its retries."""
+    in_order: bool = False
+    """Its configuration says that it consumes in order."""
+
+    def way(self, *, letter_popped: bool) -> str | None:
+        """Returns `PULL` or `POP`; None: it is not known. `letter_popped`: the letter shows that it was popped.
+
+        Who is there counts first: where some pull and some pop, a letter for those that pull reaches the group.
+        """
+        if self.pulls_now or self.pops_now:
+            return PULL if self.pulls_now else POP
+        if self.pulled != self.popped:
+            return PULL if self.pulled else POP
+        return POP if letter_popped and not self.pulled else None
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,6 +142,7 @@ class DeadLetters:
         """`timeout`: seconds for all attempts to send one letter."""
         self._producer = Producer(name_servers, timeout=timeout, credentials=credentials, tls=tls)
         self._admin = Admin(self._producer.session)
+        self._known: dict[tuple[str, str], tuple[float, Consumption]] = {}
 
     async def __aenter__(self) -> Self:
         await self._producer.start()
@@ -160,14 +203,20 @@ class DeadLetters:
         check_group(group)
         return await self._admin.query(DLQ_PREFIX + group, message_id, unique=True)
 
-    async def send_again(self, group: str, letter: ReceivedMessage, *, to: str | None = None) -> SendResult:
+    async def send_again(
+        self, group: str, letter: ReceivedMessage, *, to: str | None = None, way: str | None = None
+    ) -> SendResult:
         """Sends a letter to its group again, or to topic `to`, where every group of that topic gets it.
 
-        The letter keeps its body, tags, keys, unique id and application properties. Its retry count starts at 0. Raises
-        as `Producer.send`, and InvalidMessage.
+        The letter keeps its body, tags, keys, unique id and application properties. Its retry count starts at 0. `way`:
+        how the group consumes, `PULL` or `POP`; None: as the brokers know it. Raises as `Producer.send`,
+        InvalidMessage, and CannotResend when no topic is known that the group reads.
         """
-        topic = RETRY_PREFIX + group if to is None else to
-        check_topic(topic)
+        if to is None:
+            topic = await self.topic_for(group, letter, way=way, make=True)
+        else:
+            check_topic(to)
+            topic = to
         properties = {name: value for name, value in letter.properties.items() if name not in _DROPPED_PROPERTIES}
         if to is None:
             properties[Prop.RETRY_TOPIC] = origin_topic(letter)
@@ -175,6 +224,81 @@ class DeadLetters:
             properties.pop(Prop.RETRY_TOPIC, None)
             properties.pop(Prop.ORIGIN_MESSAGE_ID, None)
         return await self._producer.send_stored(letter, topic, properties)
+
+    async def topic_for(
+        self, group: str, letter: ReceivedMessage, *, way: str | None = None, make: bool = False
+    ) -> str:
+        """Returns the topic in which a letter reaches its group, however that consumes. `make`: creates the topic where
+        it does not exist. Raises CannotResend, InvalidMessage, RemotingError, BrokerError and BodyError.
+        """
+        check_group(group)
+        origin = origin_topic(letter)
+        known = await self._consumption(group, origin)
+        popped = bool({Prop.FIRST_POP_TIME, Prop.POP_ORIGIN} & letter.properties.keys())
+        way = known.way(letter_popped=popped) if way is None else way
+        if way is None:
+            before = "has both pulled and popped before" if known.pulled else "has no offsets that show it"
+            raise CannotResend(
+                f"it is not known how group {group} consumes {origin}: it has no member now, and {before}. Start a "
+                "member, or say how it consumes: --consume pull, or --consume pop for POP and gRPC"
+            )
+        if way == PULL:
+            return RETRY_PREFIX + group
+        if known.in_order:
+            raise CannotResend(
+                f"group {group} pops in order, and such members read no retry topic: send the letters to the topic "
+                f"itself, where every group of it gets them: --to {origin}"
+            )
+        topic = retry_topic_v2(group, origin)
+        if make:
+            await self._make(topic, origin)
+        return topic
+
+    async def _make(self, topic: str, origin: str) -> None:
+        """Creates a topic with retries of POP on the brokers of its topic. Raises CannotResend."""
+        try:
+            route = await self._admin.topic_route(origin)
+        except NoRoute:
+            text = f"topic {origin} does not exist any more: send the letters to another one by --to"
+            raise CannotResend(text) from None
+        try:
+            have = {data.broker for data in (await self._admin.topic_route(topic)).queues}
+        except NoRoute:
+            have = set()
+        if have:
+            return
+        for broker in route.brokers:
+            address = broker.addresses.get(MASTER_ID)
+            if address is not None:
+                await self._admin.create_topic_at(address, TopicConfig(topic, 1, 1))
+
+    async def _consumption(self, group: str, topic: str) -> Consumption:
+        """Raises RemotingError, BrokerError and BodyError."""
+        at, known = self._known.get((group, topic), (0.0, None))
+        if known is None or time.monotonic() - at > KNOWN_S:
+            known = await self._ask_consumption(group, topic)
+            self._known[group, topic] = time.monotonic(), known
+        return known
+
+    async def _ask_consumption(self, group: str, topic: str) -> Consumption:
+        members = await self._admin.consumer_connections(group)
+        read = {queue.topic for queue in await self._admin.consume_stats(group)}
+        pops_now = in_order = False
+        popped = bool(read & {retry_topic_v2(group, topic), retry_topic_v1(group, topic)})
+        for address in (await self._admin.masters()).values():
+            config = (await self._admin.groups(address)).get(group)
+            if config is None:
+                continue  # A question about its pops would make it.
+            in_order = in_order or config.orderly
+            waiting, ever = await self._admin.pops(address, group, topic)
+            pops_now, popped = pops_now or waiting > 0, popped or ever
+        return Consumption(
+            pulls_now=members is not None and RETRY_PREFIX + group in members.subscriptions,
+            pops_now=pops_now,
+            pulled=RETRY_PREFIX + group in read,
+            popped=popped,
+            in_order=in_order,
+        )
 
     async def mark(self, page: Page) -> None:
         """Marks a queue as resent up to the end of a page. A mark only moves forward.

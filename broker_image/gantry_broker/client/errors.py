@@ -41,5 +41,9 @@ class SendFailed(ClientError):
         self.attempts = attempts
 
 
+class CannotResend(ClientError):
+    """No topic is known that the members of a dead letter's group read. The text says what to write instead."""
+
+
 class RequestFailed(ClientError):
     """A request got no reply in time."""

@@ -12,6 +12,7 @@ from gantry_broker.client.errors import InvalidMessage
 from gantry_broker.protocol.codes import (
     KEY_SEPARATOR,
     NOT_ALLOWED_SEND_TOPICS,
+    RETRY_PREFIX,
     TOPIC_MAX_LENGTH,
     Prop,
     SendStatus,
@@ -46,7 +47,9 @@ class FromWhere(StrEnum):
 
 def check_topic(topic: str) -> None:
     """Checks a topic name by RocketMQ's rules. Raises InvalidMessage."""
-    if not topic or len(topic) > TOPIC_MAX_LENGTH or not _NAME.fullmatch(topic):
+    retry = topic.startswith(RETRY_PREFIX)  # %RETRY%group, or %RETRY%group+topic
+    plain, longest = (topic.replace("+", "", 1), 255) if retry else (topic, TOPIC_MAX_LENGTH)
+    if not topic or len(topic) > longest or not _NAME.fullmatch(plain):
         raise InvalidMessage(
             f"topic {topic[:150]!r}: 1 to {TOPIC_MAX_LENGTH} letters, digits, '_', '-', '%' and '|' are allowed"
         )

@@ -312,6 +312,10 @@ class NotificationHeader(Header):
     CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
+POPPED: Final = "gantryPopped"
+"""Field of the answer to POLLING_INFO: whether the group has ever popped from the topic here. Gantry's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class PollingInfoHeader(Header):
     """POLLING_INFO (200055)."""

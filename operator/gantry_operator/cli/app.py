@@ -424,6 +424,10 @@ def dlq_resend(
         str | None,
         typer.Option("--to", help="Send to this topic instead of the group: all groups of the topic get it."),
     ] = None,
+    consume: Annotated[
+        str | None,
+        typer.Option("--consume", help="How the group consumes: pull, or pop (POP, gRPC). Brokers mostly know it."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report their number.")] = False,
     patience: Annotated[float, typer.Option(min=0, help="Seconds for which a send is repeated.")] = 30.0,
 ) -> None:
@@ -435,7 +439,7 @@ def dlq_resend(
     from gantry_operator.cli.dlq import Choice, run_resend
 
     choice = Choice(group, tuple(ids or ()), topic, count, not every and not ids and topic is None and to is None)
-    run_resend(target, choice, to, patience, dry_run, as_json)
+    run_resend(target, choice, to, consume, patience, dry_run, as_json)
 
 
 register_analytics(app)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gantry_broker.client import ClientError, DeadGroup, DeadLetters, ReceivedMessage, SendStatus
-from gantry_broker.client.deadletters import Page, origin_topic
+from gantry_broker.client.deadletters import WAYS, Page, origin_topic
 from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
 
@@ -79,9 +79,15 @@ async def read_letters(target: Target, choice: Choice, show: Callable[[ReceivedM
                     show(letter)
 
 
-def run_resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool, as_json: bool) -> None:
-    """Send letters again. Raises CliError, after printing the counts, when a letter could not be sent."""
-    result = run_async(resend_letters(target, choice, to, patience, dry_run))
+def run_resend(
+    target: Target, choice: Choice, to: str | None, way: str | None, patience: float, dry_run: bool, as_json: bool
+) -> None:
+    """Send letters again. `way`: how the group consumes. Raises CliError, after printing the counts, when a letter
+    could not be sent.
+    """
+    if way not in (None, *WAYS):
+        raise CliError(f"--consume {way}: write pull, or pop for members that use POP or gRPC")
+    result = run_async(resend_letters(target, choice, to, patience, dry_run, way))
     if as_json:
         print_json(result)
     elif dry_run:
@@ -97,7 +103,7 @@ def run_resend(target: Target, choice: Choice, to: str | None, patience: float, 
 
 
 async def resend_letters(
-    target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool
+    target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool, way: str | None = None
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "group": choice.group, "to": to or f"group {choice.group}", "found": 0, "sent": 0, "problem": "",
@@ -114,8 +120,15 @@ async def resend_letters(
             async with aclosing(_chosen(dead, choice)) as pages:
                 async for page in pages:
                     result["found"] += len(page.letters)
+                    if dry_run and to is None:
+                        try:
+                            for letter in page.letters:
+                                await dead.topic_for(choice.group, letter, way=way)
+                        except ClientError as error:
+                            result["problem"] = str(error)
+                            break
                     if not dry_run:
-                        sent, problem = await _send(dead, choice.group, page.letters, to)
+                        sent, problem = await _send(dead, choice.group, page.letters, to, way)
                         result["sent"] += sent
                         if problem:
                             result["problem"] = problem
@@ -126,10 +139,12 @@ async def resend_letters(
     return result
 
 
-async def _send(dead: DeadLetters, group: str, letters: list[ReceivedMessage], to: str | None) -> tuple[int, str]:
+async def _send(
+    dead: DeadLetters, group: str, letters: list[ReceivedMessage], to: str | None, way: str | None
+) -> tuple[int, str]:
     """The number of acknowledged letters (SEND_OK), and the error of the first other letter."""
     answers = await asyncio.gather(
-        *(dead.send_again(group, letter, to=to) for letter in letters), return_exceptions=True
+        *(dead.send_again(group, letter, to=to, way=way) for letter in letters), return_exceptions=True
     )
     sent, problem = 0, ""
     for letter, answer in zip(letters, answers, strict=True):

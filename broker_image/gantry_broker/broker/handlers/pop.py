@@ -33,6 +33,7 @@ from gantry_broker.protocol.bodies import BatchAck, BatchAcks, TopicConfig
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, RETRY_PREFIX, Perm, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import (
+    POPPED,
     AckHeader,
     BadField,
     ChangeInvisibleAnswerHeader,
@@ -176,7 +177,10 @@ def polling_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     header = PollingInfoHeader.parse(frame)
     _readable(broker, "peeking message")
     _check_target(broker, conn, header.topic, header.consumerGroup, header.queueId)
-    return ok(frame, {"pollingNum": str(broker.pop.waiting(header.consumerGroup, header.topic))})
+    waiting = broker.pop.waiting(header.consumerGroup, header.topic)
+    queues = range(broker.meta.working.topics[header.topic].read_queues)
+    popped = any(broker.pop.knows(header.consumerGroup, header.topic, queue_id) for queue_id in queues)
+    return ok(frame, {"pollingNum": str(waiting), POPPED: "true" if popped else "false"})
 
 
 def ack(broker: BrokerContext, conn: Connection, frame: Frame) -> Result:
