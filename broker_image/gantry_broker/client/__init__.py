@@ -14,6 +14,7 @@ from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.deadletters import DeadGroup, DeadLetters
 from gantry_broker.client.errors import (
     BrokerError,
+    CannotResend,
     ClientError,
     InvalidMessage,
     NoRoute,
@@ -39,6 +40,7 @@ from gantry_broker.remoting.tls import TlsOptions
 __all__ = [
     "Admin",
     "BrokerError",
+    "CannotResend",
     "ClientError",
     "Compression",
     "Consumer",
