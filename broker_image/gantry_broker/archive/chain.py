@@ -23,6 +23,7 @@ from gantry_broker.archive.manifest import WHOLE_EVERY, Change, Owner, Part, Sta
 from gantry_broker.archive.objects import Objects
 from gantry_broker.archive.sealing import Plain, Sealer
 from gantry_broker.archive.segment import Directory, RangeReader
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.log.epochs import EpochStart
 
 log = logging.getLogger(__name__)
@@ -317,6 +318,7 @@ def _identity_name(number: int) -> str:
 def _number(name: str) -> int:
     """Raises Damaged."""
     text = name.rpartition("/")[2].removesuffix(".json")
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+    number = whole_number(text)
+    if number is None:
         raise Damaged(f"{name}: it is no object of an archive")
-    return int(text)
+    return number

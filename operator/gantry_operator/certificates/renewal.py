@@ -158,6 +158,12 @@ def due_s(held: Certificates, now: datetime) -> float:
     return LOOK_S if due is None else min(LOOK_S, max(1.0, (due - now).total_seconds()))
 
 
+def is_due(held: Certificates, now: datetime) -> bool:
+    """Whether something must be renewed now."""
+    due = next_look(held)
+    return due is not None and due <= now
+
+
 def expiry_of(pem: bytes) -> datetime:
     """The end of a certificate's validity. Raises UnusableCertificate."""
     return x509.read_certificate(pem).not_after

@@ -29,6 +29,7 @@ from gantry_operator.certificates import (
     UnusableCertificate,
     due_s,
     expiry_of,
+    is_due,
     renew,
     renewal_of,
     trusted,
@@ -212,6 +213,10 @@ class CertificateReconciler:
     def due_s(self) -> float:
         """Seconds until the next look."""
         return due_s(self._held, self._now())
+
+    def is_due(self) -> bool:
+        """Whether that look is due by the wall clock."""
+        return is_due(self._held, self._now())
 
     async def keep(
         self, cluster: BrokerCluster, plan: Plan, outside: Mapping[str, str], resource: Object, found: ReconcileResult

@@ -27,7 +27,7 @@ from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow, ProxyStatus, VersionStatus
 from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
 from gantry_operator.certificates import KeyPair
-from gantry_operator.cluster import maintenance
+from gantry_operator.cluster import maintenance, wall_clock
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
@@ -339,12 +339,12 @@ class ClusterController:
         again = True  # A restart counts as a failed pass.
         refusals = Refusals()
         while True:
-            try:
-                async with asyncio.timeout(refusals.pause_s(AGAIN_S) if again else self._certificates.due_s()):
-                    await self._dirty.wait()
+            if again:
+                woken = await wall_clock.wait(refusals.pause_s(AGAIN_S), lambda: False, self._dirty)
+            else:
+                woken = await wall_clock.wait(self._certificates.due_s(), self._certificates.is_due, self._dirty)
+            if woken:
                 await asyncio.sleep(SETTLE_S)
-            except TimeoutError:
-                pass
             self._dirty.clear()
             begun, obj = time.monotonic(), self._obj
             try:

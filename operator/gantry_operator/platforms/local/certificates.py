@@ -124,6 +124,10 @@ class LocalCertificates:
         """Seconds until the next look."""
         return certificates.due_s(self._held, self._now())
 
+    def is_due(self) -> bool:
+        """Whether that look is due by the wall clock."""
+        return certificates.is_due(self._held, self._now())
+
     def keep(self, cluster: BrokerCluster, plan: Plan) -> list[certificates.Note]:
         """Write what is missing or due. Returns what changed. Raises OSError."""
         if not (uses_tls(cluster) or proxy_has_tls(cluster)):

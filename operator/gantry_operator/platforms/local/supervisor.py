@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.spec import MODE_IS_FIXED
-from gantry_operator.cluster import maintenance
+from gantry_operator.cluster import maintenance, wall_clock
 from gantry_operator.cluster.access_control import LOOK_S, AccessControl
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
@@ -255,7 +255,7 @@ class Supervisor:
     async def _renew_certificates(self) -> None:
         """Processes read a renewed certificate by themselves."""
         while True:
-            await asyncio.sleep(self._certificates.due_s())
+            await wall_clock.wait(self._certificates.due_s(), self._certificates.is_due)
             try:
                 self._keep_certificates()
             except OSError as error:
