@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.client import Consumer, FromWhere, Message, Producer, PullConsumer
+from gantry_broker.client import Admin, Consumer, FromWhere, Message, Producer, PullConsumer
 from gantry_broker.protocol.codes import RequestCode
+from gantry_operator.topics.seen import BrokerTables
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.rig.wire import Wire
@@ -107,6 +108,27 @@ async def test_lag_counts_what_a_group_has_not_committed_and_not_pulled(group: G
         for queue in range(QUEUES):
             commit(group, "billing", queue, 100)
         await reach(master, {("consumer_lag_messages", *key): 0, ("consumer_lag_latency_milliseconds", *key): 0})
+
+
+async def test_a_queue_without_an_offset_counts_from_its_first_message_everywhere(group: Group) -> None:
+    """Metrics, the tables of console and operator, and mqadmin's consumerProgress give one figure."""
+    master = group.members[0]
+    async with Producer(group.name_server) as producer, Admin(group.name_server) as admin:
+        for number in range(300):
+            await producer.send(Message("Orders", b"x", keys=str(number)))
+        commit(group, "reader", 0, 60)
+        commit(group, "reader", 1, 40)
+        commit(group, "reader", 2, 10**9)  # Beyond the end: nothing of the queue is unread.
+        ends = {queue.queue_id: row.max_offset for queue, row in (await admin.topic_stats("Orders")).items()}
+        left = ends[0] - 60 + ends[1] - 40 + ends[3]
+        await reach(master, {("consumer_lag_messages", "Orders", "reader"): left})
+        tables = (await master.http.get("/v1/tables")).json()
+        (row,) = [row for row in tables["lags"] if row["group"] == "reader"]
+        assert sum(end - position for _, end, position in row["queues"]) == left
+        assert {queue: position for queue, _, position in row["queues"]} == {0: 60, 1: 40, 2: ends[2], 3: 0}
+        stats = await admin.consume_stats("reader")
+        assert sum(o.broker_offset - o.consumer_offset for o in stats.values()) == left
+        assert BrokerTables("a", tables).lag("reader") == left
 
 
 async def test_only_the_master_reports_lag_and_a_new_master_knows_it(group: Group) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.delay import due_time
-from gantry_broker.broker.metadata.tables import DRAIN
+from gantry_broker.broker.metadata.tables import DRAIN, position
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.http.models import DrainReport, Unread
 from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group
@@ -161,7 +161,7 @@ class DrainReports:
         count = 0
         oldest: int | None = None
         for queue, (low, high) in ends.items():
-            at = low if broadcast else min(max(offsets.get(queue, low), low), high)
+            at = low if broadcast else position(offsets, queue, low, high)
             if at < high:
                 count += high - at
                 stored = self._times.of(broker, topic, queue, at)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.broker.metadata.tables import route_permission
+from gantry_broker.broker.metadata.tables import position, route_permission
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.exposition import Family, Labels
 from gantry_broker.http.metrics import Busiest, KnownLabels
@@ -88,7 +88,7 @@ class StoreTimes:
 
 
 def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
-    """Return (queue, end, committed offset, next offset to pull) of one topic and group."""
+    """Return (queue, end, position, next offset to pull) of all queues of one topic and group."""
     topic = key.rpartition("@")[0]
     config = broker.meta.working.topics.get(topic)
     if config is None:
@@ -97,11 +97,8 @@ def queue_progress(broker: BrokerContext, key: str, offsets: Mapping[int, int]) 
     bounds = broker.store.bounds
     rows = []
     for queue in range(config.read_queues):
-        committed = offsets.get(queue, -1)
-        if committed < 0:
-            continue
         low, end = bounds(topic, queue)
-        committed = min(max(committed, low), end)
+        committed = position(offsets, queue, low, end)
         after = committed if pulled is None else min(max(pulled.get(queue, committed), committed), end)
         rows.append((queue, end, committed, after))
     return rows

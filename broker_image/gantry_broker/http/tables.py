@@ -25,7 +25,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
     `settled`: a leader that knows how far its log is confirmed; until then the ends of queues may be too low. `config`:
     of topics and groups, as RocketMQ's protocol has it; a group without one has offsets only. `topics`: queues as
     [first offset, next offset]; `in`: messages of producers since the start of the process. `lags`: by topic and group,
-    queues as [queue, next offset of the queue, committed offset]. Over HTTP it has `undelivered` as well.
+    queues as [queue, next offset of the queue, position of the group]. Over HTTP it has `undelivered` as well.
     """
     store, stats, tables = broker.store, broker.stats, broker.meta.working
     topics: dict[str, Any] = {}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gantry_broker.broker.metadata.tables import position
 from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
@@ -127,7 +128,7 @@ class BrokerTables:
         return self._committed.get(topic, {}).get(group, {})
 
     def lag(self, group: str) -> int:
-        """Messages that a consumer group has not committed, in all topics where it has offsets."""
+        """Messages that a consumer group has not read, in all topics where it has offsets: by the brokers' rule."""
         total = 0
         for name in self.topics_of(group):
             topic = self.topic(name)
@@ -135,8 +136,7 @@ class BrokerTables:
                 continue
             offsets = self.committed(name, group)
             for number, queue in enumerate(topic.queues):
-                if number in offsets:
-                    total += max(queue.end - max(offsets[number], queue.first), 0)
+                total += queue.end - position(offsets, number, queue.first, queue.end)
         return total
 
     def unread(self, name: str, below: int = 0, elsewhere: Iterable[str] = ()) -> Unread | None:
@@ -197,7 +197,7 @@ class BrokerTables:
                     sum(q.messages for _, q in full), f"{group} consumes by broadcast, so no one knows how far"
                 )
             offsets = self.committed(name, group)
-            left = sum(max(q.end - max(offsets.get(number, q.first), q.first), 0) for number, q in full)
+            left = sum(q.end - position(offsets, number, q.first, q.end) for number, q in full)
             slowest = max(slowest, (left, group))
         return Unread(slowest[0], f"{slowest[1]} has not read them") if slowest[0] else None
 

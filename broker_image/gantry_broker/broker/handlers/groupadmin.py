@@ -10,6 +10,7 @@ from gantry_broker.broker.clients import Client, ConsumerGroup, Link
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.handlers.requests import json_body, json_object, ok
 from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
+from gantry_broker.broker.metadata.tables import offset_key, position
 from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
@@ -216,14 +217,16 @@ async def _ask_client(
 
 
 async def progress(broker: BrokerContext, group: str, topic: str) -> dict[MessageQueue, ConsumeOffset]:
+    """Returns a group's offsets in all queues of a topic: where it goes on, by the rule of all lags."""
     config = broker.meta.working.topics.get(topic)
     if config is None:
         return {}
     table = {}
+    offsets = broker.meta.working.offsets.get(offset_key(topic, group), {})
     popped = {queue.queue_id: queue.next_offset for queue in broker.pop.in_flight(group, topic)}
     async for queue_id in broker.slices.sliced(range(config.read_queues)):
-        high = broker.store.max_offset(topic, queue_id)
-        at = max(broker.meta.working.offset(topic, group, queue_id), 0)
+        low, high = broker.store.bounds(topic, queue_id)
+        at = position(offsets, queue_id, low, high)
         last = broker.store.store_time(topic, queue_id, at - 1) if at > 0 else 0
         table[MessageQueue(topic, broker.config.group, queue_id)] = ConsumeOffset(
             high, at, max(last, 0), max(popped.get(queue_id, 0), at)

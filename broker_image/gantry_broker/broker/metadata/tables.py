@@ -45,6 +45,16 @@ def offset_key(topic: str, group: str) -> str:
     return f"{topic}@{group}"
 
 
+def position(offsets: Mapping[int, int], queue: int, low: int, end: int) -> int:
+    """Returns where a consumer group goes on in a queue: all from there on is unread. This is the one rule for lags.
+
+    `offsets`: committed ones by queue. A queue without an offset counts from its first message: brokers answer 0 for a
+    young queue, and so a consumer begins there whatever its `consumeFromWhere` is. An offset outside of the queue
+    counts as its nearest end. `low`, `end`: first and next offset of the queue.
+    """
+    return min(max(offsets.get(queue, low), low), end)
+
+
 def route_permission(permission: int, marks: Marks) -> int:
     """Returns the permission that routes show. `permission`: the setting `brokerPermission`."""
     return permission & ~Perm.WRITE if marks.get(DRAIN) else permission
