@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from gantry_broker.access.strict_yaml import load_all
 from gantry_broker.access.table import MAX_USERS, Rule, User
 
 MAX_BYTES: Final = 1 << 20
@@ -27,17 +28,9 @@ _PERMS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def read_plain_acl(text: str) -> list[User]:
     """Return the users of the file. Raises ValueError, which names the account, the field and what is expected."""
-    import yaml  # A broker has no use for it, and its image does not have it.
-
     if len(text) > MAX_BYTES:
         raise ValueError(f"the file has {len(text)} characters, the limit is {MAX_BYTES}")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"the file is not YAML{where}: {error.problem}") from None  # never the line: it may be a key
-    except yaml.YAMLError:
-        raise ValueError("the file is not YAML") from None
+    value = load_plain_acl(text)
     if not isinstance(value, dict) or not isinstance(accounts := value.get("accounts"), list):
         raise ValueError("accounts is not a list: this is no plain_acl.yml")
     if len(accounts) > MAX_USERS:
@@ -48,6 +41,12 @@ def read_plain_acl(text: str) -> list[User]:
         if names.count(name) > 1:
             raise ValueError(f"accounts has the accessKey {name} twice")
     return users
+
+
+def load_plain_acl(text: str) -> Any:
+    """Return the content of the file. Raises ValueError."""
+    documents = load_all(text)
+    return documents[0] if len(documents) == 1 else None
 
 
 def _account(number: int, account: Any) -> User:

@@ -12,6 +12,7 @@ from gantry_broker.client.credentials import Credentials
 from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import ReceivedMessage, check_group, check_topic
 from gantry_broker.client.pulling import Puller
+from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.session import Session, session_of
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
@@ -105,6 +106,8 @@ class Admin:
         """
         self.session = session_of(name_servers, credentials, tls)
         self.timeout = timeout
+        self.left_out: frozenset[str] = frozenset()
+        """Broker groups that are not asked, because their masters do not answer."""
 
     async def __aenter__(self) -> Self:
         await self.session.start()
@@ -126,7 +129,7 @@ class Admin:
         return {
             name: broker.addresses[MASTER_ID]
             for name, broker in sorted(info.brokers.items())
-            if MASTER_ID in broker.addresses and cluster in (None, broker.cluster)
+            if MASTER_ID in broker.addresses and cluster in (None, broker.cluster) and name not in self.left_out
         }
 
     async def runtime_info(self, address: str) -> dict[str, str]:
@@ -409,7 +412,7 @@ class Admin:
         header = QueryMessageHeader(topic, key, count, Long(begin_ms), Long(end_ms), unique, "U" if unique else None)
         for broker in route.brokers:
             address = broker.addresses.get(MASTER_ID)
-            if address is None:
+            if address is None or broker.name in self.left_out:
                 continue
             try:
                 answer = await self._call(address, RequestCode.QUERY_MESSAGE, header, f"query of {key}")
@@ -428,6 +431,13 @@ class Admin:
             address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(Long(offset), topic), f"message {message_id}"
         )
         return ReceivedMessage(decode_record(answer.body), "")
+
+    async def readable_queues(self, topic: str) -> list[MessageQueue]:
+        """Returns the queues of a topic that can be read, without those of groups that are left out. Raises NoRoute
+        when no broker has the topic.
+        """
+        queues = readable_queues(topic, await self.topic_route(topic))
+        return [queue for queue in queues if queue.broker not in self.left_out]
 
     def puller(self, group: str = "TOOLS_CONSUMER") -> Puller:
         """Returns a puller that reads queues without being a member of a group."""
@@ -511,9 +521,12 @@ class Admin:
             raise NoRoute(f"no broker group of {where} has a master")
         return masters
 
-    @staticmethod
-    def _masters_of(route: TopicRoute) -> list[str]:
-        return [broker.addresses[MASTER_ID] for broker in route.brokers if MASTER_ID in broker.addresses]
+    def _masters_of(self, route: TopicRoute) -> list[str]:
+        return [
+            broker.addresses[MASTER_ID]
+            for broker in route.brokers
+            if MASTER_ID in broker.addresses and broker.name not in self.left_out
+        ]
 
     async def _master_of(self, queue: MessageQueue) -> str:
         await self.session.route(queue.topic)

@@ -21,7 +21,6 @@ from gantry_broker.client.errors import CannotResend, NoRoute
 from gantry_broker.client.message import ReceivedMessage, SendResult, check_group, check_topic
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.pulling import BATCH, PullStatus
-from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.session import Session
 from gantry_broker.client.subscription import subscription
 from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
@@ -141,7 +140,7 @@ class DeadLetters:
     ) -> None:
         """`timeout`: seconds for all attempts to send one letter."""
         self._producer = Producer(name_servers, timeout=timeout, credentials=credentials, tls=tls)
-        self._admin = Admin(self._producer.session)
+        self.admin = Admin(self._producer.session)
         self._known: dict[tuple[str, str], tuple[float, Consumption]] = {}
 
     async def __aenter__(self) -> Self:
@@ -153,7 +152,7 @@ class DeadLetters:
 
     async def groups(self) -> list[DeadGroup]:
         """Returns the groups that have dead letters. Raises RemotingError, BrokerError, BodyError."""
-        topics = [topic for topic in await self._admin.topics() if topic.startswith(DLQ_PREFIX)]
+        topics = [topic for topic in await self.admin.topics() if topic.startswith(DLQ_PREFIX)]
         found = await asyncio.gather(*(self._count(topic) for topic in topics))
         return [group for group in found if group is not None]
 
@@ -166,7 +165,7 @@ class DeadLetters:
 
     async def _count(self, topic: str) -> DeadGroup | None:
         try:
-            table = await self._admin.topic_stats(topic)
+            table = await self.admin.topic_stats(topic)
         except NoRoute:
             return None
         letters = waiting = last = 0
@@ -183,9 +182,9 @@ class DeadLetters:
         """
         check_group(group)
         topic = DLQ_PREFIX + group
-        puller = self._admin.puller()
+        puller = self.admin.puller()
         everything = subscription(topic, "*")
-        for queue in readable_queues(topic, await self._admin.topic_route(topic)):
+        for queue in await self.admin.readable_queues(topic):
             end = await puller.max_offset(queue)
             at = await puller.min_offset(queue)
             if waiting_only:
@@ -201,7 +200,7 @@ class DeadLetters:
     async def find(self, group: str, message_id: str) -> list[ReceivedMessage]:
         """Returns the group's letters with this unique id. Raises as `pages`."""
         check_group(group)
-        return await self._admin.query(DLQ_PREFIX + group, message_id, unique=True)
+        return await self.admin.query(DLQ_PREFIX + group, message_id, unique=True)
 
     async def send_again(
         self, group: str, letter: ReceivedMessage, *, to: str | None = None, way: str | None = None
@@ -257,12 +256,12 @@ class DeadLetters:
     async def _make(self, topic: str, origin: str) -> None:
         """Creates a topic with retries of POP on the brokers of its topic. Raises CannotResend."""
         try:
-            route = await self._admin.topic_route(origin)
+            route = await self.admin.topic_route(origin)
         except NoRoute:
             text = f"topic {origin} does not exist any more: send the letters to another one by --to"
             raise CannotResend(text) from None
         try:
-            have = {data.broker for data in (await self._admin.topic_route(topic)).queues}
+            have = {data.broker for data in (await self.admin.topic_route(topic)).queues}
         except NoRoute:
             have = set()
         if have:
@@ -270,7 +269,7 @@ class DeadLetters:
         for broker in route.brokers:
             address = broker.addresses.get(MASTER_ID)
             if address is not None:
-                await self._admin.create_topic_at(address, TopicConfig(topic, 1, 1))
+                await self.admin.create_topic_at(address, TopicConfig(topic, 1, 1))
 
     async def _consumption(self, group: str, topic: str) -> Consumption:
         """Raises RemotingError, BrokerError and BodyError."""
@@ -281,16 +280,16 @@ class DeadLetters:
         return known
 
     async def _ask_consumption(self, group: str, topic: str) -> Consumption:
-        members = await self._admin.consumer_connections(group)
-        read = {queue.topic for queue in await self._admin.consume_stats(group)}
+        members = await self.admin.consumer_connections(group)
+        read = {queue.topic for queue in await self.admin.consume_stats(group)}
         pops_now = in_order = False
         popped = bool(read & {retry_topic_v2(group, topic), retry_topic_v1(group, topic)})
-        for address in (await self._admin.masters()).values():
-            config = (await self._admin.groups(address)).get(group)
+        for address in (await self.admin.masters()).values():
+            config = (await self.admin.groups(address)).get(group)
             if config is None:
                 continue  # A question about its pops would make it.
             in_order = in_order or config.orderly
-            waiting, ever = await self._admin.pops(address, group, topic)
+            waiting, ever = await self.admin.pops(address, group, topic)
             pops_now, popped = pops_now or waiting > 0, popped or ever
         return Consumption(
             pulls_now=members is not None and RETRY_PREFIX + group in members.subscriptions,
@@ -306,7 +305,7 @@ class DeadLetters:
         Raises BrokerError.
         """
         if page.next_offset > await self._read_mark(page.queue):
-            await self._admin.set_offset(MARK_GROUP, page.queue, page.next_offset)
+            await self.admin.set_offset(MARK_GROUP, page.queue, page.next_offset)
 
     async def _read_mark(self, queue: MessageQueue) -> int:
-        return await self._admin.offset(MARK_GROUP, queue) or 0
+        return await self.admin.offset(MARK_GROUP, queue) or 0

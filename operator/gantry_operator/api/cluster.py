@@ -115,6 +115,11 @@ class BrokerCluster(Model):
         return next((g.broker_name for g in self.spec.brokerGroups if g.name == group), group)
 
     @property
+    def group_names(self) -> dict[str, str]:
+        """The names of the groups by RocketMQ's name of each."""
+        return {g.broker_name: g.name for g in self.spec.brokerGroups}
+
+    @property
     def paused(self) -> bool:
         return self.metadata.annotations.get(PAUSED) == "true"
 

@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
+from gantry_broker.access.strict_yaml import NotYaml, load_all
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -21,6 +22,7 @@ from gantry_operator.api.consumer_group import ConsumerGroup
 from gantry_operator.api.topic import BrokerTopic
 from gantry_operator.api.user import BrokerUser
 
+KINDS: Final = (KIND, user.KIND, topic.KIND, consumer_group.KIND)
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R", BrokerUser, BrokerTopic, ConsumerGroup)
 
@@ -59,7 +61,7 @@ class ManifestError(ValueError):
 
 
 def load_manifest(path: Path | str) -> BrokerCluster:
-    """Read the one BrokerCluster in a YAML or JSON file. Other documents in it are ignored.
+    """Read the one BrokerCluster in a YAML or JSON file. Documents of other APIs in it are ignored.
 
     Raises ManifestError for invalid content, and OSError when the file cannot be read.
     """
@@ -84,12 +86,32 @@ def load_users(path: Path | str, cluster: str) -> list[BrokerUser]:
 
 
 def _documents(path: Path | str) -> list[Any]:
-    import yaml  # Imported here: programs that read JSON save its memory.
-
     try:
-        return [d for d in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ManifestError([Problem("(file)", None, f"is not YAML: {_one_line(error)}")], str(path)) from None
+        found = [d for d in load_all(Path(path).read_text(encoding="utf-8")) if d is not None]
+    except (NotYaml, UnicodeDecodeError) as error:
+        raise ManifestError([Problem("(file)", None, _one_line(error))], str(path)) from None
+    problems = [p for number, d in enumerate(found, 1) if (p := _foreign(d, number)) is not None]
+    if problems:
+        raise ManifestError(problems, str(path))
+    return found
+
+
+def _foreign(document: Any, number: int) -> Problem | None:
+    """Why a document is refused, which would be ignored by its kind; None: it is ours, or plainly of others."""
+    where = f"(document {number})"
+    if not isinstance(document, dict):
+        return Problem(where, document, f"write a mapping with apiVersion: {API_VERSION} and a kind")
+    kind, version = document.get("kind"), document.get("apiVersion")
+    if kind in KINDS:
+        return None
+    near = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.7)
+    ours = isinstance(version, str) and version.split("/")[0] == API_VERSION.split("/")[0]
+    if not (ours or near or kind is None or version is None):
+        return None  # A Secret or the like: it is for Kubernetes.
+    meant = f"did you mean {near[0]}?" if near else f"write one of {', '.join(KINDS)}"
+    if kind is None:
+        return Problem(f"{where}: kind", None, f"is missing: {meant}")
+    return Problem(f"{where}: kind", kind, f"there is no such kind: {meant}")
 
 
 def _cluster_in(documents: Sequence[Any], source: str) -> BrokerCluster:

@@ -24,7 +24,7 @@ from gantry_operator.cli.options import (
     Output,
     OutputOption,
 )
-from gantry_operator.cli.output import give_up_stdout, note, prepare_streams
+from gantry_operator.cli.output import give_up_stdout, note, prepare_streams, was_complete
 from gantry_operator.cli.topic_app import register as register_topics
 
 if TYPE_CHECKING:
@@ -451,7 +451,7 @@ def run() -> None:
     if Path(sys.argv[0]).name.startswith("kubectl-"):
         os.environ.setdefault(KUBERNETES, "1")
     prepare_streams()
-    code = _carry_out()
+    code = _carry_out() or (int(Exit.OK) if was_complete() else int(Exit.FAILED))
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -17,9 +17,9 @@ from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.messages import message_fields
-from gantry_operator.cli.output import json_text, note, print_json, print_table
+from gantry_operator.cli.output import json_text, note, print_json, print_table, was_complete
 from gantry_operator.cli.progress import Progress
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import Target, dead_letters_of, run_async
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def show_groups(target: Target, as_json: bool) -> None:
         )
         return
     if not rows:
-        note("no group has dead letters")
+        note("no group has dead letters" if was_complete() else "no group that answers has dead letters")
         return
     print_table(
         ("GROUP", "LETTERS", "WAITING", "LAST"),
@@ -52,7 +52,7 @@ def show_groups(target: Target, as_json: bool) -> None:
 
 
 async def _groups(target: Target) -> list[DeadGroup]:
-    async with target.clients() as (servers, key, tls), DeadLetters(servers, credentials=key, tls=tls) as dead:
+    async with dead_letters_of(target) as dead:
         return await dead.groups()
 
 
@@ -71,7 +71,7 @@ def run_read(target: Target, choice: Choice, as_json: bool) -> None:
 
 
 async def read_letters(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
-    async with target.clients() as (servers, key, tls), DeadLetters(servers, credentials=key, tls=tls) as dead:
+    async with dead_letters_of(target) as dead:
         await _known(dead, choice.group)
         async with aclosing(_chosen(dead, choice)) as pages:
             async for page in pages:
@@ -111,8 +111,7 @@ async def resend_letters(
     # A mark means "everything before is sent". Only a run over all letters in order may move it.
     marking = not (choice.ids or choice.topic is not None or to is not None or dry_run)
     async with (
-        target.clients() as (servers, key, tls),
-        DeadLetters(servers, timeout=max(patience, 1.0), credentials=key, tls=tls) as dead,
+        dead_letters_of(target, max(patience, 1.0)) as dead,
     ):
         known = await _known(dead, choice.group)
         total = choice.count or (known.waiting if choice.waiting_only else known.letters)
@@ -161,6 +160,8 @@ async def _send(
 
 async def _known(dead: DeadLetters, group: str) -> DeadGroup:
     known = await dead.group(group)
+    if known is None and dead.admin.left_out:
+        raise CliError(f"no broker group that answers has dead letters of {group}: cannot tell")
     if known is None:
         raise CliError(f"group {group} has no dead letters; `gantry dlq list` shows the groups that have")
     return known

@@ -30,7 +30,7 @@ from gantry_operator.cli.resources import (
     reset_offsets,
     resource_name,
 )
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import Target, admin_of, run_async
 from gantry_operator.topics.wanted import GROUP_FIELDS
 
 AT_ONCE = 16
@@ -49,11 +49,11 @@ async def _create(target: Target, group: str, settings: Mapping[str, Any], manag
         owner = names_of(await found.list("ConsumerGroup"), NAME_FIELDS["ConsumerGroup"]).get(group)
         if owner is not None:
             raise CliError(f"{group} is managed by ConsumerGroup {owner}: change its spec")
-        made = _resource(group, settings, found.cluster, found.namespace)
         if managed:
+            made = _resource(group, settings, found.cluster, found.namespace)
             await found.create(made)
             await in_force(found, made)
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target) as admin:
         masters = await admin.masters()
         if not masters:
             raise CliError("no group has a master now: see `gantry status`")
@@ -95,7 +95,7 @@ async def _list(target: Target, every: bool) -> list[dict[str, Any]]:
     owners = names_of(resources, NAME_FIELDS["ConsumerGroup"])
     by_name = {str(o["metadata"]["name"]): o for o in resources}
     turn = asyncio.Semaphore(AT_ONCE)
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target) as admin:
         names = set(owners)
         for address in (await admin.masters()).values():
             names |= (await admin.groups(address)).keys()
@@ -144,11 +144,13 @@ async def _described(target: Target, group: str) -> dict[str, Any]:
         listed = await resources.list("ConsumerGroup")
     owner = names_of(listed, NAME_FIELDS["ConsumerGroup"]).get(group)
     rows = []
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target) as admin:
         for name, address in (await admin.masters()).items():
             config = (await admin.groups(address)).get(group)
             if config is not None:
                 rows.append({"name": name} | {f: getattr(config, ours) for f, ours in GROUP_FIELDS.items()})
+        if not rows and owner is None and admin.left_out:
+            raise CliError(f"no broker group that answers has the consumer group {group}: cannot tell")
         if not rows and owner is None:
             raise CliError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
         progress = await admin.consume_stats(group)
@@ -196,7 +198,7 @@ async def _delete(target: Target, group: str, force: bool) -> str:
         return managed
     if reserved_group(group):
         raise CliError(f"{group} is a group of the system: it cannot be deleted", Exit.USAGE)
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target, whole=True) as admin:
         if not any([group in await admin.groups(a) for a in (await admin.masters()).values()]):
             raise CliError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
         if not force:
@@ -227,7 +229,9 @@ def reset(target: Target, group: str, topic: str | None, to: str, confirm: bool,
 async def _reset(target: Target, group: str, topic: str | None, to_ms: int, confirm: bool) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     skipped = repeated = 0
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target, whole=True) as admin:
+        if not any([group in await admin.groups(a) for a in (await admin.masters()).values()]):
+            raise CliError(f"there is no consumer group {group}: `gantry group list` shows those that exist")
         topics = [topic] if topic else await _topics_of(admin, group)
         if not topics:
             raise CliError(f"{group} has no offsets in any topic: name one with --topic")

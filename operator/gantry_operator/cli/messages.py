@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gantry_broker.client import (
+    Admin,
     BrokerError,
     ClientError,
     Consumer,
@@ -24,7 +25,11 @@ from gantry_broker.client import (
     Producer,
     ReceivedMessage,
     SendStatus,
+    Session,
 )
+from gantry_broker.client.message import check_topic
+from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, MASTER_ID
 from gantry_broker.protocol.printable import printable
 from gantry_broker.remoting.errors import RemotingError
 
@@ -32,8 +37,11 @@ from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import json_text, note, print_json
 from gantry_operator.cli.progress import Progress
 from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 
 AGAIN_S = 0.1
+AUTO_GROUP: Final = "autoCreateSubscriptionGroup"
+_MAKE: Final = "gantry topic list shows those that exist; create it with gantry topic create "
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +96,10 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
     numbers = itertools.count()
     turn = asyncio.Lock()
     async with (
-        target.clients() as (servers, key, tls),
-        Producer(servers, "gantry-cli", credentials=key, tls=tls) as producer,
+        target.clients() as c,
+        Producer(c.name_servers, "gantry-cli", credentials=c.credentials, tls=c.tls) as producer,
     ):
+        await _writable_topic(producer.session, c.groups, options.topic)
         with Progress(f"sending to {options.topic}", options.count) as progress:
 
             async def take() -> bytes | None:
@@ -131,6 +140,53 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
         "perSecond": round(done / seconds) if seconds else 0,
         "problem": problem,
     }
+
+
+async def _readable_topic(session: Session, groups: Mapping[str, str], topic: str) -> None:
+    """Refuse a topic that does not exist. Raises CliError, and CannotTell when no broker group answers."""
+    check_topic(topic)
+    if await session.route(topic, fresh=True) is not None:
+        return
+    silent = await leave_out_silent(Admin(session), groups)
+    if silent:
+        raise CliError(f"no broker group that answers has the topic {topic}; {'; '.join(silent)}")
+    raise CliError(f"there is no topic {topic}: {_MAKE}{topic}")
+
+
+async def _writable_topic(session: Session, groups: Mapping[str, str], topic: str) -> None:
+    """Refuse a topic that does not exist and that no broker creates. Raises CliError.
+
+    What cannot be told now is left to the sends, which have patience for a failover.
+    """
+    check_topic(topic)
+    try:
+        if await session.route(topic, fresh=True) is not None:
+            return
+        if await session.route(AUTO_CREATE_TOPIC, fresh=True) is not None:
+            return
+        silent = await leave_out_silent(Admin(session), groups)
+    except (CannotTell, ClientError, RemotingError):
+        return
+    if not silent:
+        raise CliError(f"there is no topic {topic}, and brokers create none: {_MAKE}{topic}")
+
+
+async def _usable_group(session: Session, options: ConsumeOptions) -> None:
+    """Refuse a consumer group that does not exist and that brokers do not create. Raises CliError."""
+    admin = Admin(session)
+    for broker in (await admin.topic_route(options.topic)).brokers:
+        address = broker.addresses.get(MASTER_ID)
+        try:
+            if address is None or (await admin.broker_config(address)).get(AUTO_GROUP) != "false":
+                continue
+            known = options.group in await admin.groups(address)
+        except (BrokerError, RemotingError, BodyError):
+            continue  # The consumer says what is wrong with this broker.
+        if not known:
+            raise CliError(
+                f"there is no consumer group {options.group} on {broker.name}, and brokers create none: "
+                f"gantry group create {options.group}"
+            )
 
 
 async def _send(producer: Producer, message: Message, patience: float) -> tuple[SendStatus, int]:
@@ -242,10 +298,12 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
         return True
 
     where = FromWhere.LAST if options.from_last else FromWhere.FIRST
-    async with target.clients() as (servers, key, tls):
-        consumer = Consumer(servers, options.group, from_where=where, credentials=key, tls=tls)
+    async with target.clients() as c:
+        consumer = Consumer(c.name_servers, options.group, from_where=where, credentials=c.credentials, tls=c.tls)
         await consumer.start()
         try:
+            await _readable_topic(consumer.session, c.groups, options.topic)
+            await _usable_group(consumer.session, options)
             await consumer.subscribe(options.topic, handle, options.tags)
             with Progress(f"reading {options.topic}", options.count, wanted=options.quiet) as progress:
                 shown = 0

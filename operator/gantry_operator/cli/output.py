@@ -80,6 +80,20 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+_incomplete: list[str] = []
+
+
+def say_incomplete(text: str) -> None:
+    """Say that a part of the answer is missing, and why. The command ends with the code of a failure."""
+    _incomplete.append(text)
+    note(f"incomplete: {text}")
+
+
+def was_complete() -> bool:
+    """Whether no part of an answer was missing."""
+    return not _incomplete
+
+
 def note(text: str) -> None:
     """Print a remark for users to stderr, so that stdout holds only data."""
     print(printable(text, keep="\n"), file=sys.stderr, flush=True)

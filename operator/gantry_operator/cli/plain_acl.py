@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from gantry_broker.access.plain_acl import MAX_BYTES, read_plain_acl
+from gantry_broker.access.plain_acl import MAX_BYTES, load_plain_acl, read_plain_acl
 from gantry_broker.access.table import User
 
 from gantry_operator.api.user import MAX_USER_NAME
@@ -48,7 +47,7 @@ def read_accounts(path: Path) -> tuple[list[Account], list[str]]:
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
         raise PlainAclError(f"{path}: two accounts would be BrokerUser {twice}: write other access keys")
-    return made, _not_imported(yaml.safe_load(text))
+    return made, _not_imported(load_plain_acl(text))
 
 
 def _account(user: User) -> Account:

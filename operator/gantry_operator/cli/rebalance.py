@@ -12,7 +12,7 @@ from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, Per
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import note, print_json, print_table, say
 from gantry_operator.cli.resources import NAME_FIELDS, names_of
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import Target, admin_of, run_async
 from gantry_operator.drain.rebalance import Change, Queues, changes, proposal, surplus_is_empty
 
 POLL_S = 1.0
@@ -84,7 +84,7 @@ async def _managed(target: Target, names: list[str]) -> dict[str, str]:
 async def _run(
     target: Target, names: list[str], managed: frozenset[str], per_group: int | None, dry_run: bool, timeout_s: float
 ) -> tuple[list[Queues], list[str]]:
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target, whole=True) as admin:
         masters = await _taking(admin)
         found = await _read(admin, masters, names, managed)
         rows = proposal(found, masters, per_group)

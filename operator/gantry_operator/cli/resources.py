@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue
 
 from gantry_operator.api import BrokerTopic, ConsumerGroup
+from gantry_operator.api.names import MAX_RESOURCE_NAME
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import note
 from gantry_operator.cli.target import Target
@@ -33,6 +35,9 @@ def resource_name(name: str) -> str:
         raise CliError(
             f"no name of a resource can be made of {name!r}: write a manifest, with metadata.name", Exit.USAGE
         )
+    if len(found) > MAX_RESOURCE_NAME:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        found = f"{found[: MAX_RESOURCE_NAME - len(digest) - 1].rstrip('-')}-{digest}"
     return found
 
 

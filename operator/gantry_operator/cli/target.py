@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gantry_operator.cli.errors import CliError, Exit, api_server
 from gantry_operator.cli.next_steps import Where
 from gantry_operator.cli.options import on_kubernetes
+from gantry_operator.cli.output import say_incomplete
 from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
 if TYPE_CHECKING:
     import ssl
 
-    from gantry_broker.client import Credentials
+    from gantry_broker.client import Admin, Credentials, DeadLetters
     from gantry_broker.remoting.tls import TlsOptions
 
     from gantry_operator.api import BrokerCluster
@@ -37,6 +39,8 @@ class Clients(NamedTuple):
     """Of the cluster's super user; None: they are not there, or this user may not read them."""
     tls: TlsOptions | ssl.SSLContext | None
     """None: clear text."""
+    groups: Mapping[str, str] = MappingProxyType({})
+    """The broker groups that the cluster has: the names in the spec by RocketMQ's brokerName."""
 
 
 class Target(Protocol):
@@ -106,8 +110,13 @@ class LocalTarget:
 
     async def switchover(self, group: str, to: str | None) -> str:
         from gantry_operator.platforms.local import control
+        from gantry_operator.platforms.local.status import why_asleep
+        from gantry_operator.platforms.local.supervisor import load_saved
         from gantry_operator.platforms.local.switchover_once import switchover_once
 
+        asleep = why_asleep(load_saved(self.folder))
+        if asleep:
+            raise CliError(asleep)
         try:
             if control.supervisor_of(self.folder) is None:
                 return await switchover_once(self.folder, group, to)
@@ -119,12 +128,18 @@ class LocalTarget:
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
         from gantry_operator.platforms.local.certificates import client_options
-        from gantry_operator.platforms.local.status import name_server_addresses
+        from gantry_operator.platforms.local.leaving_groups import running_cluster
+        from gantry_operator.platforms.local.status import name_server_addresses, why_nothing_runs
         from gantry_operator.platforms.local.supervisor import load_saved
         from gantry_operator.platforms.local.users import super_user
 
-        tls = client_options(load_saved(self.folder), self.folder)
-        yield Clients(name_server_addresses(self.folder), super_user(self.folder), tls)
+        saved = load_saved(self.folder)
+        why = why_nothing_runs(self.folder, saved)
+        if why:
+            raise CliError(why)
+        tls = client_options(saved, self.folder)
+        names = running_cluster(self.folder, saved).group_names
+        yield Clients(name_server_addresses(self.folder), super_user(self.folder), tls, names)
 
     def live(self) -> AbstractAsyncContextManager[Source]:
         from gantry_operator.platforms.local.status import live_source
@@ -193,7 +208,9 @@ class KubernetesTarget:
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
         async with self._open() as target:
-            yield Clients(await target.name_servers(), await target.super_user(), await target.client_tls())
+            yield Clients(
+                await target.name_servers(), await target.super_user(), await target.client_tls(), target.group_names
+            )
 
     @asynccontextmanager
     async def live(self) -> AsyncIterator[Source]:
@@ -230,6 +247,42 @@ def find_local(directory: Path | None, name: str | None) -> ClusterFolder:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
 
 
+@asynccontextmanager
+async def admin_of(target: Target, *, whole: bool = False) -> AsyncIterator[Admin]:
+    """For questions about all of a cluster. Broker groups without a master that answers are left out, and said.
+
+    `whole`: raise CliError then, for changes that concern every group. Raises CannotTell if no group answers.
+    """
+    from gantry_broker.client import Admin
+
+    async with target.clients() as c, Admin(c.name_servers, credentials=c.credentials, tls=c.tls) as admin:
+        await _say_silent(admin, c.groups, whole)
+        yield admin
+
+
+@asynccontextmanager
+async def dead_letters_of(target: Target, timeout: float = 10.0) -> AsyncIterator[DeadLetters]:
+    """The same for dead letters. `timeout`: see `DeadLetters`."""
+    from gantry_broker.client import DeadLetters
+
+    async with (
+        target.clients() as c,
+        DeadLetters(c.name_servers, timeout=timeout, credentials=c.credentials, tls=c.tls) as dead,
+    ):
+        await _say_silent(dead.admin, c.groups, False)
+        yield dead
+
+
+async def _say_silent(admin: Admin, groups: Mapping[str, str], whole: bool) -> None:
+    from gantry_operator.cluster.reach import leave_out_silent
+
+    silent = await leave_out_silent(admin, groups)
+    if silent and whole:
+        raise CliError(f"{'; '.join(silent)}. Nothing was changed")
+    for said in silent:
+        say_incomplete(said)
+
+
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a command in an event loop. Turns client errors into one line. Raises CliError."""
     from gantry_broker.client import ClientError
@@ -238,11 +291,12 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     from pydantic import ValidationError
 
     from gantry_operator.cluster.failures import in_words
+    from gantry_operator.cluster.reach import CannotTell
     from gantry_operator.platforms.local.ports import NoPort
 
     try:
         return asyncio.run(work)
-    except NoPort as error:
+    except (NoPort, CannotTell) as error:
         raise CliError(str(error)) from None
     except (ClientError, RemotingError, BodyError) as error:
         raise CliError(in_words(error)) from None

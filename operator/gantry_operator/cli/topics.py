@@ -7,8 +7,7 @@ from typing import Any
 
 from gantry_broker.client import Admin, BrokerError, InvalidMessage, NoRoute
 from gantry_broker.protocol.bodies import BodyError
-from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
-from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.protocol.codes import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS, ResponseCode
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerTopic
@@ -25,7 +24,7 @@ from gantry_operator.cli.resources import (
     names_of,
     resource_name,
 )
-from gantry_operator.cli.target import Target, run_async
+from gantry_operator.cli.target import Target, admin_of, run_async
 
 AT_ONCE = 16
 
@@ -51,7 +50,7 @@ async def create_topic(target: Target, topic: str, queues: int, managed: bool = 
             made = _resource(topic, queues, found.cluster, found.namespace)
             await found.create(made)
             await in_force(found, made)
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target) as admin:
         groups = sorted(await admin.masters())
         if not groups:
             raise CliError("no group has a master now: see `gantry status`")
@@ -92,7 +91,7 @@ async def _list(target: Target, all_topics: bool) -> list[dict[str, Any]]:
         resources = await found.list("BrokerTopic")
     owners = names_of(resources, NAME_FIELDS["BrokerTopic"])
     by_name = {str(o["metadata"]["name"]): o for o in resources}
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target) as admin:
         names = sorted({*await admin.topics(), *owners})
         info = await admin.cluster_info()
         own = set(info.brokers) | set(info.clusters) | {f"{c}_REPLY_TOPIC" for c in info.clusters}
@@ -117,8 +116,12 @@ async def _row(admin: Admin, topic: str) -> dict[str, Any]:
     """Topics that no broker holds (any more, or yet) have no queues."""
     try:
         table = await admin.topic_stats(topic)
-    except (BrokerError, NoRoute, RemotingError):
-        return {"topic": topic, "queues": 0, "messages": 0}
+    except NoRoute:
+        table = {}
+    except BrokerError as error:
+        if error.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise
+        table = {}
     return {
         "topic": topic,
         "queues": len(table),
@@ -153,7 +156,7 @@ async def _described(target: Target, topic: str) -> dict[str, Any]:
     owner = names_of(listed, NAME_FIELDS["BrokerTopic"]).get(topic)
     attributes: dict[str, str] = {}
     groups = []
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target) as admin:
         for group, address in (await admin.masters()).items():
             config = (await admin.topic_config(address)).topics.get(topic)
             if config is None:
@@ -165,6 +168,8 @@ async def _described(target: Target, topic: str) -> dict[str, Any]:
                     "permission": permission_name(config.perm),
                 }
             )  # fmt: skip
+        if not groups and owner is None and admin.left_out:
+            raise CliError(f"no broker group that answers has the topic {topic}: cannot tell")
         if not groups and owner is None:
             raise CliError(f"there is no topic {topic}: `gantry topic list` shows those that exist")
         stats = await admin.topic_stats(topic) if groups else {}
@@ -189,7 +194,7 @@ async def _delete(target: Target, topic: str, force: bool) -> str:
         return managed
     if reserved_topic(topic):
         raise CliError(f"{topic} is a topic of the system: it cannot be deleted", Exit.USAGE)
-    async with target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    async with admin_of(target, whole=True) as admin:
         if topic not in await admin.topics():
             raise CliError(f"there is no topic {topic}: `gantry topic list` shows those that exist")
         if not force:

@@ -19,10 +19,11 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
 from gantry_operator.cli.users import NewUser
+from gantry_operator.cluster.reach import no_master
 from gantry_operator.console import operations as do
 from gantry_operator.console.access import Session, Sessions, may_change
 from gantry_operator.console.bodies import MAX_SHOWN, body_view, preview
-from gantry_operator.console.collector import POINTS, Collector
+from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import health_of, members_of, seconds_since
 from gantry_operator.console.render import STATIC, environment, line
 from gantry_operator.console.rows import (
@@ -34,7 +35,7 @@ from gantry_operator.console.rows import (
     page_of,
     queues_of,
 )
-from gantry_operator.console.snapshot import OLD_S, ClusterKey, Snapshot
+from gantry_operator.console.snapshot import OLD_S, WINDOW_S, ClusterKey, Point, Snapshot, runs_of
 
 MAX_FORM: Final = 65_536
 """Bytes of a form."""
@@ -246,13 +247,18 @@ def make_app(
     @app.get("/c/{space}/{name}")
     async def overview(request: Request, place: Here) -> Response:
         tables = place.snapshot.tables
-        points = place.snapshot.points
-        top = max([1.0, *(p.received for p in points), *(p.sent for p in points)])
+        runs = runs_of(place.snapshot.points, place.now)
+        top = max([1.0, *(max(p.received, p.sent) for run in runs for p in run)])
+
+        def lines(value: Callable[[Point], float]) -> list[str]:
+            return [line([(1 - (place.now - p.at) / WINDOW_S, value(p)) for p in run], top, 600, 120) for run in runs]
+
+        rates = place.snapshot.rates(place.now)
         groups = choose_groups((g for g in tables.groups.values() if g.lag or g.online), "", "lag", False)
         return page(
             request, place, "overview.html", "overview", live=True, members=members_of(place.snapshot, place.now),
-            top=top, received=line([p.received for p in points], top, 600, 120, POINTS),
-            sent=line([p.sent for p in points], top, 600, 120, POINTS), groups=groups[:6],
+            top=top, received=lines(lambda p: p.received), sent=lines(lambda p: p.sent), rates=rates,
+            groups=groups[:6],
             busy=[t for t in choose_topics(tables.topics.values(), "", "rate", False) if t.rate][:6],
             inconsistent=[g.name for g in tables.groups.values() if g.inconsistent],
             dead=sum(d.waiting for d in tables.dead.values()), since=seconds_since,
@@ -286,7 +292,7 @@ def make_app(
     async def topic(request: Request, place: Here, topic: str) -> Response:
         row = place.snapshot.tables.topics.get(topic)
         if row is None:
-            raise HTTPException(404, f"no broker has a topic {topic}")
+            raise _absent(place, f"no broker has a topic {topic}")
         queues = queues_of(place.snapshot.tables, topic)
         return page(
             request, place, "topic.html", "topics", live=True, topic=row, queues=queues[:512], all_queues=len(queues),
@@ -312,7 +318,7 @@ def make_app(
     async def group(request: Request, place: Here, group: str) -> Response:
         row = place.snapshot.tables.groups.get(group)
         if row is None:
-            raise HTTPException(404, f"no broker knows a consumer group {group}")
+            raise _absent(place, f"no broker knows a consumer group {group}")
         queues = sorted(row.queues, key=lambda x: (x.topic, x.broker, x.queue))
         return page(
             request, place, "group.html", "groups", live=True, group=row, queues=queues[:1024], all_queues=len(queues),
@@ -322,7 +328,7 @@ def make_app(
     async def subscriptions(request: Request, place: Here, group: str) -> Response:
         row = place.snapshot.tables.groups.get(group)
         if row is None:
-            raise HTTPException(404, f"no broker knows a consumer group {group}")
+            raise _absent(place, f"no broker knows a consumer group {group}")
         asked = sorted(row.clients)[:ASKED_CLIENTS]
         said = await do.subscriptions_of(place.source, group, asked) if asked else []
         return page(request, place, "subscriptions.html", "groups", group=row, said=said, asked=len(asked))
@@ -333,7 +339,7 @@ def make_app(
     ) -> Response:
         row = place.snapshot.tables.groups.get(group)
         if row is None:
-            raise HTTPException(404, f"no broker knows a consumer group {group}")
+            raise _absent(place, f"no broker knows a consumer group {group}")
         found, said, to_ms = None, "", -1
         if topic and (to or end):
             try:
@@ -397,7 +403,7 @@ def make_app(
     async def dead_group(request: Request, place: Here, group: str) -> Response:
         row = place.snapshot.tables.dead.get(group)
         if row is None:
-            raise HTTPException(404, f"the consumer group {group} has no dead letters")
+            raise _absent(place, f"the consumer group {group} has no dead letters")
         letters = await do.letters_of(place.source, group)
         return page(
             request, place, "dead_group.html", "dead", group=row, letters=letters, preview=preview, limit=do.LETTERS,
@@ -512,6 +518,12 @@ def make_app(
         )
 
     return app
+
+
+def _absent(place: ClusterRequest, said: str) -> HTTPException:
+    """404 with `said`, unless a broker group does not answer, which may hold it."""
+    silent = place.snapshot.silent
+    return HTTPException(503, "; ".join(map(no_master, silent))) if silent else HTTPException(404, said)
 
 
 def _done(

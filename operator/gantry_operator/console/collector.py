@@ -20,7 +20,7 @@ import orjson
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.console.rows import GroupTables, combine
-from gantry_operator.console.snapshot import MemberSeen, Point, Snapshot
+from gantry_operator.console.snapshot import MemberSeen, Point, Snapshot, with_point
 from gantry_operator.console.sources import MemberUrl, Source, SourceError
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ RESOURCE_EVERY_S: Final = 10.0
 MAX_TABLES: Final = 256 * 1_048_576
 """Bytes of one answer with tables."""
 IDLE_S: Final = 60.0
-POINTS: Final = 150
 GROWTH_S: Final = 600.0
 """The growth of a log is measured over this time, at most."""
 
@@ -58,7 +57,7 @@ class Collector:
         self._next_tables: dict[str, float] = {}
         self._next_resource = 0.0
         self._ends: dict[str, deque[tuple[float, int]]] = {}
-        self._points: deque[Point] = deque(maxlen=POINTS)
+        self._points: tuple[Point, ...] = ()
 
     def reader(self) -> Snapshot:
         """The snapshot for a page. Also says that somebody reads."""
@@ -182,8 +181,8 @@ class Collector:
             taken = time.monotonic() - began
             self._next_tables[group] = self._clock() + max(TABLES_EVERY_S - taken, taken / TABLES_SHARE - taken)
         if tables.received is not None and tables.sent is not None:
-            self._points.append(Point(part.at, tables.received, tables.sent))
-        await self.publish(tables=tables, points=tuple(self._points))
+            self._points = with_point(self._points, Point(part.at, tables.received, tables.sent))
+        await self.publish(tables=tables, points=self._points)
 
     def _measure(self, members: dict[str, MemberSeen]) -> None:
         for name, member in members.items():

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from gantry_broker.protocol.digits import whole_number
 
+from gantry_operator.cluster.reach import no_master
 from gantry_operator.console.snapshot import OLD_S, MemberSeen, Snapshot
 
 Tone = Literal["good", "warn", "bad", "none"]
@@ -29,7 +30,12 @@ BAD_IF: Final[Mapping[str, tuple[str, Tone]]] = {
     "Degraded": ("True", "warn"),
     "Progressing": ("True", "warn"),
     "CertificatesValid": ("False", "warn"),
+    "Ready": ("False", "bad"),
 }
+CHANGING: Final = ("Creating", "Updating", "Paused", "Pending", "Deleting", "Hibernated")
+"""Phases in which a cluster is not ready because somebody wanted it so: that needs attention, and is no fault."""
+WORST: Final[Sequence[Tone]] = ("bad", "warn", "good", "none")
+UNSUPERVISED: Final = "`gantry up` is not running: nothing is restarted and no failover happens"
 MEASURED_S: Final = 60.0
 """A growth that was measured over less time gives no forecast."""
 FAR_S: Final = 90 * 86_400.0
@@ -60,6 +66,13 @@ class Health:
     """Age of the oldest figure that should be new."""
     old: Sequence[str]
     """Which figures are old, and why."""
+    silent: Sequence[str] = ()
+    """A sentence about each broker group without a master that answers."""
+
+    @property
+    def unknown(self) -> str:
+        """Why an empty table says nothing; empty: it does."""
+        return "; ".join(self.silent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +196,20 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
     """The line of a cluster."""
     status = snapshot.status
     phase = str(status.get("phase") or "Unknown")
-    conditions = [_condition(c) for c in status.get("conditions") or []]
+    conditions = [_condition(c, phase) for c in status.get("conditions") or []]
     members = members_of(snapshot, now)
     ready = sum(m.in_sync and m.role in ("Master", "Slave") for m in members)
-    tone = PHASES.get(phase, "bad" if snapshot.problem else "none")
-    summary = next((c.message for c in conditions if c.tone == "bad"), "")
+    silent = [] if phase == "Hibernated" else [no_master(group) for group in snapshot.silent]
+    unsupervised = status.get("supervised") is False
+    tones: list[Tone] = [
+        PHASES.get(phase, "bad" if snapshot.problem else "none"),
+        *(c.tone for c in conditions if c.tone != "good"),
+    ]
+    if silent or unsupervised:
+        tones.append("bad")
+    tone = min(tones, key=WORST.index)
+    summary = UNSUPERVISED if unsupervised else "; ".join(silent)
+    summary = summary or next((c.message for c in conditions if c.tone == "bad"), "")
     summary = summary or next((c.message for c in conditions if c.tone == "warn"), "")
     away = [m.name for m in members if not m.answers]
     if tone == "good" and away:
@@ -199,12 +221,23 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
     ages = [now - seen.at for seen in snapshot.members.values() if seen.at and not seen.problem]
     ages += [now - part.at for part in snapshot.tables.parts.values()]
     return Health(
-        phase, tone, summary, conditions, ready, len(members), status.get("lastFailover"), max([0.0, *ages]), old
+        phase,
+        tone,
+        summary,
+        conditions,
+        ready,
+        len(members),
+        status.get("lastFailover"),
+        max([0.0, *ages]),
+        old,
+        silent + _unread(snapshot),
     )
 
 
-def _condition(found: Mapping[str, Any]) -> ConditionLine:
+def _condition(found: Mapping[str, Any], phase: str) -> ConditionLine:
     bad, how = BAD_IF.get(found["type"], ("", "none"))
+    if found["type"] == "Ready" and phase in CHANGING:
+        how = "warn"
     tone: Tone = how if found["status"] == bad else "good"
     if found["type"] == "Secured":
         tone = "good" if found["status"] == "True" else "none"
@@ -213,6 +246,14 @@ def _condition(found: Mapping[str, Any]) -> ConditionLine:
     return ConditionLine(
         found["type"], found["status"], tone, found.get("message", ""), found.get("lastTransitionTime", "")
     )
+
+
+def _unread(snapshot: Snapshot) -> list[str]:
+    """Sentences about masters whose tables were not read yet."""
+    if not snapshot.members:
+        return ["no member has answered yet: cannot tell"]
+    led = {m.group for m in snapshot.members.values()} - set(snapshot.silent)
+    return [f"group {g} has not answered yet: cannot tell" for g in sorted(led - snapshot.tables.parts.keys())]
 
 
 def _old(snapshot: Snapshot, now: float) -> list[str]:

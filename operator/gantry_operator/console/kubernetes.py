@@ -255,7 +255,8 @@ class InClusterTarget(KubernetesTarget):
             servers = str(((resource.get("status") or {}).get("addresses") or {}).get("nameServers") or "")
             if not servers:
                 raise CliError("the cluster has no NameServer addresses yet")
-            yield Clients(servers, await target.super_user(), await target.client_tls())
+            names = target.names_of_groups(resource)
+            yield Clients(servers, await target.super_user(), await target.client_tls(), names)
 
 
 class PauseAnnotation:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from gantry_broker.client import Admin, BrokerError, ClientError, DeadLetters, ReceivedMessage
 from gantry_broker.client.pulling import PullStatus
-from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.message import RecordError
@@ -27,6 +26,7 @@ from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.resources import preview_offsets, reset_offsets
 from gantry_operator.cli.topics import create_topic
 from gantry_operator.cli.users import NewUser, create_user
+from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.console.sources import Source
 from gantry_operator.topics.resets import ResetPreview
@@ -55,13 +55,15 @@ async def one_line_errors() -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise OperationError(f"the cluster did not answer within {OPERATION_S:.0f} s") from None
-    except (CliError, ClientError, RemotingError, BodyError, RecordError, OSError) as error:
+    except (CannotTell, CliError, ClientError, RemotingError, BodyError, RecordError, OSError) as error:
         raise OperationError(str(error) or type(error).__name__) from error
 
 
 @asynccontextmanager
 async def _admin(source: Source) -> AsyncIterator[Admin]:
-    async with source.target.clients() as (servers, key, tls), Admin(servers, credentials=key, tls=tls) as admin:
+    """Broker groups without a master that answers are left out: pages name them. Raises CannotTell if all are."""
+    async with source.target.clients() as c, Admin(c.name_servers, credentials=c.credentials, tls=c.tls) as admin:
+        await leave_out_silent(admin, c.groups)
         yield admin
 
 
@@ -110,7 +112,7 @@ async def find_by_time(source: Source, topic: str, from_ms: int) -> list[Receive
                 result = await puller.pull(queue, at, everything, count=FOUND, suspend_ms=0)
                 return [] if result.status is not PullStatus.FOUND else result.messages
 
-        queues = readable_queues(topic, await admin.topic_route(topic))[:QUEUES]
+        queues = (await admin.readable_queues(topic))[:QUEUES]
         found = [message for part in await asyncio.gather(*map(some, queues)) for message in part]
     late = [message for message in found if message.store_ms >= from_ms]
     return sorted(late, key=lambda m: (m.store_ms, m.broker, m.queue_id, m.queue_offset))[:FOUND]
@@ -119,8 +121,7 @@ async def find_by_time(source: Source, topic: str, from_ms: int) -> list[Receive
 async def message_at(source: Source, topic: str, broker: str, queue: int, offset: int) -> ReceivedMessage | None:
     """Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        route = await admin.topic_route(topic)
-        wanted = [q for q in readable_queues(topic, route) if (q.broker, q.queue_id) == (broker, queue)]
+        wanted = [q for q in await admin.readable_queues(topic) if (q.broker, q.queue_id) == (broker, queue)]
         if not wanted:
             return None
         result = await admin.puller().pull(wanted[0], offset, subscription(topic, "*"), count=1, suspend_ms=0)
@@ -142,9 +143,10 @@ async def letter(source: Source, group: str, message_id: str) -> ReceivedMessage
     """Raises OperationError."""
     async with (
         one_line_errors(),
-        source.target.clients() as (servers, key, tls),
-        DeadLetters(servers, credentials=key, tls=tls) as dead,
+        source.target.clients() as c,
+        DeadLetters(c.name_servers, credentials=c.credentials, tls=c.tls) as dead,
     ):
+        await leave_out_silent(dead.admin, c.groups)
         found = await dead.find(group, message_id)
         return found[-1] if found else None
 

@@ -70,14 +70,14 @@ def clock(text: str) -> str:
     return text.replace("T", " ").removesuffix("Z")
 
 
-def line(values: Sequence[float], top: float, width: float, height: float, capacity: int) -> str:
-    """The points of an SVG polyline: the newest value at the right edge, `top` at the upper one."""
-    step = width / max(capacity - 1, 1)
-    right = len(values) - 1
-    return " ".join(
-        f"{width - (right - i) * step:.1f},{height - 1 - (height - 2) * (v / top if top else 0):.1f}"
-        for i, v in enumerate(values)
-    )
+def line(values: Sequence[tuple[float, float]], top: float, width: float, height: float) -> str:
+    """The points of an SVG polyline from (share of the width, value); `top` is the value at the upper edge. A single
+    point is a short line.
+    """
+    found = [(width * x, height - 1 - (height - 2) * (v / top if top else 0)) for x, v in values]
+    if len(found) == 1:
+        found.insert(0, (max(found[0][0] - 2.0, 0.0), found[0][1]))
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in found)
 
 
 def harmless(value: Any) -> Any:

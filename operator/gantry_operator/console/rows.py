@@ -10,6 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 from gantry_broker.client.deadletters import MARK_GROUP
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
 
+STALE_S: Final = 10.0
+"""Seconds after which the answer of one broker group is older than those of the others."""
 PAGE: Final = 50
 """Rows of a page."""
 T = TypeVar("T")
@@ -129,8 +131,11 @@ def combine(parts: Mapping[str, GroupTables], before: Mapping[str, GroupTables])
     groups, clients = _groups(parts)
     received = sent = 0.0
     known = False
+    newest = max((part.at for part in parts.values()), default=0.0)
     for name, part in parts.items():
         earlier = before.get(name)
+        if newest - part.at > max(STALE_S, 3 * (part.at - earlier.at) if earlier is not None else 0.0):
+            continue  # Its master does not answer any more: the rate of its last answer is none of now.
         if earlier is None or part.data["started_ms"] != earlier.data["started_ms"] or part.at <= earlier.at:
             continue
         seconds = (part.data["now_ms"] - earlier.data["now_ms"]) / 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from gantry_operator.console.rows import Tables
@@ -47,6 +48,32 @@ class Point:
     sent: float
 
 
+WINDOW_S: Final = 300.0
+"""Seconds that the chart shows."""
+GAP_S: Final = 10.0
+"""Points that are further apart have nothing between them, unless all are that far apart."""
+
+
+def with_point(points: Sequence[Point], new: Point) -> tuple[Point, ...]:
+    """Add a point, and drop those out of the window. Answers of several broker groups within a second make one."""
+    kept = [p for p in points if new.at - WINDOW_S <= p.at <= new.at - 1.0]
+    return (*kept, new)
+
+
+def runs_of(points: Sequence[Point], now: float) -> list[list[Point]]:
+    """The points of the window before `now`, divided where nothing was measured."""
+    seen = [p for p in points if now - WINDOW_S <= p.at <= now]
+    steps = sorted(b.at - a.at for a, b in pairwise(seen))
+    widest = max(GAP_S, 3 * steps[len(steps) // 2]) if steps else GAP_S
+    runs: list[list[Point]] = []
+    for point in seen:
+        if runs and point.at - runs[-1][-1].at <= widest:
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    return runs
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What is known of a cluster."""
@@ -63,6 +90,23 @@ class Snapshot:
     points: Sequence[Point] = ()
     growth: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By member: bytes a second that its log grew by, and the seconds over which this was measured."""
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Broker groups without a master that answers: what they hold is not known."""
+        led = {
+            m.group
+            for m in self.members.values()
+            if m.status is not None and not m.problem and m.status.get("role") == "Master"
+        }
+        return tuple(sorted({m.group for m in self.members.values()} - led))
+
+    def rates(self, now: float) -> tuple[float | None, float | None]:
+        """Messages a second in and out; None: they are not known at this time."""
+        newest = max((part.at for part in self.tables.parts.values()), default=0.0)
+        if now - newest > OLD_S:
+            return None, None
+        return self.tables.received, self.tables.sent
 
     @property
     def status(self) -> Mapping[str, Any]:

@@ -180,8 +180,10 @@ def _start_handover(
     if wanted.to is not None:
         able = [r for r in able if r.id.member == wanted.to]
     if not able:
-        target = None if wanted.to is None else obs.view(wanted.to)
-        who = "no follower" if wanted.to is None else target.name if target is not None else f"member {wanted.to}"
+        if wanted.to is None:
+            return Wait("switchover-target-not-ready", f"no follower is in sync with {view.name} yet")
+        target = obs.view(wanted.to)
+        who = target.name if target is not None else f"member {wanted.to}"
         said = None if target is None or target.report is None else obs.heard_as(target.report.id)
         if said is not None and said.id in leadership.in_sync and said.not_promotable:
             return Wait("switchover-target-not-ready", f"{who} should not lead: {said.not_promotable}")

@@ -61,6 +61,13 @@ class Plan:
                 return g
         raise KeyError(f"{self.cluster} has no group {name!r}, but {', '.join(g.name for g in self.groups)}")
 
+    def why_no_switchover(self, name: str) -> str:
+        """Why a group has no member to hand over to; empty: it has others. Raises KeyError."""
+        members = self.group(name).members
+        if len(members) > 1:
+            return ""
+        return f"group {name} has one member, {members[0].name}: there is no other one to hand over to"
+
     def member(self, name: str) -> MemberPlan:
         """Return a member by full name (demo-a-0) or without the cluster's name (a-0). Raises KeyError."""
         for m in self.members:

@@ -79,6 +79,8 @@ class KubeTarget:
         self._wanted_name = name
         self.namespace = ""
         self.name = ""
+        self.group_names: dict[str, str] = {}
+        """The broker groups by RocketMQ's name of each, as `name_servers` has read them."""
         self._api: KubeApi | None = None
         self._forwarded: ForwardedCluster | None = None
 
@@ -190,7 +192,13 @@ class KubeTarget:
         a failure.
         """
         try:
-            parse_switchover(group if to is None else f"{group}={to}", plan(parse_manifest(await self.resource())))
+            resource = await self.resource()
+            self._refuse_asleep(resource)
+            planned = plan(parse_manifest(resource))
+            parse_switchover(group if to is None else f"{group}={to}", planned)
+            why = planned.why_no_switchover(group)
+            if why:
+                raise TargetError(why)
         except ManifestError:
             pass  # The spec is refused: the operator knows the running members, and answers.
         except ValueError as error:
@@ -229,12 +237,29 @@ class KubeTarget:
                     raise
 
     async def name_servers(self) -> str:
-        """NameServer addresses, joined by ';', that work from here and return brokers that are reachable from here."""
+        """NameServer addresses, joined by ';', that work from here and return brokers that are reachable from here.
+
+        Raises TargetError when the cluster hibernates.
+        """
         resource = await self.resource()
+        self.group_names = self.names_of_groups(resource)
         outside = str((resource.get("status") or {}).get("addresses", {}).get("external") or "")
         if outside:
             return outside
         return (await self._forward(resource)).name_servers
+
+    def names_of_groups(self, resource: Object) -> dict[str, str]:
+        """The broker groups by RocketMQ's name of each. Raises TargetError when the cluster hibernates."""
+        self._refuse_asleep(resource)
+        try:
+            return cluster_that_runs(resource).group_names
+        except ManifestError as error:
+            raise _no_groups(error) from None
+
+    def _refuse_asleep(self, resource: Object) -> None:
+        """Raises TargetError when the cluster hibernates."""
+        if (resource.get("spec") or {}).get("hibernate"):
+            raise TargetError(f"{self.name} hibernates: write spec.hibernate: false in its BrokerCluster to wake it")
 
     async def members_http(self) -> list[str]:
         """HTTP base URLs of the members, through forwarded ports."""

@@ -562,7 +562,9 @@ class Supervisor:
 
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
         try:
-            self.plan.group(group)
+            why = self.plan.why_no_switchover(group)
+            if why:
+                raise control.ControlError(why)
             number = None if to is None else self.plan.member_of(group, to).number
         except KeyError as error:
             raise control.ControlError(str(error.args[0])) from None

@@ -26,6 +26,9 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
         supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
         task: asyncio.Task[None] | None = None
         try:
+            why = supervisor.plan.why_no_switchover(group)
+            if why:
+                raise ControlError(why)
             controller = supervisor.watch_only(group)
             number = None if to is None else supervisor.plan.member_of(group, to).number
             task = asyncio.create_task(controller.run())
