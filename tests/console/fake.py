@@ -198,7 +198,7 @@ def running(source: FakeSource, access: type[LocalAccess] = LocalAccess) -> Iter
         collector = Collector(source)
         port = bound.getsockname()[1]
         app = make_app(lambda: {source.key: collector}, access(sessions, links, port), sessions)
-        server = Server(app)
+        server = Server(app, lambda: {source.key: collector})
         made.extend([server, Running(f"http://127.0.0.1:{port}", links, collector)])
         async with collecting({source.key: collector}):
             ready.set()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from gantry_operator.console.bodies import MAX_SHOWN, body_view, hex_dump, preview
 from gantry_operator.console.health import disk_of, health_of, members_of
-from gantry_operator.console.render import duration, rate, size, time_ms
+from gantry_operator.console.render import duration, environment, line, rate, size, time_ms
 from gantry_operator.console.rows import (
     GroupTables,
     choose_groups,
@@ -16,7 +16,7 @@ from gantry_operator.console.rows import (
     page_of,
     queues_of,
 )
-from gantry_operator.console.snapshot import OLD_S, ClusterKey, MemberSeen, Snapshot
+from gantry_operator.console.snapshot import OLD_S, ClusterKey, MemberSeen, Point, Snapshot, runs_of, with_point
 from gantry_operator.console.sources import audit_lines
 from gantry_operator.topics.resets import preview_of
 
@@ -188,3 +188,68 @@ def test_lines_of_the_audit_are_found_in_a_log() -> None:
         'WARNING gantry.audit: {"time_ms":"x"}\n'
     )
     assert audit_lines(log) == [{"time_ms": 5, "result": "refused"}]
+
+
+def test_a_dead_supervisor_and_a_cluster_that_is_not_ready_are_red() -> None:
+    seen = snapshot()
+    alone = replace(seen, resource={"status": {**seen.status, "supervised": False}})
+    health = health_of(alone, 101.0)
+    assert (health.tone, health.phase) == ("bad", "Running")
+    assert health.summary.startswith("`gantry up` is not running: nothing is restarted")
+    ready = {"type": "Ready", "status": "False", "message": "no write reaches group a", "lastTransitionTime": "t"}
+    for phase, tone in (("Running", "bad"), ("Degraded", "bad"), ("Updating", "warn"), ("Paused", "warn")):
+        changed = {**seen.status, "phase": phase, "conditions": [ready]}
+        health = health_of(replace(seen, resource={"status": changed}), 101.0)
+        assert (health.tone, health.summary) == (tone, "no write reaches group a"), phase
+
+
+def test_a_group_without_a_master_makes_empty_tables_unknown() -> None:
+    seen = snapshot()
+    followers = {name: m for name, m in seen.members.items() if name != "fake-a-0"}
+    gone = replace(seen.members["fake-a-0"], problem="its process does not run")
+    health = health_of(replace(seen, members={**followers, "fake-a-0": gone}, tables=combine({}, {})), 101.0)
+    assert (health.tone, health.unknown) == ("bad", "group a has no master: cannot tell")
+    unread = health_of(replace(seen, tables=combine({}, {})), 101.0)
+    assert unread.unknown == "group a has not answered yet: cannot tell"
+    assert health_of(Snapshot(KEY), 101.0).unknown == "no member has answered yet: cannot tell"
+    assert health_of(seen, 101.0).unknown == ""
+
+
+def test_the_chart_is_by_time_and_has_gaps() -> None:
+    points: tuple[Point, ...] = ()
+    for at in [*range(0, 100, 2), *range(200, 240, 2)]:
+        points = with_point(points, Point(float(at), 5.0, 1.0))
+    runs = runs_of(points, 240.0)
+    assert [(run[0].at, run[-1].at) for run in runs] == [(0.0, 98.0), (200.0, 238.0)], "an outage is a gap"
+    assert [(run[0].at, run[-1].at) for run in runs_of(points, 520.0)] == [(220.0, 238.0)], "old traffic moves away"
+    assert runs_of(points, 600.0) == []
+    several = with_point(with_point((), Point(10.0, 1.0, 0.0)), Point(10.4, 3.0, 0.0))
+    assert several == (Point(10.4, 3.0, 0.0),), "answers of several broker groups are one point"
+    slow = tuple(Point(float(at), 1.0, 1.0) for at in range(0, 300, 20))
+    assert len(runs_of(slow, 300.0)) == 1, "large tables come less often"
+    assert with_point(points, Point(900.0, 0.0, 0.0)) == (Point(900.0, 0.0, 0.0),), "the window is bounded by time"
+
+
+def test_the_place_of_a_point_is_its_time() -> None:
+    assert line([(0.0, 0.0), (0.25, 10.0), (1.0, 5.0)], 10.0, 600, 120) == "0.0,119.0 150.0,1.0 600.0,60.0"
+    assert line([(0.5, 0.0)], 10.0, 600, 120) == "298.0,119.0 300.0,119.0", "one point can be seen"
+
+
+def test_rates_of_a_group_that_does_not_answer_are_not_those_of_now() -> None:
+    def part(at: float, sent: int) -> GroupTables:
+        return GroupTables(at, tables(now_ms=int(at * 1000), sent=sent))
+
+    before = {"a": part(100.0, 0), "b": part(100.0, 0)}
+    both = combine({"a": part(102.0, 20), "b": part(102.0, 20)}, before)
+    assert both.received is not None
+    one = combine({"a": part(142.0, 20), "b": part(102.0, 20)}, {"a": part(140.0, 0), "b": part(100.0, 0)})
+    assert one.received == pytest.approx(both.received / 2)
+    seen = replace(snapshot(), tables=both)
+    assert seen.rates(103.0) == (both.received, both.sent)
+    assert seen.rates(102.0 + OLD_S + 1) == (None, None)
+
+
+def test_characters_that_turn_text_do_not_reach_a_page() -> None:
+    page = environment().from_string("{{ name }} {{ shown | safe }}").render(name="a\u202eb\x1b<", shown="<b>")
+    assert page == r"a\u202eb\x1b&lt; <b>"
+    assert "\u202e" not in body_view("Gr\u202e\u00fc\u00df".encode()).text

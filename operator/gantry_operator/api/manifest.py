@@ -106,7 +106,7 @@ def _foreign(document: Any, number: int) -> Problem | None:
         return None
     near = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.7)
     ours = isinstance(version, str) and version.split("/")[0] == API_VERSION.split("/")[0]
-    if not (ours or near or kind is None or version is None):
+    if not (ours or near or kind is None):
         return None  # A Secret or the like: it is for Kubernetes.
     meant = f"did you mean {near[0]}?" if near else f"write one of {', '.join(KINDS)}"
     if kind is None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 from gantry_broker.starting import importing
 
 
 def main() -> None:
     """Runs the command line and exits with its code (see `gantry --help`)."""
-    with importing():
-        from gantry_operator.cli.app import run
+    try:
+        with importing():
+            from gantry_operator.cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # While modules are imported. `run` itself turns it into the exit code.
+        sys.exit(130)

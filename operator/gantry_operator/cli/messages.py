@@ -73,7 +73,12 @@ class ConsumeOptions:
 
 def run_produce(target: Target, options: ProduceOptions, as_json: bool) -> None:
     """Send messages. Raises CliError, after printing the counts, when a message was not acknowledged."""
-    result = run_async(_produce(target, options))
+    statuses: Counter[str] = Counter()
+    try:
+        result = run_async(_produce(target, options, statuses))
+    except KeyboardInterrupt:
+        note(f"interrupted: {statuses.total()} messages were acknowledged; those in flight may be stored, too")
+        raise
     if as_json:
         print_json(result)
     else:
@@ -84,8 +89,7 @@ def run_produce(target: Target, options: ProduceOptions, as_json: bool) -> None:
         raise CliError(f"{result['failed']} messages were not acknowledged; the first: {result['problem']}")
 
 
-async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
-    statuses: Counter[str] = Counter()
+async def _produce(target: Target, options: ProduceOptions, statuses: Counter[str]) -> dict[str, Any]:
     state = {"failed": 0, "resent": 0}
     problem = ""
     hopeless = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -285,6 +285,11 @@ async def _say_silent(admin: Admin, groups: Mapping[str, str], whole: bool) -> N
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a command in an event loop. Turns client errors into one line. Raises CliError."""
+    with closing(work):  # Ctrl-C may come before it has begun.
+        return _run_async(work)
+
+
+def _run_async(work: Coroutine[Any, Any, T]) -> T:
     from gantry_broker.client import ClientError
     from gantry_broker.protocol.bodies import BodyError
     from gantry_broker.remoting.errors import RemotingError

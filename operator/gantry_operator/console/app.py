@@ -522,7 +522,7 @@ def make_app(
 
 def _absent(place: ClusterRequest, said: str) -> HTTPException:
     """404 with `said`, unless a broker group does not answer, which may hold it."""
-    silent = place.snapshot.silent
+    silent = place.snapshot.silent(place.now)
     return HTTPException(503, "; ".join(map(no_master, silent))) if silent else HTTPException(404, said)
 
 
@@ -541,12 +541,12 @@ def _done(
 def _stream(request: Request, collector: Collector | None) -> StreamingResponse:
     async def events() -> AsyncIterator[bytes]:
         number = -1
-        while collector is not None and not await request.is_disconnected():
+        while collector is not None and not collector.ended and not await request.is_disconnected():
             newest = await collector.wait(number, LIVE_S)
             yield b": alive\n\n" if newest == number else f"event: tick\ndata: {newest}\n\n".encode()
             number = newest
             # A page moves at most once a second, however often members answer.
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.0 if collector.ended else 1.0)
 
     return StreamingResponse(events(), media_type="text/event-stream")
 

@@ -48,6 +48,8 @@ class Collector:
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         self.source = source
         self.snapshot = Snapshot(source.key)
+        self.ended = False
+        """The console ends."""
         self._clock = clock
         self._changed = asyncio.Condition()
         self._last_reader = clock()
@@ -66,14 +68,20 @@ class Collector:
         return self.snapshot
 
     async def wait(self, number: int, timeout_s: float) -> int:
-        """Wait for a snapshot after this number. Returns the newest number."""
+        """Wait for a snapshot after this number, or for the end of the console. Returns the newest number."""
         self.reader()
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self.snapshot.number > number)
+                await self._changed.wait_for(lambda: self.snapshot.number > number or self.ended)
         except TimeoutError:
             pass
         return self.snapshot.number
+
+    async def end_streams(self) -> None:
+        """Let pages that wait for news end: the console ends."""
+        self.ended = True
+        async with self._changed:
+            self._changed.notify_all()
 
     async def run(self) -> None:
         """Collect until cancelled."""

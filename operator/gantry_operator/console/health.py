@@ -199,7 +199,7 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
     conditions = [_condition(c, phase) for c in status.get("conditions") or []]
     members = members_of(snapshot, now)
     ready = sum(m.in_sync and m.role in ("Master", "Slave") for m in members)
-    silent = [] if phase == "Hibernated" else [no_master(group) for group in snapshot.silent]
+    silent = [] if phase == "Hibernated" else [no_master(group) for group in snapshot.silent(now)]
     unsupervised = status.get("supervised") is False
     tones: list[Tone] = [
         PHASES.get(phase, "bad" if snapshot.problem else "none"),
@@ -230,7 +230,7 @@ def health_of(snapshot: Snapshot, now: float) -> Health:
         status.get("lastFailover"),
         max([0.0, *ages]),
         old,
-        silent + _unread(snapshot),
+        silent + _unread(snapshot, now),
     )
 
 
@@ -248,11 +248,11 @@ def _condition(found: Mapping[str, Any], phase: str) -> ConditionLine:
     )
 
 
-def _unread(snapshot: Snapshot) -> list[str]:
+def _unread(snapshot: Snapshot, now: float) -> list[str]:
     """Sentences about masters whose tables were not read yet."""
     if not snapshot.members:
         return ["no member has answered yet: cannot tell"]
-    led = {m.group for m in snapshot.members.values()} - set(snapshot.silent)
+    led = {m.group for m in snapshot.members.values()} - set(snapshot.silent(now))
     return [f"group {g} has not answered yet: cannot tell" for g in sorted(led - snapshot.tables.parts.keys())]
 
 

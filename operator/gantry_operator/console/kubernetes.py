@@ -413,7 +413,8 @@ async def serve() -> None:
         )
         following = asyncio.create_task(clusters.run())
         try:
-            await Server(make_app(lambda: clusters.known, access, sessions)).serve(sockets=[bound])
+            app = make_app(lambda: clusters.known, access, sessions)
+            await Server(app, lambda: clusters.known).serve(sockets=[bound])
         finally:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError):

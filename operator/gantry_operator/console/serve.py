@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 import time
@@ -54,10 +55,18 @@ class LocalAccess:
         return host_of(header) in (*LOOPBACK_NAMES, HOST, "::1")
 
 
+def _no_end_of_request(record: logging.LogRecord) -> bool:
+    """False for the end of a request that runs while the server ends: it is no error."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 class Server(uvicorn.Server):
     """uvicorn on a socket that is bound already."""
 
-    def __init__(self, app: object) -> None:
+    def __init__(self, app: object, collectors: Callable[[], Mapping[ClusterKey, Collector]]) -> None:
+        """`collectors`: those of the pages, whose streams end with the server."""
+        self._collectors = collectors
+        logging.getLogger("uvicorn.error").addFilter(_no_end_of_request)
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
@@ -69,6 +78,11 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=1,
             )
         )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for collector in self._collectors().values():
+            await collector.end_streams()
+        await super().shutdown(sockets)
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +105,7 @@ async def serve(sources: Sequence[LocalSource], bound: socket.socket, started: C
     sessions, links = Sessions(), OneTimeLinks()
     collectors = {source.key: Collector(source) for source in sources}
     access = LocalAccess(sessions, links, port)
-    server = Server(make_app(lambda: collectors, access, sessions))
+    server = Server(make_app(lambda: collectors, access, sessions), lambda: collectors)
 
     def link() -> str:
         return f"http://{HOST}:{port}/?token={links.make()}"

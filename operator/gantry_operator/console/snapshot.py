@@ -91,14 +91,14 @@ class Snapshot:
     growth: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By member: bytes a second that its log grew by, and the seconds over which this was measured."""
 
-    @property
-    def silent(self) -> tuple[str, ...]:
-        """Broker groups without a master that answers: what they hold is not known."""
+    def silent(self, now: float) -> tuple[str, ...]:
+        """Broker groups without a master that answers, and without figures of now: what they hold is not known."""
         led = {
             m.group
             for m in self.members.values()
             if m.status is not None and not m.problem and m.status.get("role") == "Master"
         }
+        led |= {group for group, part in self.tables.parts.items() if now - part.at <= OLD_S}
         return tuple(sorted({m.group for m in self.members.values()} - led))
 
     def rates(self, now: float) -> tuple[float | None, float | None]:

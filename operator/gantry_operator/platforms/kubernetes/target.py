@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from gantry_broker.client import Credentials
@@ -86,6 +88,9 @@ class KubeTarget:
 
     async def __aenter__(self) -> KubeTarget:
         """Raises TargetError if there is no such cluster, or no single one."""
+        missing = no_kubeconfig()
+        if missing:
+            raise TargetError(missing)
         try:
             namespace = self._wanted_namespace
             if self._context is not None or not namespace:  # A pod has a namespace to name, and no context.
@@ -391,6 +396,20 @@ def answer_to(request: str, resource: Object) -> str | None:
     if outcome == "done":
         return said
     raise TargetError(said)
+
+
+def no_kubeconfig() -> str:
+    """Why nothing says where the API server is, and what to do; empty: a file or this pod's account does."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return ""
+    named = [p for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
+    paths = named or ["~/.kube/config"]
+    if any(Path(p).expanduser().exists() for p in paths):
+        return ""
+    return (
+        f"there is no kubeconfig at {', '.join(paths)}: set KUBECONFIG to yours, or leave out --context and "
+        "--namespace for a cluster of this machine"
+    )
 
 
 def current_namespace(context: str | None) -> str:
