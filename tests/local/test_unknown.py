@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import health_of
@@ -99,13 +102,48 @@ async def test_what_is_not_known_is_said(two: Cluster) -> None:
         await source.close()
 
 
-def test_a_hibernated_cluster_says_how_it_wakes(tmp_path: Path) -> None:
+def ctrl_c_on_the_console(cluster: Cluster) -> tuple[int, list[str]]:
+    """Open a page's stream and interrupt the console. Returns its exit code and what it prints then."""
+    where = ["--no-browser", "--dir", str(cluster.folder.root)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gantry_operator.cli", "console", *where],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cluster.environment, text=True,
+    ) as console:  # fmt: skip
+        assert console.stdout is not None
+        assert console.stderr is not None
+        link = console.stdout.readline().strip()
+        with httpx.Client(follow_redirects=True, timeout=20) as client:
+            client.get(link).raise_for_status()
+            with client.stream("GET", f"{link.partition('?')[0]}c/local/{cluster.name}/live") as stream:
+                next(stream.iter_lines())
+                console.send_signal(signal.SIGINT)
+                code = console.wait(20)
+        return code, console.stderr.read().splitlines()[1:]
+
+
+def test_commands_that_cannot_work_say_why_in_one_sentence(tmp_path: Path) -> None:
     made = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
     where = ["--dir", str(made.folder.root)]
     try:
         made.up()
         alone = made.gantry("switchover", "a", *where, check=False)
         assert alone.stderr == "error: group a has one member, t-a-0: there is no other one to hand over to\n"
+        for name in ("x" * 121, "x" * 248, "___"):
+            assert made.gantry("group", "create", name, *where).stdout == f"{name}: on a\n"
+        long = made.gantry("group", "create", "x" * 249, *where, check=False)
+        assert (long.returncode, long.stderr.count("\n")) == (2, 1)
+        assert "1 to 248 letters" in long.stderr
+        managed = made.gantry("group", "create", "y" * 200, "--managed", *where)
+        assert managed.stdout == f"{'y' * 200}: on a\n", "its resource has a shorter name"
+        for command, said in (
+            ("consume Nothing -g g", "there is no topic Nothing: gantry topic list shows those that exist; create it"),
+            ("group reset nobody --to latest", "there is no consumer group nobody"),
+            ("group reset nobody --topic T --to latest", "there is no consumer group nobody"),
+        ):
+            done = made.gantry(*command.split(), *where, check=False)
+            assert (done.returncode, done.stdout) == (1, ""), command
+            assert done.stderr.startswith(f"error: {said}"), command
+        assert ctrl_c_on_the_console(made) == (130, [])
         made.write(nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}], hibernate=True)
         made.up()
         made.until("everything stops", lambda: not any(made.resource()["status"]["members"][0].get("pid") for _ in "x"))
