@@ -14,6 +14,7 @@ from gantry_operator.cli import messages
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.messages import ProduceOptions, run_produce
 from gantry_operator.cli.target import Clients
+from gantry_operator.cluster.reach import CannotTell
 
 IN_FLIGHT = 2
 
@@ -63,3 +64,37 @@ def test_one_send_given_up_ends_the_patience_for_all(tried: Counter[bytes]) -> N
     assert len(tried) == 500
     # Those in flight at first, and those that began after the acknowledgement.
     assert sum(times > 1 for times in tried.values()) <= 2 * IN_FLIGHT
+
+
+@pytest.mark.parametrize(
+    ("routes", "silent", "refused"),
+    [
+        ({"T"}, [], False),
+        ({"TBW102"}, [], False),
+        (set(), [], True),
+        (set(), ["group b has no master: cannot tell"], False),
+        (set(), None, False),
+    ],
+    ids=["it is there", "brokers create it", "nobody has it", "a group may have it", "no group answers"],
+)
+async def test_a_topic_that_no_broker_creates_is_refused(
+    monkeypatch: pytest.MonkeyPatch, routes: set[str], silent: list[str] | None, refused: bool
+) -> None:
+    """What cannot be told is left to the patience of the sends."""
+
+    async def route(topic: str, *, fresh: bool) -> object | None:
+        return object() if topic in routes else None
+
+    async def asked(admin: object, groups: object) -> list[str]:
+        if silent is None:
+            raise CannotTell("group a has no master: cannot tell")
+        return silent
+
+    monkeypatch.setattr(messages, "leave_out_silent", asked)
+    monkeypatch.setattr(messages, "Admin", lambda session: None)
+    check = messages._writable_topic(SimpleNamespace(route=route), {}, "T")  # type: ignore[arg-type]
+    if not refused:
+        await check
+        return
+    with pytest.raises(CliError, match=r"there is no topic T, and brokers create none: .* gantry topic create T"):
+        await check

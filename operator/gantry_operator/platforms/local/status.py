@@ -331,6 +331,7 @@ def live_facts(folder: ClusterFolder) -> LiveCluster:
     return LiveCluster(
         name=cluster.name,
         mode=cluster.spec.mode,
+        phase="Hibernated" if cluster.spec.hibernate else "",
         automatic=cluster.spec.failover.automatic,
         members=tuple(MemberPlace(m.name, m.group, m.number, _member_url(cluster, ports, m)) for m in planned.members),
         last_failover=None if last is None else last.model_dump(by_alias=True),
