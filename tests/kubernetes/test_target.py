@@ -55,6 +55,28 @@ async def test_a_switchover_of_an_unknown_group_is_not_requested(fake: FakeApi, 
     assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
 
 
+async def test_a_switchover_that_cannot_be_is_not_requested(fake: FakeApi, api: KubeApi) -> None:
+    alone = opened(fake, api, {}, brokerGroups=[{"name": "a", "members": 1}])
+    with pytest.raises(TargetError, match="group a has one member, demo-a-0: there is no other one to hand over to"):
+        await alone.switchover("a")
+    asleep = opened(fake, api, {}, hibernate=True)
+    with pytest.raises(TargetError, match=r"demo hibernates: write spec\.hibernate: false in its BrokerCluster"):
+        await asleep.switchover("a")
+    assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+
+
+async def test_clients_of_a_cluster_that_hibernates_get_one_sentence(fake: FakeApi, api: KubeApi) -> None:
+    with pytest.raises(TargetError, match=r"demo hibernates: write spec\.hibernate: false"):
+        await opened(fake, api, {"addresses": {"external": "x:9876"}}, hibernate=True).name_servers()
+
+
+async def test_the_groups_that_must_answer_are_those_of_the_spec(fake: FakeApi, api: KubeApi) -> None:
+    groups = [{"name": "a", "members": 1, "brokerName": "broker-a"}, {"name": "b", "members": 1}]
+    target = opened(fake, api, {"addresses": {"external": "x:9876"}}, brokerGroups=groups)
+    assert await target.name_servers() == "x:9876"
+    assert target.group_names == {"broker-a": "a", "b": "b"}
+
+
 async def test_a_switchover_without_an_answer_is_withdrawn(fake: FakeApi, api: KubeApi) -> None:
     """Otherwise it would be carried out after the command has reported no answer."""
     with pytest.raises(TargetError, match=r"did not answer within 0 s: is it running\? The request is withdrawn"):
