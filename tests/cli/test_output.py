@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from gantry_operator.cli.output import note, print_json, print_table, say
+from gantry_operator.cli import dlq, groups, messages
+from gantry_operator.cli.output import json_text, note, print_json, print_table, say
 
 BAD = "a\x1b[31m\u202eb[red]c[/red]"
 
@@ -69,3 +72,31 @@ def test_a_reader_that_has_gone_ends_the_command_silently() -> None:
         os.close(write)
     assert done.returncode != 0
     assert done.stderr == b""
+
+
+def test_dead_letters_and_messages_are_harmless_text_and_exact_json() -> None:
+    record = SimpleNamespace(queue_id=0, queue_offset=7, keys="k\x9b\u202e", tags="")
+    letter: Any = SimpleNamespace(
+        id="ID\x1b]0;x\x07", topic="%DLQ%g", broker="a", record=record, store_ms=0, reconsume_times=1,
+        body=b"a\x1b[2J\nb\t", properties={"RETRY_TOPIC": "Odd\x1b"},
+    )  # fmt: skip
+    assert dlq._text(letter) == "ID\\x1b]0;x\\x07\t\tOdd\\x1b\t1\ta\\x1b[2J\\nb\\t\n"
+    assert messages._as_text(letter) == "a\\x1b[2J\\nb\t\n", "one line, with its tabs"
+    exact = json_text(dlq.letter_fields("g", letter))
+    assert not set(exact) & set("\x1b\x07\x9b\u202e\n")
+    assert (json.loads(exact)["body"], json.loads(exact)["keys"]) == ("a\x1b[2J\nb\t", "k\x9b\u202e")
+
+
+def test_client_ids_are_harmless(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = {"topic": "T\x1b", "group": "a", "queue": 0, "committed": 1, "end": 2, "lag": 1}
+    found = {"groups": [], "members": ["10.0.0.1@\x1b[31mx\r"], "resource": None, "queues": [queue]}
+
+    def answer(work: Any) -> Any:
+        work.close()
+        return found
+
+    monkeypatch.setattr(groups, "run_async", answer)
+    groups.describe(None, "g", False)  # type: ignore[arg-type]
+    out = capsys.readouterr().out
+    assert r"10.0.0.1@\x1b[31mx\r" in out
+    assert not set(out) & set("\x1b\r")

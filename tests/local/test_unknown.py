@@ -19,6 +19,9 @@ from gantry_operator.console.sources import LocalSource
 
 from tests.local.cluster import Cluster, take_down
 
+pytestmark = pytest.mark.timeout(600)
+"""Each test runs many commands, and each is a process."""
+
 READS = (
     "topic list", "group list", "dlq list", "topic describe Orders", "group describe billing", "dlq read billing",
     "consume Orders -g billing --timeout 1", "rebalance --all --dry-run", "group reset billing --to latest",
@@ -39,6 +42,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
     finally:
         take_down(made)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command says at its end. On a busy machine lines about its progress come first."""
+    return done.stderr.splitlines()[-1]
 
 
 def end(cluster: Cluster, *names: str) -> None:
@@ -83,8 +91,8 @@ async def test_what_is_not_known_is_said(two: Cluster) -> None:
             done = two.gantry(*command.split(), *where, check=False)
             assert (done.returncode, done.stdout) == (1, ""), command
             assert "group a has no master: cannot tell" in done.stderr, command
-            assert done.stderr.startswith("error: "), command
-            assert done.stderr.count("\n") == 1, command
+            assert last_line(done).startswith("error: "), command
+            assert done.stderr.count("error") == 1, command
         for found in (find_by_key(source, "Orders", "k"), find_by_time(source, "Orders", 0)):
             with pytest.raises(OperationError, match="group a has no master: cannot tell"):
                 await found
@@ -97,7 +105,7 @@ async def test_what_is_not_known_is_said(two: Cluster) -> None:
 
         end(two, "t-namesrv-0")
         gone = two.gantry("topic", "list", *where, check=False)
-        assert gone.stderr == f"error: no NameServer of t runs: gantry up --dir {two.folder.root} starts it\n"
+        assert last_line(gone) == f"error: no NameServer of t runs: gantry up --dir {two.folder.root} starts it"
     finally:
         await source.close()
 
@@ -127,12 +135,13 @@ def test_commands_that_cannot_work_say_why_in_one_sentence(tmp_path: Path) -> No
     try:
         made.up()
         alone = made.gantry("switchover", "a", *where, check=False)
-        assert alone.stderr == "error: group a has one member, t-a-0: there is no other one to hand over to\n"
+        assert last_line(alone) == "error: group a has one member, t-a-0: there is no other one to hand over to"
         for name in ("x" * 121, "x" * 248, "___"):
             assert made.gantry("group", "create", name, *where).stdout == f"{name}: on a\n"
         long = made.gantry("group", "create", "x" * 249, *where, check=False)
-        assert (long.returncode, long.stderr.count("\n")) == (2, 1)
-        assert "1 to 248 letters" in long.stderr
+        assert long.returncode == 2
+        assert last_line(long).startswith("error: group 'xxx")
+        assert "1 to 248 letters" in last_line(long)
         managed = made.gantry("group", "create", "y" * 200, "--managed", *where)
         assert managed.stdout == f"{'y' * 200}: on a\n", "its resource has a shorter name"
         for command, said in (
@@ -142,7 +151,7 @@ def test_commands_that_cannot_work_say_why_in_one_sentence(tmp_path: Path) -> No
         ):
             done = made.gantry(*command.split(), *where, check=False)
             assert (done.returncode, done.stdout) == (1, ""), command
-            assert done.stderr.startswith(f"error: {said}"), command
+            assert last_line(done).startswith(f"error: {said}"), command
         assert ctrl_c_on_the_console(made) == (130, [])
         made.write(nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}], hibernate=True)
         made.up()
@@ -150,8 +159,7 @@ def test_commands_that_cannot_work_say_why_in_one_sentence(tmp_path: Path) -> No
         for command in ("topic list", "dlq list", "produce T --count 1", "consume T -g g", "switchover a"):
             done = made.gantry(*command.split(), *where, check=False)
             assert done.returncode == 1, command
-            assert done.stderr == (
-                "error: t hibernates: write spec.hibernate: false in its manifest, then gantry up FILE\n"
-            ), command
+            said = "error: t hibernates: write spec.hibernate: false in its manifest, then gantry up FILE"
+            assert last_line(done) == said, command
     finally:
         take_down(made)
