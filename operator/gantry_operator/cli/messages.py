@@ -308,6 +308,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
         try:
             await _readable_topic(consumer.session, c.groups, options.topic)
             await _usable_group(consumer.session, options)
+            last = time.monotonic()  # The time for the questions above is none without a message.
             await consumer.subscribe(options.topic, handle, options.tags)
             with Progress(f"reading {options.topic}", options.count, wanted=options.quiet) as progress:
                 shown = 0
