@@ -26,6 +26,7 @@ from gantry_broker.store.describe import (
     walk,
 )
 from gantry_broker.store.errors import StoreError
+from gantry_broker.store.sealed import unseal
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -172,7 +173,7 @@ def test_a_start_does_what_its_description_says(quick_dir: Path, small: BrokerSe
 def test_lost_records_are_predicted(quick_dir: Path, small: BrokerSettings) -> None:
     fill(quick_dir, small, clean=True)
     (quick_dir / "config" / "recoveryPoint.json").write_bytes(
-        (quick_dir / "config" / "recoveryPoint.json").read_bytes().replace(b'"boot": "', b'"boot": "other')
+        unseal((quick_dir / "config" / "recoveryPoint.json").read_bytes()).replace(b'"boot": "', b'"boot": "other')
     )
     last = records(quick_dir)[-1]
     base = last.offset - last.offset % 65_536

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.sealed import unseal
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -33,8 +34,11 @@ def test_names_of_files_and_keys_do_not_change(quick_dir: Path, small: BrokerSet
         "lock",
     }
     store.close()
-    assert json.loads((root / "config" / "epochs.json").read_bytes()) == {"segmentSize": 65_536, "epochs": [[1, 0]]}
-    point = json.loads((root / "config" / "recoveryPoint.json").read_bytes())
+    assert json.loads(unseal((root / "config" / "epochs.json").read_bytes())) == {
+        "segmentSize": 65_536,
+        "epochs": [[1, 0]],
+    }
+    point = json.loads(unseal((root / "config" / "recoveryPoint.json").read_bytes()))
     assert set(point) == {
         "boot",
         "clean",

@@ -548,7 +548,7 @@ def test_a_store_of_rocketmq_is_opened_with_the_queues_that_it_has(member: Membe
     """Some are not by topic: its own brokers add a message to others, too."""
     member.put(0, 250)
     member.store.close()
-    for name in ("epochs.json", "recoveryPoint.json"):
+    for name in ("epochs.json", "recoveryPoint.json", "queueEnds.json"):
         (member.path / "config" / name).unlink()
     os.rename(member.path / "consumequeue" / "Seldom", member.path / "consumequeue" / "%LMQ%x")
     member.start()

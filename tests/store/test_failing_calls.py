@@ -167,7 +167,7 @@ class Pair:
         """The leader continues a log that RocketMQ wrote."""
         self._put(self.leader, self.rng.randrange(1, 60))
         self.leader.close()
-        for name in ("epochs.json", "recoveryPoint.json"):
+        for name in ("epochs.json", "recoveryPoint.json", "queueEnds.json"):
             (self.leader_config.path / "config" / name).unlink()
         self.leader = MessageStore.open(self.leader_config)
         assert self.leader.epochs == FOREIGN

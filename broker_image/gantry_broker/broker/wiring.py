@@ -150,6 +150,7 @@ def wire(
     replication.on_unreadable = log_repair.suspect
     replication.on_flushed = latencies.flush.observe
     store.on_damage = log_repair.suspect
+    store.on_queue_damage = log_repair.suspect_queue
     client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
     role = RoleState(config, replication, replay, locks, events)
     health = MemberHealth(config, store, replication, role, events)

@@ -182,6 +182,18 @@ async def gantry_families(
             one(broker.log_repair.repaired),
         ),
         (
+            "gantry_queues_rebuilt",
+            "gauge",
+            "Consume queues that the start built from the log because their files were damaged.",
+            one(broker.store.state.queues_rebuilt),
+        ),
+        (
+            "gantry_queue_entries_repaired_total",
+            "counter",
+            "Damaged entries of consume queues, written again from the log.",
+            one(broker.store.state.queue_entries_repaired),
+        ),
+        (
             "gantry_connections_refused_total",
             "counter",
             "Connections refused over a limit.",

@@ -13,6 +13,7 @@ from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import Members, members_from_json
 from gantry_broker.replication.state import HardState
 from gantry_broker.store.recovery_point import boot_id
+from gantry_broker.store.sealed import unseal
 
 REPLICA: str = "replica.json"
 MEMBERS: str = "members.json"
@@ -21,10 +22,10 @@ MEMBERS: str = "members.json"
 def read_state(path: Path) -> Any:
     """The content of a JSON file of config/; None without the file. Raises StateError, OSError."""
     try:
-        return orjson.loads(path.read_bytes())
+        return orjson.loads(unseal(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise StateError(f"{path}: {error}") from None
 
 

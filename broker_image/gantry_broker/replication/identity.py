@@ -18,6 +18,7 @@ from gantry_broker.replication.state import HardState
 from gantry_broker.replication.types import MemberId
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.recovery_point import boot_id
+from gantry_broker.store.sealed import seal, unseal
 
 
 class StateError(Exception):
@@ -115,10 +116,10 @@ class ReplicaFile:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            data = orjson.loads(self.path.read_bytes())
+            data = orjson.loads(unseal(self.path.read_bytes()))
         except FileNotFoundError:
             return None
-        except orjson.JSONDecodeError as error:
+        except ValueError as error:
             raise StateError(f"{self.path}: {error}; restore the file, or empty the member's disk") from error
         if not isinstance(data, dict):
             raise StateError(f"{self.path}: is not a JSON object; restore the file, or empty the member's disk")
@@ -136,7 +137,7 @@ class ReplicaFile:
             },
             option=orjson.OPT_INDENT_2,
         )
-        atomic_write(self.path, data, durable=durable)
+        atomic_write(self.path, seal(data), durable=durable)
 
 
 def _new_incarnation() -> str:

@@ -38,6 +38,10 @@ PIECE_S: Final = 0.008
 """The shortest time for one piece, in seconds: 16 MiB a second at most."""
 SHARE: Final = 0.03
 """The walk's share of the event loop's time."""
+QUEUE_SHARE: Final = 0.2
+"""The share of the event loop's time for the repair of a consume queue whose readers wait."""
+MOST_QUEUES: Final = 100
+"""Consume queues that are repaired at the same time; a later read reports the others again."""
 FIRST_S: Final = 3.0
 """Seconds after a start before the first walk: roles come first."""
 AGAIN_S: Final = 86_400.0
@@ -64,6 +68,7 @@ class LogRepair:
         self._open: dict[int, asyncio.Task[None]] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._walk: asyncio.Task[None] | None = None
+        self._queues: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     @property
     def damaged(self) -> int:
@@ -74,7 +79,7 @@ class LogRepair:
         self._walk = asyncio.get_running_loop().create_task(self._walk_forever())
 
     async def close(self) -> None:
-        tasks = [*self._open.values(), *self._asking, *([self._walk] if self._walk is not None else [])]
+        tasks = [*self._open.values(), *self._queues.values(), *self._asking, *([self._walk] if self._walk is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -86,6 +91,25 @@ class LogRepair:
         if at not in self._open:
             task = self._open[at] = asyncio.get_running_loop().create_task(self._repair(at))
             task.add_done_callback(lambda done: self._ended(at, done))
+
+    def suspect_queue(self, topic: str, queue_id: int, number: int) -> None:
+        """Note that a read found the entry of a consume queue at this queue offset damaged."""
+        key = topic, queue_id
+        if key not in self._queues and len(self._queues) < MOST_QUEUES:
+            task = self._queues[key] = asyncio.get_running_loop().create_task(self._repair_queue(*key, number))
+            task.add_done_callback(lambda done: self._queue_ended(key, done))
+
+    def _queue_ended(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        self._queues.pop(key, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("repairing the consume queue %s:%d: %r", *key, task.exception())
+
+    async def _repair_queue(self, topic: str, queue_id: int, number: int) -> None:
+        """Write damaged entries of a queue again from the log, without holding the event loop."""
+        began = time.perf_counter()
+        for _ in self._store.repair_queue(topic, queue_id, number):
+            await asyncio.sleep(max(PIECE_S, (time.perf_counter() - began) / QUEUE_SHARE))
+            began = time.perf_counter()
 
     def given_damaged(self, at: int) -> None:
         """The leader's answer held a damaged record: a read of that one alone makes the leader find it itself."""
@@ -200,7 +224,10 @@ class LogRepair:
         while at < min(stop, store.confirmed):
             began = time.perf_counter()
             try:
-                at = store.verify(at, PIECE)
+                end = store.verify(at, PIECE)
+                if store.unindexed_from > end:
+                    store.check_queues(at, end)
+                at = end
             except OffsetGone:
                 at = max(at, store.start)  # Retention removed this part; a truncation ends the walk.
             except (BadRecords, OSError) as error:

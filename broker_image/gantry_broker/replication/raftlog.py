@@ -29,6 +29,7 @@ from gantry_broker.replication.storelog import StoreLog, StoreLogHooks, queue_st
 from gantry_broker.replication.types import LeaderEpochs
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
+from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.types import Put
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class RaftStoreLog(StoreLog):
         """
         self._listed = None
         try:
-            atomic_write(self._path, orjson.dumps([_to_json(c) for c in changes]))
+            atomic_write(self._path, seal(orjson.dumps([_to_json(c) for c in changes])))
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StoreFull(f"no room for {self._path}: {error.strerror}") from error
@@ -163,7 +164,7 @@ class RaftStoreLog(StoreLog):
 
     def _load(self) -> tuple[MemberChange, ...]:
         try:
-            listed = orjson.loads(self._path.read_bytes())
+            listed = orjson.loads(unseal(self._path.read_bytes()))
             if not isinstance(listed, list):
                 raise TypeError("is not a JSON array")
             return tuple(_from_json(c) for c in listed)

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.store.files import fsync_dir, sync_file
+from gantry_broker.store.index import queue_ends
 from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_ends import QueueEnds
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
+from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.epochs import EpochCache
 from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile, boot_id, save_checkpoint
 from gantry_broker.store.state import StoreState, makes_disk_untrusted
@@ -42,9 +45,11 @@ class Checkpoint:
         index: int,
         files: list[str],
         directories: list[str],
+        ends: QueueEnds | None,
     ) -> None:
         self.offset = offset
         self.index = index
+        self.ends = ends
         self.truncations = state.truncations
         self._state = state
         self._queues = queues
@@ -72,6 +77,7 @@ class Checkpointer:
         self,
         root: Path,
         state: StoreState,
+        log: CommitLog,
         queues: QueueTable,
         index: KeyIndex | None,
         epochs: EpochCache,
@@ -81,6 +87,12 @@ class Checkpointer:
     ) -> None:
         self._background_writer: Callable[[Callable[[], None]], None] = _write_now
         self._root = root
+        self._ends_path = root / "config" / queue_ends.NAME
+        self._log = log
+        self._ends: tuple[int, QueueEnds] | None = None
+        """The ends of the queues of the last checkpoint, which wait until the log is durable so far, and the number of
+        truncations before it.
+        """
         self._state = state
         self._queues = queues
         self._index = index
@@ -127,6 +139,13 @@ class Checkpointer:
     def save(self, *, durable: bool, in_background: bool = False, again: bool = False) -> None:
         """Write the recovery point and RocketMQ's `checkpoint`; `again`: even if nothing has changed."""
         state = self._state
+        ends = self._take_ends()
+        if ends is not None:
+            durable = True
+            state.ends_offset = ends.offset
+            higher = max(state.recovery_point.durable, ends.offset)
+            state.recovery_point = replace(state.recovery_point, durable=higher)
+            again = True
         point = self.current()
         if point == state.recovery_point and not again and not self._unsaved:
             return
@@ -134,7 +153,10 @@ class Checkpointer:
         log_ms, index_ms = state.last_store_ms, self._index.end_ms if self._index is not None else 0
         path = self._root / "checkpoint"
         write = self._file.prepare(
-            point, durable=durable, after=lambda: save_checkpoint(path, log_ms, log_ms, index_ms)
+            point,
+            durable=durable,
+            before=lambda: None if ends is None else ends.save(self._ends_path),
+            after=lambda: save_checkpoint(path, log_ms, log_ms, index_ms),
         )
         state.recovery_point = point
 
@@ -144,8 +166,21 @@ class Checkpointer:
             except OSError as error:
                 self._warnings.warn(f"cannot save {self._file.path}", error)
                 self._unsaved = True
+                if ends is not None and self._ends is None:
+                    self._ends = (truncations, ends)
 
+        truncations = state.truncations
         (self._background_writer if in_background else _write_now)(run)
+
+    def _take_ends(self) -> QueueEnds | None:
+        """The ends of the queues of the last checkpoint, once the log is durable so far and if it was not truncated."""
+        if self._ends is None:
+            return None
+        truncations, ends = self._ends
+        if truncations == self._state.truncations and ends.offset > self._state.flushed:
+            return None
+        self._ends = None
+        return ends if truncations == self._state.truncations else None
 
     def save_clean(self) -> None:
         """Durably write the recovery point of a clean close. Raises OSError."""
@@ -155,7 +190,13 @@ class Checkpointer:
 
     def lower(self, point: RecoveryPoint) -> None:
         """Durably write a recovery point that claims less. Raises OSError."""
-        self._file.lower(point)
+        if max(point.durable, point.written) < self._state.ends_offset:
+            # The ends of the queues are no longer true. Without them, a start builds all queues from the log.
+            self._state.ends_offset = 0
+            self._ends = None
+            self._file.lower(point, before=lambda: self._ends_path.unlink(missing_ok=True))
+        else:
+            self._file.lower(point)
         self._state.recovery_point = point
 
     def current(self) -> RecoveryPoint:
@@ -207,7 +248,8 @@ class Checkpointer:
                 directories.update((directory, os.path.dirname(directory), os.path.dirname(os.path.dirname(directory))))
         pending = queues.oldest_pending()
         offset = state.confirmed if pending is None else min(pending, state.confirmed)
-        return Checkpoint(state, queues, offset, index_at, files, sorted(directories))
+        ends = queues.ends(offset, self._log.start) if pending is None else None
+        return Checkpoint(state, queues, offset, index_at, files, sorted(directories), ends)
 
     def checkpointed(self, done: Checkpoint) -> None:
         """Record a checkpoint that has run. It does not count when a truncation came in between."""
@@ -216,6 +258,8 @@ class Checkpointer:
         if done.truncations == state.truncations and self._epochs_persisted():
             offset = min(done.offset, state.flushed)
             state.recovery_point = replace(state.recovery_point, durable=offset, durable_index=min(done.index, offset))
+            if done.ends is not None:
+                self._ends = (done.truncations, done.ends)
         self.save(durable=True, in_background=True, again=state.recovery_point != before)
 
     def mark_failed(self, error: BaseException) -> None:

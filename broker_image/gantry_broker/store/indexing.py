@@ -17,10 +17,11 @@ from typing import Final
 from gantry_broker.store.batch import Batch, read_batch
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
-from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_index import BATCH, KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog
+from gantry_broker.store.log.record_reader import MAX_RECORD, MIN_RECORD, is_record_of
 from gantry_broker.store.scrub import Scrubber
 from gantry_broker.store.state import StoreState
 from gantry_broker.store.types import Confirmed
@@ -115,6 +116,93 @@ class Indexer:
                     state.on_damage(at)
             if at < stop:
                 state.unindexed[at] = stop  # At the end, so that the next call tries others first.
+
+    def leads_to_record(self, queue: ConsumeQueue, number: int, phys: int, size: int) -> bool:
+        """Whether the record of this queue offset lies there. Raises OSError other than EIO."""
+        log = self._log
+        if not (log.start <= phys and MIN_RECORD <= size <= min(MAX_RECORD, self._state.confirmed - phys)):
+            return False
+        try:
+            return is_record_of(log.read(phys, size), 0, size, phys, queue.key[0].encode(), queue.key[1], number)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return True  # The log is damaged there: its repair comes first.
+
+    def repair_entries(self, queue: ConsumeQueue, number: int) -> Iterator[None]:
+        """Write the damaged entries around a queue offset again, from the log between the nearest right ones.
+
+        A generator: one piece of the log at each step. Raises OSError.
+        """
+        low = high = None
+        for step in (1 << n for n in range(63)):
+            if low is None:
+                low = self._end_of(queue, number - step) if number - step >= queue.first else self._log.start
+            if high is None:
+                high = self._place_of(queue, number + step) if number + step < queue.max else self._state.confirmed
+            if low is not None and high is not None:
+                break
+        assert low is not None
+        assert high is not None
+        touched: set[str] = set()
+        try:
+            for batch in self.valid_batches(max(low, self._log.start), min(high, self._state.confirmed)):
+                for own, at, entry in batch.entries:
+                    if own is queue:
+                        self._correct(queue, at, entry, touched)
+                yield
+        finally:
+            self._queues.unsynced |= touched
+
+    def _place_of(self, queue: ConsumeQueue, number: int) -> int | None:
+        phys, size, _ = queue.entry(number)
+        return phys if self.leads_to_record(queue, number, phys, size) else None
+
+    def _end_of(self, queue: ConsumeQueue, number: int) -> int | None:
+        phys, size, _ = queue.entry(number)
+        if phys < self._log.start and 0 < size < MAX_RECORD:
+            return self._log.start
+        return phys + size if self.leads_to_record(queue, number, phys, size) else None
+
+    def _correct(self, queue: ConsumeQueue, number: int, entry: bytes, touched: set[str]) -> None:
+        if number >= queue.written:
+            return
+        there = queue.read(number, 1)
+        if there == entry:
+            return
+        phys, size, _ = ENTRY.unpack(there)
+        own_phys, _, _ = ENTRY.unpack(entry)
+        if phys != own_phys and self.leads_to_record(queue, number, phys, size):
+            return  # An older fault gave the queue offset twice.
+        if size == BLANK_SIZE and self._state.unindexed:
+            return  # `fill_in` does it once the log is repaired.
+        touched.add(queue.correct(number, entry))
+        self._state.queue_entries_repaired += 1
+        self._warnings.warn(
+            f"consume queue {queue.key[0]}:{queue.key[1]} is repaired from the log",
+            f"its entry at {number} was damaged, {self._state.queue_entries_repaired} so far in all queues",
+        )
+
+    def check_entries(self, at: int, stop: int) -> None:
+        """Compare the entries of the confirmed records of [at, stop), whole records, and repair those that differ.
+
+        Raises BadRecords, ValueError, OSError.
+        """
+        batch = self.read_batch(at, self._log.read(at, stop - at), keys=False)
+        by_queue: dict[ConsumeQueue, list[tuple[int, bytes]]] = {}
+        for queue, number, entry in batch.entries:
+            by_queue.setdefault(queue, []).append((number, entry))
+        touched: set[str] = set()
+        try:
+            for queue, entries in by_queue.items():
+                first, last = entries[0][0], entries[-1][0]
+                whole = last - first == len(entries) - 1 and queue.first <= first and last < queue.written
+                if whole and queue.read(first, len(entries)) == b"".join(entry for _, entry in entries):
+                    continue
+                for number, entry in entries:
+                    self._correct(queue, number, entry, touched)
+        finally:
+            self._queues.unsynced |= touched
 
     def fill_in(self, at: int, data: bytes) -> None:
         """Add queue entries of repaired records: in place of blanks, or at the end of their queues. Raises OSError."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from gantry_broker.protocol.codes import GetStatus
@@ -13,8 +14,16 @@ from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZ
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog
-from gantry_broker.store.log.record_reader import MAX_RECORD, SIZE_AND_MAGIC, TIME_HEAD_SIZE, store_ms_of
+from gantry_broker.store.log.record_reader import (
+    MAX_RECORD,
+    SIZE_AND_MAGIC,
+    TIME_HEAD_SIZE,
+    is_record_of,
+    is_valid_record,
+    store_ms_of,
+)
 from gantry_broker.store.scrub import CACHED_BYTES, Scrubber
 from gantry_broker.store.state import StoreState
 from gantry_broker.store.types import Got
@@ -25,6 +34,8 @@ _SPREAD: Final = 8
 """Records are read in one go if that reads at most this many times the wanted bytes."""
 _PIECE: Final = 1 << 16
 _MAX_PIECES: Final = 16
+_REPAIR_STEPS: Final = 4
+"""Mebibytes of the log that a read looks through for the record of a damaged entry."""
 
 
 def read_spread(log: CommitLog, wanted: list[tuple[int, int]], total: int) -> list[bytes]:
@@ -33,10 +44,28 @@ def read_spread(log: CommitLog, wanted: list[tuple[int, int]], total: int) -> li
     span = wanted[-1][0] + wanted[-1][1] - first
     if span == total:
         return [log.read(first, span)]
-    if span <= total * _SPREAD and span <= 1 << 20:
+    if 0 < span <= min(total * _SPREAD, 1 << 20):
         block = memoryview(log.read(first, span))
         return [bytes(block[phys - first : phys - first + size]) for phys, size in wanted]
     return [log.read(phys, size) for phys, size in wanted]
+
+
+def count_named(queue: ConsumeQueue, places: Sequence[int], wanted: list[tuple[int, int]], data: list[bytes]) -> int:
+    """How many of the records that entries of a queue name are the right ones, up to the first that is not.
+
+    `places`: their queue offsets; `wanted`: offset in the log and size, as the entries have them; `data`: one piece for
+    each record, or one for all. The files of a queue have no checksum: a changed bit leads to another record.
+    """
+    topic, queue_id = queue.key
+    name = topic.encode()
+    together = len(data) == 1
+    at = 0
+    for count, (phys, size) in enumerate(wanted):
+        if not is_record_of(data[0] if together else data[count], at, size, phys, name, queue_id, places[count]):
+            return count
+        if together:
+            at += size
+    return len(wanted)
 
 
 class LogPieces:
@@ -114,8 +143,9 @@ class LogPieces:
         at = (offset - queue.written) * ENTRY_SIZE
         wanted: list[tuple[int, int]] = []
         total = 0
+        in_files = at < 0
         try:
-            if at >= 0:
+            if not in_files:
                 entries = bytes(queue.pending[at : at + most * ENTRY_SIZE])
             else:
                 entries = queue.read(offset, min(most, MAX_SCAN))
@@ -135,6 +165,8 @@ class LogPieces:
         except OSError:
             return None
         data = records[0] if len(records) == 1 else b"".join(records)
+        if in_files and count_named(queue, range(offset, offset + len(wanted)), wanted, [data]) < len(wanted):
+            return None
         return Got(GetStatus.FOUND, data, len(wanted), offset + len(wanted), low, high)
 
     def read(self, phys: int, size: int) -> bytes:
@@ -167,8 +199,15 @@ class Reader:
     """Reads what is confirmed."""
 
     def __init__(
-        self, state: StoreState, log: CommitLog, queues: QueueTable, index: KeyIndex | None, scrubber: Scrubber
+        self,
+        state: StoreState,
+        log: CommitLog,
+        queues: QueueTable,
+        index: KeyIndex | None,
+        scrubber: Scrubber,
+        indexer: Indexer,
     ) -> None:
+        self._indexer = indexer
         self._state = state
         self._log = log
         self._queues = queues
@@ -257,6 +296,17 @@ class Reader:
                 at += 1
                 scanned += 1
                 if size == BLANK_SIZE or size <= 0 or phys < start or phys + size > end:
+                    if size != BLANK_SIZE:
+                        if count:
+                            at -= 1  # The next read reports it.
+                            scanned = MAX_SCAN
+                            full = True
+                            break
+                        if self._repaired(queue, at - 1):
+                            return self._collect(
+                                queue, offset, low, high, max_count, max_bytes, tag_hashes, record_filter, enough
+                            )
+                        return self._entry_damaged(phys, at - 1, queue, low, high)
                     if not count:
                         status = GetStatus.MESSAGE_WAS_REMOVING
                     continue
@@ -269,6 +319,16 @@ class Reader:
                         break
                     try:
                         raw = self._log.read(phys, size)
+                        if at <= queue.written and not count_named(queue, (at - 1,), [(phys, size)], [raw]):
+                            if count:
+                                at -= 1
+                                full = True
+                                break
+                            if self._repaired(queue, at - 1):
+                                return self._collect(
+                                    queue, offset, low, high, max_count, max_bytes, tag_hashes, record_filter, enough
+                                )
+                            return self._entry_damaged(phys, at - 1, queue, low, high)
                         if not record_filter(decode_record(raw)):
                             continue
                     except (RecordError, OSError) as error:
@@ -295,6 +355,21 @@ class Reader:
                     return self._damaged(wanted[0][0], places[0], low, high)
                 half = count // 2  # Until only the records before the unreadable place are left.
                 return self._collect(queue, offset, low, high, half, max_bytes, tag_hashes, record_filter, enough)
+            if places[0] < queue.written:
+                named = count_named(queue, places, wanted, data)
+                if named < len(wanted):
+                    if named:
+                        # Only the records before it; the next read reports it.
+                        return self._collect(
+                            queue, offset, low, high, named, max_bytes, tag_hashes, record_filter, enough
+                        )
+                    if self._leads_nowhere(queue, places[0], *wanted[0]):
+                        if self._repaired(queue, places[0]):
+                            return self._collect(
+                                queue, offset, low, high, max_count, max_bytes, tag_hashes, record_filter, enough
+                            )
+                        return self._entry_damaged(wanted[0][0], places[0], queue, low, high)
+                    return self._damaged(wanted[0][0], places[0], low, high)
             valid = self._scrubber.count_valid(wanted, data)
             if valid < len(wanted):
                 if valid == 0:
@@ -304,6 +379,36 @@ class Reader:
         if count:
             return Got(GetStatus.FOUND, data[0] if len(data) == 1 else b"".join(data), count, at, low, high)
         return Got(status, b"", 0, at, low, high)
+
+    def _leads_nowhere(self, queue: ConsumeQueue, number: int, phys: int, size: int) -> bool:
+        """Whether the entry, and not the record, is damaged: its neighbours or the log say that no record is there."""
+        try:
+            return is_valid_record(self._log.read(phys, size), 0, phys, size) or not self._begins_between(
+                queue, number, phys, size
+            )
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+
+    def _begins_between(self, queue: ConsumeQueue, number: int, phys: int, size: int) -> bool:
+        """Whether the entry fits between its neighbours, and a record or filler follows: the log has the damage."""
+        before = queue.entry(number - 1)[0] if number - 1 >= queue.first else -1
+        after = queue.entry(number + 1)[0] if number + 1 < queue.max else self._state.confirmed
+        return before < phys < after and self._log.begins_record(phys + size)
+
+    def _repaired(self, queue: ConsumeQueue, number: int) -> bool:
+        """Repair a damaged entry at once if that takes little; True when it leads to its record then."""
+        if number >= queue.written:
+            return False
+        for _ in islice(self._indexer.repair_entries(queue, number), _REPAIR_STEPS):
+            pass
+        phys, size, _ = queue.entry(number)
+        return size != BLANK_SIZE and self._indexer.leads_to_record(queue, number, phys, size)
+
+    def _entry_damaged(self, phys: int, number: int, queue: ConsumeQueue, low: int, high: int) -> Got:
+        self._state.on_queue_damage(*queue.key, number)
+        return Got(GetStatus.OFFSET_FOUND_NULL, b"", 0, number, low, high, damaged=max(phys, 0))
 
     def _damaged(self, phys: int, at: int, low: int, high: int) -> Got:
         self._state.on_damage(phys)

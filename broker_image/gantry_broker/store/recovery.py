@@ -15,13 +15,16 @@ from typing import Final
 
 from gantry_broker.store import recovery_plan
 from gantry_broker.store.checkpoint import Checkpointer
-from gantry_broker.store.errors import StoreLocked
+from gantry_broker.store.errors import StoreError, StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write, is_there
+from gantry_broker.store.index import queue_ends
+from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_ends import QueueEnds
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog, segment_bases
-from gantry_broker.store.log.epochs import EpochCache, EpochFile
+from gantry_broker.store.log.epochs import EPOCHS_REMEDY, FOREIGN, EpochCache, EpochFile, extend_epochs
 from gantry_broker.store.log.scan import Scan, scan
 from gantry_broker.store.recovery_plan import Plan
 from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
@@ -50,7 +53,9 @@ class Recovery:
         indexer: Indexer,
         checkpointer: Checkpointer,
         file: RecoveryPointFile,
+        ends: QueueEnds | None,
     ) -> None:
+        """`ends`: of the last checkpoint; None: not known."""
         self._root = root
         self._state = state
         self._log = log
@@ -60,15 +65,18 @@ class Recovery:
         self._indexer = indexer
         self._checkpointer = checkpointer
         self._file = file
+        self._ends = ends
         self._damaged = root / "config" / DAMAGED
 
-    def recover(self, epoch_file: EpochFile | None) -> None:
+    def recover(self, epoch_file: EpochFile | None, *, epochs_lost: bool = False) -> None:
         """Recover the store. `epoch_file`: its epoch file, None for a new or a foreign store.
 
-        Raises StoreError, OSError.
+        `epochs_lost`: the file was missing, and the epochs come from the whole log. Raises StoreError, OSError.
         """
         state, log = self._state, self._log
         point = RecoveryPoint.load(self._file.path)
+        if epochs_lost and point is not None:
+            point = replace(point, clean=False, durable=0, durable_index=0, written=0, written_index=0)
         plan = recovery_plan.plan(self._root, log, point, known=epoch_file is not None)
         bases = log.bases()
         log.start = recovery_plan.first_offset(bases, log.segment_size)
@@ -82,24 +90,32 @@ class Recovery:
             log.truncate(found.end)
         state.last_store_ms = found.last_ms
         state.was_clean = plan.clean or not bases
-        self._recover_epochs(plan, found, epoch_file)
+        self._recover_epochs(plan, found, epoch_file, lost=epochs_lost)
         state.confirmed = recovery_plan.confirmed_after(plan, point, log.start, log.end)
         self._mark_open()
         trusted = min(state.confirmed if plan.trusted is None else plan.trusted, state.confirmed)
         if before.reindexing:
             trusted = log.start
+        ends = None
+        if not plan.foreign and trusted > log.start:
+            ends = self._usable_ends(plan, trusted)
+            # A start after a kill compares more than it has to: what a file lost behind the list would not show.
+            trusted = log.start if ends is None else min(trusted, max(ends.offset, log.start))
         state.recovery_point = replace(before.at_most(trusted), reindexing=False)
         if point is not None and trusted <= log.start < max(point.durable, point.written):
             # The queues have been removed. If this start is interrupted, the next one must not take the entries written
             # by this one for all of them.
             claimed = replace(point, clean=False, durable_index=trusted, written_index=trusted, reindexing=True)
             self._file.lower(claimed)
-        if not plan.clean or trusted != plan.trusted:
+        if ends is not None:
+            self._open_queues(ends, trusted, exact=plan.clean and trusted == state.confirmed)
+            state.ends_offset = ends.offset
+        elif not plan.clean or trusted != plan.trusted:
             self._queues.truncate(trusted)
         self._recover_index(plan, trusted)
         if not plan.clean and not plan.rebooted:
             self._mark_unsynced()
-        self._reindex(trusted)
+        self._reindex(trusted, whole=trusted <= log.start)
         for offset, data in log.chunks(state.confirmed, log.end):
             self._indexer.push_unconfirmed(self._indexer.read_batch(offset, data))
         unflushed = min(max(before.flushed, log.start), log.end)
@@ -111,12 +127,124 @@ class Recovery:
         state.flushed = log.end
         # Also without a change: the file may claim more than the log has, and every start would find that damage again.
         self._checkpointer.save(durable=True, again=True)
+        if state.queues_rebuilt or (ends is None and log.end > log.start):
+            self._checkpoint()
 
-    def _recover_epochs(self, plan: Plan, found: Scan, epoch_file: EpochFile | None) -> None:
+    def _checkpoint(self) -> None:
+        """Make the queues and the list of their ends durable: the next start need not build them again."""
+        try:
+            made = self._checkpointer.checkpoint()
+            made.run()
+            self._checkpointer.checkpointed(made)
+        except OSError as error:
+            _log.warning("the consume queues of %s cannot be made durable: %s", self._root, error)
+
+    def _usable_ends(self, plan: Plan, trusted: int) -> QueueEnds | None:
+        """The list of queue ends, if all its records are still there."""
+        ends, state = self._ends, self._state
+        if ends is not None and ends.offset <= trusted:
+            return ends
+        known = "is missing" if ends is None else f"is of {ends.offset}, but the queues are trusted up to {trusted}"
+        _log.warning(
+            "the list of queue ends (config/%s) of %s %s: all consume queues are built from the log of %d to %d",
+            queue_ends.NAME, self._root, known, self._log.start, state.confirmed,
+        )  # fmt: skip
+        return None
+
+    def _open_queues(self, ends: QueueEnds, trusted: int, *, exact: bool) -> None:
+        """Open all queues with the entries that `ends` lists, and build the damaged ones from the log below `trusted`.
+
+        `exact`: no queue has later entries. Raises OSError.
+        """
+        queues, log = self._queues, self._log
+        damaged: dict[ConsumeQueue, int] = {}
+        """With the end of the queue."""
+        start = trusted
+        for queue in queues:
+            if queue.key not in ends.queues and queue.cut(0, 0):
+                queues.unsynced.update(queue.files())
+        for (topic, queue_id), (first, end) in ends.queues.items():
+            queue = queues.unopened(topic, queue_id)
+            if ends.start != log.start:
+                first = min(max(first, queue.first_in_files()), end)
+            bad = self._damaged_from(queue, first, end)
+            if bad is not None:
+                damaged[queue] = end
+                start = min(start, self._place_before(queue, first, bad))
+                queue.cut(first, bad)
+                queues.unsynced.update(queue.files())
+            elif not exact or queue.reaches_beyond(end):
+                if queue.cut(first, end):
+                    queues.unsynced.update(queue.files())
+            else:
+                queue.open_at(first, end)
+            queues.apply_override(queue)
+        if damaged:
+            self._rebuild(damaged, max(start, log.start), trusted)
+
+    def _damaged_from(self, queue: ConsumeQueue, first: int, end: int) -> int | None:
+        """The first queue offset of the first file that is damaged as far as its ends show; None: none is."""
+        bad = queue.damaged_from(first, end)
+        if bad is None and end > first and not self._is_right(queue, end - 1, first, end):
+            per_file = queue.file_size // ENTRY_SIZE
+            bad = (end - 1) - (end - 1) % per_file
+        return bad
+
+    def _is_right(self, queue: ConsumeQueue, number: int, first: int, end: int) -> bool:
+        """Whether an entry leads to its record, or to none that the log still has to have."""
+        phys, size, _ = queue.entry_of(number, first, end)
+        if size == BLANK_SIZE or phys < self._log.start:
+            return True
+        return self._indexer.leads_to_record(queue, number, phys, size)
+
+    def _place_before(self, queue: ConsumeQueue, first: int, bad: int) -> int:
+        """An offset of the log behind which all records of the queue from `bad` on lie."""
+        per_file = queue.file_size // ENTRY_SIZE
+        while bad > first:
+            phys, size, _ = queue.entry_of(bad - 1, first, bad)
+            if size != BLANK_SIZE and self._indexer.leads_to_record(queue, bad - 1, phys, size):
+                return phys
+            bad = max(bad - per_file, first)
+        return self._log.start
+
+    def _rebuild(self, damaged: dict[ConsumeQueue, int], start: int, stop: int) -> None:
+        """Build these queues from the log of [start, stop). Raises OSError."""
+        state, queues = self._state, self._queues
+        names = ", ".join(f"{queue.key[0]}:{queue.key[1]}" for queue in list(damaged)[:10])
+        more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
+        _log.error(
+            "files of %d consume queues are damaged or missing (%s%s): they are built from the log of %d to %d",
+            len(damaged), names, more, start, stop,
+        )  # fmt: skip
+        for batch in self._indexer.valid_batches(start, stop):
+            for queue, number, entry in batch.entries:
+                if queue in damaged:
+                    queue.begin_at(number)
+                    queue.add(number, entry)
+                    queue.next = queue.max
+                    if queue.pending:
+                        queues.dirty[queue] = None
+            self._indexer.write_out(None)
+        for queue, end in damaged.items():
+            if queue.max < end:
+                _log.error(
+                    "the log has no records of %s:%d for the queue offsets %d to %d; they are not given again",
+                    *queue.key, queue.max, end - 1,
+                )  # fmt: skip
+                queue.skip_to(end, stop)
+                if queue.pending:
+                    queues.dirty[queue] = None
+        self._indexer.write_out(None)
+        state.queues_rebuilt += len(damaged)
+        _log.warning("%d consume queues were built from the log", len(damaged))
+
+    def _recover_epochs(self, plan: Plan, found: Scan, epoch_file: EpochFile | None, *, lost: bool) -> None:
         """Set the epochs, and the file that keeps them."""
         epochs = recovery_plan.epochs_after(plan, found, epoch_file)
+        if lost and found.end and not (epochs and epochs[0].start == 0):
+            epochs = extend_epochs(FOREIGN, epochs)  # RocketMQ wrote the beginning of the log.
         self._epochs.epochs = epochs
-        if epoch_file is None:
+        if epoch_file is None or lost:
             self._epochs.set(epochs)  # The file marks the store as ours.
         elif epoch_file.epochs != epochs:
             self._epochs.set_lazily(epochs)
@@ -159,12 +287,19 @@ class Recovery:
             _log.warning("cannot write %s: %s", abort, error)
             self._file.path.unlink(missing_ok=True)
 
-    def _reindex(self, start: int) -> None:
-        """Add to the queues, and to an index that is not behind, their missing entries of [start, confirmed)."""
+    def _reindex(self, start: int, *, whole: bool) -> None:
+        """Add to the queues, and to an index that is not behind, their missing entries of [start, confirmed).
+
+        `whole`: the log has nothing before `start`, so the queues end where it says.
+        """
         index, queues = self._index, self._queues
+        ends: dict[ConsumeQueue, int] = {}
         for batch in self._indexer.valid_batches(start, self._state.confirmed):
             live = index is not None and not index.behind and index.position == batch.start
             for queue, number, entry in batch.entries:
+                if whole:
+                    queue.begin_at(number)
+                    ends[queue] = max(number + 1, ends.get(queue, 0))
                 queue.add(number, entry)
                 queue.next = queue.max
                 if queue.pending:
@@ -174,6 +309,10 @@ class Recovery:
                 index.pending += batch.keys or []
                 index.position = batch.end
                 index.drain()
+        for queue, end in ends.items():
+            if queue.max > end and not self._state.unindexed and not queue.pending:
+                queue.cut(queue.first, end)  # Entries that no record has: files that were damaged.
+                queues.unsynced.update(queue.files())
         if index is not None:
             index.behind = index.position < self._state.confirmed
 
@@ -203,6 +342,25 @@ def lock_store(root: Path) -> int:
         os.close(fd)
         raise StoreLocked(f"{root} is in use by another process") from error
     return fd
+
+
+def lost_epochs(root: Path) -> EpochFile | None:
+    """For a store of ours whose epoch file is missing: an empty one, to be filled from the log. None: it is not ours.
+
+    Without the file, the store would look like one of RocketMQ, whose records all count as confirmed. Raises StoreError
+    when the log no longer has all epochs, OSError.
+    """
+    config = root / "config"
+    if not any(is_there(config / name) for name in ("recoveryPoint.json", queue_ends.NAME)):
+        return None
+    path, bases = config / "epochs.json", segment_bases(root / "commitlog")
+    size = segment_size(root)
+    if not bases or size is None:
+        return None
+    if bases[0] > 0:
+        raise StoreError(f"{path} is missing, and the log begins at {bases[0]}: {EPOCHS_REMEDY}")
+    _log.error("%s is missing: the leader epochs are read from the whole log", path)
+    return EpochFile(size, ())
 
 
 def segment_size(root: Path) -> int | None:

@@ -20,6 +20,7 @@ from typing import Final
 import orjson
 
 from gantry_broker.store.files import NO_ROOM, atomic_write, fsync_dir
+from gantry_broker.store.sealed import seal, unseal
 
 _CHECKPOINT: Final = Struct(">qqq")
 _CHECKPOINT_SIZE: Final = 4096
@@ -68,7 +69,7 @@ class RecoveryPoint:
     def load(cls, path: Path) -> RecoveryPoint | None:
         """Read the file; None when it is missing or invalid. Recovery then checks the whole log."""
         try:
-            data = orjson.loads(path.read_bytes())
+            data = orjson.loads(unseal(path.read_bytes()))
             point = cls(**{name: value for name, value in data.items() if name in _NAMES})
             for name, value in asdict(point).items():
                 expected = {"boot": str, "clean": bool, "reindexing": bool}.get(name, int)
@@ -83,7 +84,7 @@ class RecoveryPoint:
 
     def save(self, path: Path, *, durable: bool) -> None:
         """Replace the file; with `durable` also fsync it. Raises OSError."""
-        atomic_write(path, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2), durable=durable)
+        atomic_write(path, seal(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)), durable=durable)
 
 
 _NAMES: Final = frozenset(field.name for field in fields(RecoveryPoint))
@@ -111,9 +112,14 @@ class RecoveryPointFile:
         return self._ended < self._requested
 
     def prepare(
-        self, point: RecoveryPoint, *, durable: bool, after: Callable[[], None] = lambda: None
+        self,
+        point: RecoveryPoint,
+        *,
+        durable: bool,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
-        """A function that writes this recovery point and then calls `after`. The function raises OSError."""
+        """A function that calls `before`, writes this recovery point and calls `after`. The function raises OSError."""
         self._requested += 1
         number = self._requested
 
@@ -123,6 +129,7 @@ class RecoveryPointFile:
                     return
                 self._written = number
                 try:
+                    before()
                     point.save(self.path, durable=durable)
                     after()
                 finally:
@@ -130,13 +137,13 @@ class RecoveryPointFile:
 
         return write
 
-    def lower(self, point: RecoveryPoint) -> None:
-        """Durably write a recovery point with lower offsets. Raises OSError.
+    def lower(self, point: RecoveryPoint, before: Callable[[], None] = lambda: None) -> None:
+        """Durably write a recovery point with lower offsets, after a call of `before`. Raises OSError.
 
         A full disk removes the old file instead: recovery then checks the whole log.
         """
         try:
-            self.prepare(point, durable=True)()
+            self.prepare(point, durable=True, before=before)()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

@@ -90,9 +90,9 @@ class Retention:
         keep = state.confirmed if keep_from is None else min(keep_from, state.confirmed)
         if self._index is not None and self._index.behind:
             keep = min(keep, self._index.position)
-        # Below the last checkpoint, the queue entries (which give the next numbers) and the epoch file are durable, so
-        # the records can go.
-        keep = min(keep, state.recovery_point.durable)
+        # Below the last checkpoint, the queue entries (which give the next numbers), the list of their ends and the
+        # epoch file are durable, so the records can go.
+        keep = min(keep, state.recovery_point.durable, state.ends_offset)
         bases = log.bases()
         ends = []
         for base in bases[:MOST_AT_ONCE]:

@@ -16,11 +16,15 @@ class StoreState:
         "confirmed",
         "damage",
         "durable_names",
+        "ends_offset",
         "failed",
         "flushed",
         "last_store_ms",
         "on_damage",
         "on_failed",
+        "on_queue_damage",
+        "queue_entries_repaired",
+        "queues_rebuilt",
         "recovery_point",
         "renumber",
         "reset_in_progress",
@@ -51,6 +55,12 @@ class StoreState:
         """Files of queues and index whose names a checkpoint has made durable."""
         self.recovery_point = RecoveryPoint()
         """The last one that was written or is about to be written."""
+        self.ends_offset = 0
+        """Of the last list of queue ends that was written or is about to be written."""
+        self.queues_rebuilt = 0
+        """Consume queues that the start has built from the log, because their files were damaged or missing."""
+        self.queue_entries_repaired = 0
+        """Entries of consume queues that were damaged on the disk, and were written again from the log."""
         self.damage: Damage | None = None
         """Acknowledged records that recovery found missing."""
         self.was_clean = False
@@ -59,6 +69,10 @@ class StoreState:
         """The failure of the disk after which the store takes no writes."""
         self.on_damage: Callable[[int], None] = lambda at: None
         """Gets the offset of each record that a read finds damaged."""
+        self.on_queue_damage: Callable[[str, int, int], None] = lambda topic, queue_id, number: None
+        """Gets topic, queue and queue offset of each damaged entry of a consume queue that a read finds and does not
+        repair.
+        """
         self.on_failed: Callable[[], None] = lambda: None
         """Called once after a write or a flush has failed."""
 

@@ -19,14 +19,16 @@ from gantry_broker.store.append import Appender
 from gantry_broker.store.checkpoint import Checkpoint, Checkpointer
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
+from gantry_broker.store.index import queue_ends
 from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_ends import QueueEnds
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog, OpenSegment
 from gantry_broker.store.log.epochs import EpochCache, EpochFile, LeaderEpochs
 from gantry_broker.store.log.record_reader import decode_records, delay_table
 from gantry_broker.store.read import LogPieces, Reader
-from gantry_broker.store.recovery import Recovery, lock_store, segment_size
+from gantry_broker.store.recovery import Recovery, lock_store, lost_epochs, segment_size
 from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
 from gantry_broker.store.retention import Retention, disk_usage
 from gantry_broker.store.scrub import Scrubber
@@ -65,16 +67,18 @@ class MessageStore:
         self._scrubber = scrubber = Scrubber(state, log)
         self._indexer = indexer = Indexer(state, log, queues, index, unconfirmed, scrubber, delays, warnings)
         self._checkpointer = checkpointer = Checkpointer(
-            root, state, queues, index, epochs, indexer, point_file, warnings
+            root, state, log, queues, index, epochs, indexer, point_file, warnings
         )
         host = pack_host(*config.store_host)
         self._appender = Appender(
             state, log, queues, index, epochs, unconfirmed, indexer, delays, host, checkpointer.mark_failed
         )
-        self._reader = Reader(state, log, queues, index, scrubber)
+        self._reader = Reader(state, log, queues, index, scrubber, indexer)
         self._truncator = Truncator(state, log, queues, index, epochs, unconfirmed, indexer, checkpointer)
         self._retention = Retention(state, log, queues, index, self._reader, settings)
-        self._recovery = Recovery(root, state, log, queues, index, epochs, indexer, checkpointer, point_file)
+        ends = QueueEnds.load(root / "config" / queue_ends.NAME) if known else None
+        queues.use_file_size(None if ends is None else ends.file_size)
+        self._recovery = Recovery(root, state, log, queues, index, epochs, indexer, checkpointer, point_file, ends)
         self._lock: int | None = None
 
     # Opening and closing
@@ -91,6 +95,8 @@ class MessageStore:
         lock = lock_store(root)
         try:
             epochs = EpochFile.load(root / "config" / "epochs.json")
+            lost = None if epochs else lost_epochs(root)
+            epochs = epochs or lost
             found = epochs.segment_size if epochs else segment_size(root)
             store = cls(config, found or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
         except BaseException:
@@ -98,7 +104,7 @@ class MessageStore:
             raise
         store._lock = lock
         try:
-            store._recovery.recover(epochs)
+            store._recovery.recover(epochs, epochs_lost=lost is not None)
         except BaseException:
             store.close(clean=False)
             raise
@@ -204,6 +210,15 @@ class MessageStore:
     @on_damage.setter
     def on_damage(self, callback: Callable[[int], None]) -> None:
         self.state.on_damage = callback
+
+    @property
+    def on_queue_damage(self) -> Callable[[str, int, int], None]:
+        """Gets topic, queue and queue offset of each damaged entry that a read finds and does not repair itself."""
+        return self.state.on_queue_damage
+
+    @on_queue_damage.setter
+    def on_queue_damage(self, callback: Callable[[str, int, int], None]) -> None:
+        self.state.on_queue_damage = callback
 
     @property
     def on_failed(self) -> Callable[[], None]:
@@ -567,6 +582,24 @@ class MessageStore:
     def verified_bytes(self, at: int, max_bytes: int) -> bytes:
         """The bytes that `verify` covers, for another member. Raises as `verify`."""
         return self._scrubber.verified_bytes(at, max_bytes)
+
+    @property
+    def unindexed_from(self) -> int:
+        """The first record that recovery could not read and so could not index; beyond the log without one."""
+        return min(self.state.unindexed, default=1 << 63)
+
+    def check_queues(self, at: int, stop: int) -> None:
+        """Compare the queue entries of the records of [at, stop), whole records, and repair those that differ.
+
+        Raises BadRecords, ValueError, OSError.
+        """
+        self._indexer.check_entries(at, stop)
+
+    def repair_queue(self, topic: str, queue_id: int, number: int) -> Iterator[None]:
+        """Write the damaged entries around a queue offset again; one piece of the log at each step. Raises OSError."""
+        queue = self.queues.find(topic, queue_id)
+        if queue is not None and queue.first <= number < queue.max:
+            yield from self._indexer.repair_entries(queue, number)
 
     def repair(self, at: int, data: bytes) -> None:
         """Overwrite the log from `at` on with another member's bytes, durably; blocks on the disk.

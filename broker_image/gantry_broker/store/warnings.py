@@ -17,9 +17,9 @@ class RateLimitedWarnings:
         self._logged: dict[str, tuple[int | None, float]] = {}
         """Last error code and time (monotonic clock) of each kind of failure."""
 
-    def warn(self, what: str, error: OSError) -> None:
+    def warn(self, what: str, error: OSError | str) -> None:
         """Log `what` and the error, unless the same was logged within the last minute."""
-        now, code = time.monotonic(), error.errno
+        now, code = time.monotonic(), error.errno if isinstance(error, OSError) else None
         before, at = self._logged.get(what, (0, 0.0))
         if code != before or now - at >= WARN_AGAIN_S:
             self._logged[what] = (code, now)

@@ -19,6 +19,7 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.log.epochs import LeaderEpochs
+from gantry_broker.store.sealed import seal, unseal
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Frozen(NamedTuple):
 def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, bytes]:
     """Returns the contents of the files, in the order of writing. `leader_epochs`: those of the log."""
     tables = meta.confirmed
-    return {
+    files = {
         TOPICS: fastjson.dumps(tables.configs().to_json()),
         GROUPS: fastjson.dumps(
             {
@@ -85,6 +86,7 @@ def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, by
             option=orjson.OPT_NON_STR_KEYS,
         ),
     }
+    return {name: seal(data) for name, data in files.items()}
 
 
 def write(directory: Path, files: dict[str, bytes]) -> None:
@@ -106,20 +108,23 @@ def write(directory: Path, files: dict[str, bytes]) -> None:
 
 
 def load(directory: Path) -> Snapshot | None:
-    """Reads the snapshot; None: there is none. Raises OSError.
+    """Reads the snapshot; None: there is none, or it cannot be used and the log has all of it. Raises OSError.
 
-    The `.bak` file replaces an unreadable file. If it is unreadable too, the table stays empty, and an error is logged.
-    A store of RocketMQ has position 0, and its log has no control records.
+    The log has our tables: a damaged or missing file makes the start rebuild them all, since a `.bak` is older than the
+    position of the others. A store of RocketMQ has position 0, and its log has no control records: there the `.bak`
+    file replaces an unreadable one. If it is unreadable too, the table stays empty, and an error is logged.
     """
     tables = Tables()
-    found = False
+    read_names: set[str] = set()
+    ours = (directory / OWN).exists()
     for name, read in (
         (TOPICS, _read_topics),
         (GROUPS, _read_groups),
         (OFFSETS, _read_offsets),
         (DELAY, _read_delay),
     ):
-        found = _load(directory, name, lambda value, read=read: read(tables, value)) or found  # type: ignore[misc]
+        if _load(directory, name, lambda value, read=read: read(tables, value), with_bak=not ours):  # type: ignore[misc]
+            read_names.add(name)
     own = [0, -1]
 
     def read_own(value: Any) -> None:
@@ -135,18 +140,21 @@ def load(directory: Path) -> Snapshot | None:
         tables.ends = _by_queue(fields, "ends")
         tables.modes = {str(key): (str(pair[0]), int(pair[1])) for key, pair in fields.map("modes").items()}
 
-    found = _load(directory, OWN, read_own) or found
+    if ours and (not _load(directory, OWN, read_own, with_bak=False) or len(read_names) < 4):
+        log.error("the snapshots in %s are damaged or incomplete: the tables are rebuilt from the log", directory)
+        return Snapshot(Tables(), 0, NOT_ALL)
+    found = bool(read_names) or ours
     return Snapshot(tables, *own) if found else None
 
 
-def _load(directory: Path, name: str, read: Callable[[Any], None]) -> bool:
-    for path in (directory / name, directory / f"{name}.bak"):
+def _load(directory: Path, name: str, read: Callable[[Any], None], *, with_bak: bool) -> bool:
+    for path in (directory / name, *([directory / f"{name}.bak"] if with_bak else [])):
         try:
-            read(fastjson.loads(path.read_bytes()))
+            read(fastjson.loads(unseal(path.read_bytes())))
             return True
         except FileNotFoundError:
             continue
-        except (fastjson.JsonError, BodyError, ValueError) as error:
+        except (fastjson.JsonError, BodyError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             log.error("%s cannot be read: %s", path, error)
     return False
 

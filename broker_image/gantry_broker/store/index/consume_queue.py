@@ -84,10 +84,7 @@ class ConsumeQueue:
 
     def load(self) -> int:
         """Find out from the files what the queue contains; returns `next`. Raises OSError."""
-        bases = self._bases()
-        if bases:
-            self.file_size = self._existing_file_size(bases)
-            bases = [base for base in bases if base % self.file_size == 0]
+        bases = [base for base in self._bases() if base % self.file_size == 0]
         self._first = self.written = 0
         self._min_for = -1
         for base in reversed(bases):
@@ -107,11 +104,106 @@ class ConsumeQueue:
         self.next = self.max
         return self.next
 
-    def _existing_file_size(self, bases: list[int]) -> int:
-        """The size of the existing files, which counts more than the settings."""
-        size = bases[1] - bases[0] if len(bases) > 1 else os.stat(self._path(bases[0])).st_size
-        usable = size >= ENTRY_SIZE and size % ENTRY_SIZE == 0 and bases[0] % size == 0
-        return size if usable else self.file_size
+    def first_in_files(self) -> int:
+        """The queue offset at which the first file begins; 0 without one."""
+        bases = self._bases()
+        return bases[0] // ENTRY_SIZE if bases else 0
+
+    def reaches_beyond(self, end: int) -> bool:
+        """Whether the files have an entry at or behind this queue offset. Raises OSError."""
+        within = end * ENTRY_SIZE % self.file_size
+        base = end * ENTRY_SIZE - within
+        bases = self._bases()
+        if bases and bases[-1] > base:
+            return True
+        return base in bases and self._is_entry(self._fds.get(self._path(base)), within // ENTRY_SIZE, None)
+
+    def entry_of(self, number: int, first: int, end: int) -> tuple[int, int, int]:
+        """As `entry`, of a queue that is not loaded and has the entries of [first, end). Raises OSError."""
+        self._first, self.written = first, end
+        return self.entry(number)
+
+    def sizes(self) -> list[int]:
+        """Bytes of each file. Raises OSError."""
+        return [os.stat(self._path(base)).st_size for base in self._bases()]
+
+    def damaged_from(self, first: int, end: int) -> int | None:
+        """The first queue offset of the first file without all of its entries of [first, end); None: all have them.
+
+        It compares names, sizes and the entries at both ends, so its cost grows with the number of files only. Raises
+        OSError.
+        """
+        if first >= end:
+            return None
+        per_file = self.file_size // ENTRY_SIZE
+        there = set(self._bases())
+        for number in range(first - first % per_file, end, per_file):
+            base = number * ENTRY_SIZE
+            if base not in there or os.stat(self._path(base)).st_size < self.file_size:
+                return number
+            fd = self._fds.get(self._path(base))
+            ends = (max(first, number), min(end, number + per_file) - 1)
+            if not all(self._is_entry(fd, at - number, None) for at in ends):
+                return number
+        return None
+
+    def open_at(self, first: int, end: int) -> None:
+        """Load a queue whose files have the entries of [first, end), and maybe later ones. Raises OSError."""
+        self._first, self.written, self._min_for = first, end, -1
+        per_file = self.file_size // ENTRY_SIZE
+        there = set(self._bases())
+        while True:
+            within = self.written % per_file
+            base = (self.written - within) * ENTRY_SIZE
+            if base not in there:
+                break
+            fd = self._fds.get(self._path(base))
+            low, high = within, per_file
+            while low < high:
+                middle = (low + high) // 2
+                if self._is_entry(fd, middle, None):
+                    low = middle + 1
+                else:
+                    high = middle
+            self.written += low - within
+            if low < per_file:
+                break
+        self.next = self.max
+
+    def cut(self, first: int, number: int) -> bool:
+        """Keep the entries of [first, number), which the files have; True when files changed. Raises OSError."""
+        self.pending.clear()
+        self._first = first
+        self._min_for = -1
+        if number <= first:
+            changed = bool(self._bases())
+            self._empty(number)
+            return changed
+        self.written = number + 1  # So that everything behind it goes, however far the files reach.
+        changed = self._forget_from(number)
+        self.next = self.max
+        return changed
+
+    def begin_at(self, number: int) -> None:
+        """Let the first entry of an empty queue have this queue offset. Raises OSError."""
+        if self.is_empty and number != self.max:
+            self._empty(max(number - 1, 0))
+            if number:
+                self.pending += BLANK
+
+    def skip_to(self, number: int, phys: int) -> None:
+        """Give the next entry the queue offset `number`, behind blanks: no record has the offsets before it."""
+        if self.is_empty:
+            self.begin_at(number)
+        elif number > self.max:
+            self.pending += ENTRY.pack(phys, BLANK_SIZE, 0) * (number - self.max)
+        self.next = self.max
+
+    def correct(self, number: int, entry: bytes) -> str:
+        """Write an entry in the place of a damaged one; returns the file. Raises OSError."""
+        self._first = min(self._first, number)
+        self._min_for = -1
+        return self._write(number, entry)
 
     def _span(self, base: int, limit: int | None) -> tuple[int, int]:
         """(index of the first entry, index after the last one) in a file, by bisection.
@@ -186,10 +278,7 @@ class ConsumeQueue:
             self._min_for = -1
             return self._zero_unwritten()
         changed = False
-        bases = self._bases()
-        if bases:
-            self.file_size = self._existing_file_size(bases)
-            bases = [base for base in bases if base % self.file_size == 0]
+        bases = [base for base in self._bases() if base % self.file_size == 0]
         kept_any = False
         for base in reversed(bases):
             path = self._path(base)
@@ -308,19 +397,21 @@ class ConsumeQueue:
                 return at
         return None
 
-    def _forget_from(self, offset: int) -> None:
-        """Remove the entries from this queue offset on, to write them again."""
+    def _forget_from(self, offset: int) -> bool:
+        """Remove the entries from this queue offset on, to write them again; True when files changed."""
         del self.pending[max(0, offset - self.written) * ENTRY_SIZE :]
         self._min_for = -1
         if offset >= self.written:
-            return
+            return False
         self.written = offset
+        changed = False
         for base in reversed(self._bases()):
             if base <= offset * ENTRY_SIZE:
                 break
             self._fds.close(self._path(base))
             os.unlink(self._path(base))
-        self._zero_unwritten()
+            changed = True
+        return self._zero_unwritten() or changed
 
     def write_piece(self) -> str:
         """Move entries from memory to one file; returns the file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
+from gantry_broker.store.index.queue_ends import QueueEnds
 
 MAX_TOPIC_BYTES: Final = 255
 """The name of a topic is the name of a directory."""
@@ -73,6 +75,25 @@ class QueueTable:
                 if (queue_id := whole_number(name)) is not None:
                     self._make(self.topic(topic), queue_id)
 
+    def use_file_size(self, size: int | None) -> None:
+        """Set the size of all files: those that exist count more than the settings. None: find it out from them.
+
+        A file alone does not show it: it may have been cut. Raises OSError.
+        """
+        if size is None:
+            sizes = Counter(size for queue in self for size in queue.sizes() if size and size % ENTRY_SIZE == 0)
+            if not sizes or self.file_size in sizes:
+                return
+            size = sizes.most_common(1)[0][0]
+        self.file_size = size
+        for queue in self:
+            queue.file_size = size
+
+    def ends(self, offset: int, start: int) -> QueueEnds:
+        """Where each queue begins and ends in its files. `offset`: all records below are there; `start`: of the log."""
+        found = {queue.key: (queue.first, queue.written) for queue in self if queue.next >= 0}
+        return QueueEnds(offset, start, self.file_size, found)
+
     def topic(self, name: str) -> TopicQueues:
         """The entry of the topic; makes a new one. Raises ValueError for a name that no directory can have."""
         found = self.topics.get(name)
@@ -103,6 +124,11 @@ class QueueTable:
         if found is not None and found.next < 0:
             self._load(found)
         return found
+
+    def unopened(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, not loaded; makes a new one. Raises ValueError for an impossible topic or queue."""
+        known = self.topic(topic)
+        return known.queues.get(queue_id) or self._make(known, queue_id)
 
     def _load(self, queue: ConsumeQueue) -> None:
         queue.load()

@@ -19,13 +19,22 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import parse_properties
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import NO_ROOM, atomic_write
-from gantry_broker.store.log.record_reader import Meta
+from gantry_broker.store.log.record_reader import FILLER_MIN, Meta
+from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.warnings import RateLimitedWarnings
 
 EPOCH_PROPERTY: Final = "GANTRY_EPOCH"
 """The property of an epoch's control record; its value is the epoch in decimal."""
+MAX_SEGMENT: Final = 0x7FFFFFFF
+"""Bytes: RocketMQ's setting is an int."""
 _EPOCH: Final = EPOCH_PROPERTY.encode()
 _CONTROL: Final = CONTROL_TOPIC.encode()
+
+
+EPOCHS_REMEDY: Final = (
+    "restore the file, or empty the member's disk, so that it copies the log of another member. Without another "
+    "member, remove the file: the start reads the epochs from a log that begins at offset 0"
+)
 
 
 class EpochStart(NamedTuple):
@@ -85,16 +94,21 @@ class EpochFile(NamedTuple):
     def load(cls, path: Path) -> EpochFile | None:
         """Read the file; None when there is none. Raises StoreError for invalid content."""
         try:
-            data = orjson.loads(path.read_bytes())
-            return cls(int(data["segmentSize"]), check_epochs(data["epochs"]))
+            data = orjson.loads(unseal(path.read_bytes()))
+            size = data["segmentSize"]
+            if type(size) is not int or not FILLER_MIN < size <= MAX_SEGMENT:
+                raise ValueError(f"segmentSize is {size!r}")
+            return cls(size, check_epochs(data["epochs"]))
         except FileNotFoundError:
             return None
         except (StoreError, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{path}: invalid leader epochs: {error!r}") from error
+            reason = str(error) if isinstance(error, (StoreError, ValueError)) else repr(error)
+            raise StoreError(f"{path}: invalid leader epochs: {reason}; {EPOCHS_REMEDY}") from error
 
     def save(self, path: Path) -> None:
         """Write the file durably. Raises OSError."""
-        atomic_write(path, orjson.dumps({"segmentSize": self.segment_size, "epochs": [list(e) for e in self.epochs]}))
+        content = {"segmentSize": self.segment_size, "epochs": [list(e) for e in self.epochs]}
+        atomic_write(path, seal(orjson.dumps(content)))
 
 
 class EpochCache:

@@ -65,6 +65,33 @@ _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2, MAGIC_BLANK})
 _ANY_MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4)) for magic in sorted(_MAGICS)))
 
 
+_PLACE: Final = Struct(">iI4xi4xqqi")
+"""Of a record's head: size, magic, queue, queue offset, own offset, system flags."""
+_LMQ: Final = b"%LMQ%"
+"""Queues of this prefix are further queues of records of other topics (multi-dispatch of RocketMQ)."""
+
+
+def is_record_of(data: bytes, at: int, size: int, phys: int, topic: bytes, queue_id: int, number: int) -> bool:
+    """Whether the bytes at `at`, which lie at offset `phys` of the log, are the record of this queue offset.
+
+    For an entry of a consume queue: as far as sizes, offsets and the topic show. CRCs are not checked.
+    """
+    if topic.startswith(_LMQ):
+        return True
+    if at + MIN_RECORD > len(data):
+        return False
+    own_size, magic, own_queue, own_number, own_phys, flags = _PLACE.unpack_from(data, at)
+    if own_size != size or own_phys != phys or own_number != number or own_queue != queue_id:
+        return False
+    length_at = at + FIXED_V4 - 4
+    if flags & _V6:
+        length_at += 12 * (bool(flags & SysFlag.BORN_HOST_V6) + bool(flags & SysFlag.STORE_HOST_V6))
+    topic_at = length_at + 4 + int.from_bytes(data[length_at : length_at + 4], "big")
+    width = 2 if magic == MAGIC_V2 else 1
+    name_at = topic_at + width
+    return int.from_bytes(data[topic_at:name_at], "big") == len(topic) and data[name_at : name_at + len(topic)] == topic
+
+
 class Meta(NamedTuple):
     """The fields of a record that the store indexes. `properties` are the stored bytes."""
 

@@ -1,0 +1,35 @@
+"""JSON files with a checksum in themselves: a changed bit must not become another offset, epoch or member.
+
+The checksum is the last field of the object (`crc`), or the last item of the array. RocketMQ ignores fields that it
+does not know. Content without a checksum is valid: RocketMQ and people write it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from zlib import crc32
+
+_SEAL: Final = re.compile(rb',\s*(\{)?"crc":([0-9]{1,10})(\})?([}\]])\s*$')
+
+
+def seal(data: bytes) -> bytes:
+    """Add the checksum to a JSON object or array; an empty one stays as it is."""
+    data = data.rstrip()
+    content, end = data[:-1].rstrip(), data[-1:]
+    if content[-1:] in (b"{", b"[", b""):
+        return data
+    if end == b"]":
+        return b'%b,{"crc":%d}]' % (content, crc32(content))
+    return b'%b,"crc":%d}' % (content, crc32(content))
+
+
+def unseal(data: bytes) -> bytes:
+    """The JSON without its checksum. Raises ValueError when the checksum is not that of the content."""
+    found = _SEAL.search(data[-200:])
+    if found is None:
+        return data
+    content = data[: len(data) - len(found.group(0))]
+    if crc32(content) != int(found.group(2)):
+        raise ValueError("its checksum does not match: the file was changed or damaged")
+    return content + found.group(4)
