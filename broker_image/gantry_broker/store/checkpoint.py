@@ -248,7 +248,8 @@ class Checkpointer:
                 directories.update((directory, os.path.dirname(directory), os.path.dirname(os.path.dirname(directory))))
         pending = queues.oldest_pending()
         offset = state.confirmed if pending is None else min(pending, state.confirmed)
-        ends = queues.ends(offset, self._log.start) if pending is None else None
+        complete = pending is None and not state.unindexed
+        ends = queues.ends(offset, self._log.start) if complete else None
         return Checkpoint(state, queues, offset, index_at, files, sorted(directories), ends)
 
     def checkpointed(self, done: Checkpoint) -> None:
