@@ -79,7 +79,12 @@ class LogRepair:
         self._walk = asyncio.get_running_loop().create_task(self._walk_forever())
 
     async def close(self) -> None:
-        tasks = [*self._open.values(), *self._queues.values(), *self._asking, *([self._walk] if self._walk is not None else [])]
+        tasks = [
+            *self._open.values(),
+            *self._queues.values(),
+            *self._asking,
+            *([self._walk] if self._walk is not None else []),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -192,9 +192,9 @@ class Checkpointer:
         """Durably write a recovery point that claims less. Raises OSError."""
         if max(point.durable, point.written) < self._state.ends_offset:
             # The ends of the queues are no longer true. Without them, a start builds all queues from the log.
-            self._state.ends_offset = 0
             self._ends = None
             self._file.lower(point, before=lambda: self._ends_path.unlink(missing_ok=True))
+            self._state.ends_offset = 0
         else:
             self._file.lower(point)
         self._state.recovery_point = point

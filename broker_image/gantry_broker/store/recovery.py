@@ -66,6 +66,7 @@ class Recovery:
         self._checkpointer = checkpointer
         self._file = file
         self._ends = ends
+        state.ends_offset = 0 if ends is None else ends.offset
         self._damaged = root / "config" / DAMAGED
 
     def recover(self, epoch_file: EpochFile | None, *, epochs_lost: bool = False) -> None:
@@ -107,9 +108,12 @@ class Recovery:
             # by this one for all of them.
             claimed = replace(point, clean=False, durable_index=trusted, written_index=trusted, reindexing=True)
             self._file.lower(claimed)
+        if ends is None:
+            # An old list must not become true again by its offset, when the log has grown with other records.
+            (self._root / "config" / queue_ends.NAME).unlink(missing_ok=True)
+            state.ends_offset = 0
         if ends is not None:
             self._open_queues(ends, trusted, exact=plan.clean and trusted == state.confirmed)
-            state.ends_offset = ends.offset
         elif not plan.clean or trusted != plan.trusted:
             self._queues.truncate(trusted)
         self._recover_index(plan, trusted)
@@ -160,8 +164,10 @@ class Recovery:
         damaged: dict[ConsumeQueue, int] = {}
         """With the end of the queue."""
         start = trusted
+        expired = ends.offset < log.start
+        """Records behind the list have left the log: only the files have their entries, which give the next offsets."""
         for queue in queues:
-            if queue.key not in ends.queues and queue.cut(0, 0):
+            if queue.key not in ends.queues and (queue.truncate(trusted) if expired else queue.cut(0, 0)):
                 queues.unsynced.update(queue.files())
         for (topic, queue_id), (first, end) in ends.queues.items():
             queue = queues.unopened(topic, queue_id)
@@ -173,6 +179,9 @@ class Recovery:
                 start = min(start, self._place_before(queue, first, bad))
                 queue.cut(first, bad)
                 queues.unsynced.update(queue.files())
+            elif expired:
+                if queue.truncate(trusted):
+                    queues.unsynced.update(queue.files())
             elif not exact or queue.reaches_beyond(end):
                 if queue.cut(first, end):
                     queues.unsynced.update(queue.files())

@@ -90,8 +90,11 @@ class QueueTable:
             queue.file_size = size
 
     def ends(self, offset: int, start: int) -> QueueEnds:
-        """Where each queue begins and ends in its files. `offset`: all records below are there; `start`: of the log."""
-        found = {queue.key: (queue.first, queue.written) for queue in self if queue.next >= 0}
+        """Where each queue begins and ends in its files. `offset`: all records below are there; `start`: of the log.
+
+        Raises OSError.
+        """
+        found = {queue.key: (queue.first, queue.written) for queue in self.loaded()}
         return QueueEnds(offset, start, self.file_size, found)
 
     def topic(self, name: str) -> TopicQueues:
