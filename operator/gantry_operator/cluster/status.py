@@ -251,6 +251,8 @@ def _available(observed: ObservedState, old: BrokerClusterStatus) -> tuple[Answe
 
 
 CAUSES_SHOWN = 3
+NO_POD = "there is no pod"
+"""Of a member or NameServer of which Kubernetes says nothing else."""
 
 
 def _with_cause(said: str, observed: ObservedState, group: str) -> str:
@@ -262,7 +264,7 @@ def _with_cause(said: str, observed: ObservedState, group: str) -> str:
         servers = []
     names_of: dict[str, list[str]] = {}
     for name, why in (*silent, *servers):
-        if why not in said:
+        if why not in said and why != NO_POD:  # Without more it is a symptom, too.
             names_of.setdefault(why, []).append(name)
     causes = [f"{', '.join(names)}: {why}" for why, names in names_of.items()][:CAUSES_SHOWN]
     return "; ".join([*causes, said])

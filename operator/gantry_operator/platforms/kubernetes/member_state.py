@@ -9,7 +9,7 @@ from typing import Any
 
 from gantry_operator.api.status import NameServerRow
 from gantry_operator.cluster.group_controller import GroupController
-from gantry_operator.cluster.status import ObservedMember
+from gantry_operator.cluster.status import NO_POD, ObservedMember
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.base import Deployment
 from gantry_operator.platforms.kubernetes import names
@@ -119,7 +119,7 @@ def why_not(pod: Object | None, problem: str, warning: str = "", claim_warning: 
     volume claim.
     """
     if pod is None:
-        return f"there is no pod: {warning}" if warning else "there is no pod"
+        return f"{NO_POD}: {warning}" if warning else NO_POD
     node = (pod.get("spec") or {}).get("nodeName") or ""
     if node_lost(pod):
         return f"node {node} no longer reports: it may be off or cut off"
