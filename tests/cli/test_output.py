@@ -89,7 +89,8 @@ def test_dead_letters_and_messages_are_harmless_text_and_exact_json() -> None:
 
 def test_client_ids_are_harmless(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     queue = {"topic": "T\x1b", "group": "a", "queue": 0, "committed": 1, "end": 2, "lag": 1}
-    found = {"groups": [], "members": ["10.0.0.1@\x1b[31mx\r"], "resource": None, "queues": [queue]}
+    client = {"id": "10.0.0.1@\x1b[31mx\r", "language": "JAVA", "version": "v5", "protocol": "remoting", "address": "x"}
+    found = {"groups": [], "clients": [client], "resource": None, "queues": [queue]}
 
     def answer(work: Any) -> Any:
         work.close()

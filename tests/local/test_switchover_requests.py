@@ -68,8 +68,8 @@ async def test_a_group_that_is_not_there_is_named_without_a_supervisor_too(folde
 
 
 async def servers_of(target: LocalTarget) -> str:
-    async with target.clients() as (servers, _):
-        return servers
+    async with target.clients() as clients:
+        return clients.name_servers
 
 
 COMMANDS: dict[str, Callable[[LocalTarget], object]] = {

@@ -134,12 +134,13 @@ class LocalTarget:
         from gantry_operator.platforms.local.users import super_user
 
         saved = load_saved(self.folder)
+        servers = name_server_addresses(self.folder)
         why = why_nothing_runs(self.folder, saved)
         if why:
             raise CliError(why)
         tls = client_options(saved, self.folder)
         names = running_cluster(self.folder, saved).group_names
-        yield Clients(name_server_addresses(self.folder), super_user(self.folder), tls, names)
+        yield Clients(servers, super_user(self.folder), tls, names)
 
     def live(self) -> AbstractAsyncContextManager[Source]:
         from gantry_operator.platforms.local.status import live_source
