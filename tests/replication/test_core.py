@@ -542,3 +542,13 @@ def test_rule_15_a_leadership_record_below_the_log_is_an_old_registry() -> None:
     done = core.assign(Assignment(LeadershipRecord(3, 9, B, frozenset({A, B})), "b:1"), 0)
     assert not done.accepted
     assert "registry is older than the log" in done.reason
+
+
+def test_a_changed_bit_of_the_role_is_found_behind_the_room_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "replica.json"
+    ReplicaFile(path).start(0, sync_flush=False, log_is_empty=True)
+    data = path.read_bytes()
+    assert data.endswith(b"    ")
+    path.write_bytes(data.replace(b'"epoch": 0', b'"epoch": 1'))
+    with pytest.raises(StateError, match="checksum"):
+        ReplicaFile(path).start(0, sync_flush=False, log_is_empty=True)

@@ -16,7 +16,7 @@ import orjson
 
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.types import MemberId
-from gantry_broker.store.files import atomic_write
+from gantry_broker.store.files import ReservedFile, atomic_write
 from gantry_broker.store.recovery_point import boot_id
 from gantry_broker.store.sealed import seal, unseal
 
@@ -41,6 +41,8 @@ class ReplicaFile:
     def __init__(self, path: Path, mode: str = "MasterSlave") -> None:
         """`mode` is the group's; a disk keeps it for life."""
         self.path = path
+        self._file = ReservedFile(path)
+        """A master with a full disk must be able to take the assignment of its successor."""
         self._mode = mode
         self._boot = boot_id()
         self._state: HardState | None = None
@@ -137,7 +139,10 @@ class ReplicaFile:
             },
             option=orjson.OPT_INDENT_2,
         )
-        atomic_write(self.path, seal(data), durable=durable)
+        if durable:
+            self._file.write(seal(data))
+        else:
+            atomic_write(self.path, seal(data), durable=False)
 
 
 def _new_incarnation() -> str:

@@ -377,7 +377,11 @@ class ReplicationService:
         paused_for = self._paused_for()
         if self._store.end > 0:
             self._file.holds_records()
-        done = self.core.assign(assignment, self._now())
+        try:
+            done = self.core.assign(assignment, self._now())
+        except OSError:
+            self._changed()  # A leader has lost its role all the same, and its clients learn it now.
+            raise
         leadership = self.core.leadership
         if done.accepted:
             self._moving_until = 0.0

@@ -1,7 +1,8 @@
-"""Helpers for files: a bounded cache of descriptors, whole writes, durable replacement, zeroing."""
+"""Helpers for files: a bounded cache of descriptors, whole writes, durable replacement (on a full disk, too), zeroing."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import OrderedDict
@@ -211,6 +212,92 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True, mode: int = 0
         raise
     finally:
         os.close(directory)
+
+
+_BLOCK: Final = 4096
+
+
+class ReservedFile:
+    """A small text file that can be replaced on a full disk: a spare file beside it holds the room for the next
+    content. A reader, and a start after a crash, sees the old or the new content, as with `atomic_write`.
+
+    Both files have spaces behind their content. A file system that writes each block to a new place (btrfs, ZFS) needs
+    free blocks all the same. For one writer.
+    """
+
+    def __init__(self, path: Path, reserved: int = 4 * _BLOCK) -> None:
+        """`reserved`: bytes of each file; longer content needs room when it is written for the first time."""
+        self.path = path
+        self._reserved = reserved
+        self._spare = path.with_name(path.name + ".spare")
+        self._former = path.with_name(path.name + ".former")
+        self._names_are_durable = False
+        """False: after a power failure `path` may name the file that is the spare now."""
+
+    def write(self, data: bytes) -> None:
+        """Replace the content; it is durable on return. Raises OSError: the file has the old or the new content."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        size = max(self._reserved, -(-len(data) // _BLOCK) * _BLOCK)
+        try:
+            self._find_spare()
+            fd = os.open(self._spare, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                write_all(fd, data.ljust(size), 0)
+                os.ftruncate(fd, size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            # There was no spare yet. Without the spaces it may fit.
+            self._spare.unlink(missing_ok=True)
+            atomic_write(self.path, data)
+            return
+        former = self._keep_former()
+        self._names_are_durable = False
+        os.replace(self._spare, self.path)
+        if former:
+            os.replace(self._former, self._spare)
+        self._sync_names()
+        self._reserve(size)
+
+    def _find_spare(self) -> None:
+        """Undo what a crash left half done."""
+        if is_there(self._former):
+            if is_there(self.path) and os.path.samefile(self._former, self.path):
+                self._former.unlink()
+            else:
+                os.replace(self._former, self._spare)
+        if not self._names_are_durable:
+            self._sync_names()
+
+    def _keep_former(self) -> bool:
+        """Give the present file a second name, under which it becomes the next spare."""
+        try:
+            os.link(self.path, self._former)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, *NO_ROOM):
+                raise
+            return False  # The file system has no links: `_reserve` makes a new spare.
+        return True
+
+    def _sync_names(self) -> None:
+        fsync_dir(self.path.parent)
+        self._names_are_durable = True
+
+    def _reserve(self, size: int) -> None:
+        """Give the spare its room, if that is possible: the content is durable already."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self._spare, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if os.fstat(fd).st_size < size:
+                    write_all(fd, b" " * size, 0)
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def data_extents(fd: int, at: int, size: int) -> list[tuple[int, int]]:
