@@ -16,6 +16,7 @@ ENTRANCES: Final = (
     "poll-answer",
     "assignment",
     "forward",
+    "relay",
     "read-log",
     "registration",
 )

@@ -38,6 +38,7 @@ class Wire:
         self.peer = ("127.0.0.1", port)
         self.peer_bytes = pack_host("127.0.0.1", port)
         self.closed = False
+        self.listener = ""
         self.paused = self.throttled = self.later = False
         self.attrs: dict[str, Any] = {}
         self.frames: list[Frame] = []

@@ -45,23 +45,26 @@ START_S = 60.0
 class Pods:
     """Members as processes behind a Service, and the platform of their failover loop."""
 
-    def __init__(self, folder: Path, service: Service, names: NameServer) -> None:
+    def __init__(self, folder: Path, service: Service, names: NameServer, **settings: int) -> None:
         self.service = service
         self.events: list[str] = []
-        self.configs = [self._config(folder, n, service.address, names) for n in range(MEMBERS)]
+        self.configs = [self._config(folder, n, service.address, names, settings) for n in range(MEMBERS)]
         self._folder = folder
         self._grace_until: dict[int, float] = {}
         self._announced = 0
         self._processes: list[asyncio.subprocess.Process] = []
 
     @staticmethod
-    def _config(folder: Path, number: int, group_address: str, names: NameServer) -> BrokerConfig:
+    def _config(
+        folder: Path, number: int, group_address: str, names: NameServer, settings: dict[str, int]
+    ) -> BrokerConfig:
         port, replication_port = free_port(), free_port()
         return BrokerConfig(
             replication_port=replication_port, replication_address=f"127.0.0.1:{replication_port}",
             cluster="t", group="a", member=number, name=f"t-a-{number}", data_dir=folder / str(number),
             listen_host="127.0.0.1", port=port, http_port=free_port(), member_address=f"127.0.0.1:{port}",
             group_address=group_address, registration_addresses=[f"127.0.0.1:{names.registration_port}"],
+            settings=settings,
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -147,7 +150,7 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-async def _first_send(producer: Producer) -> None:
+async def first_send(producer: Producer) -> None:
     """In sync does not mean registered: the first route comes a moment later."""
     deadline = time.monotonic() + 20
     while True:
@@ -160,7 +163,7 @@ async def _first_send(producer: Producer) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _stored(name_server: str) -> Counter[int]:
+async def stored_numbers(name_server: str) -> Counter[int]:
     found: Counter[int] = Counter()
     async with PullConsumer(name_server, "check", from_where=FromWhere.FIRST, auto_commit=False) as consumer:
         queues: list[MessageQueue] = await consumer.queues("T")
@@ -177,7 +180,7 @@ async def _stored(name_server: str) -> Counter[int]:
 
 
 @asynccontextmanager
-async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, MasterSlaveController, str]]:
+async def served(folder: Path, lag_s: float, **settings: int) -> AsyncIterator[tuple[Pods, MasterSlaveController, str]]:
     """Members behind a Service, all in sync, their failover loop, and the NameServer's address."""
     client = make_client(lambda: None)
     async with (
@@ -185,7 +188,7 @@ async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, Master
         NameServer(NameServerSettings("ns", "127.0.0.1", 0, cluster="t", registration_port=0)) as names,
     ):
         name_server = f"127.0.0.1:{names.port}"
-        pods = Pods(folder, service, names)
+        pods = Pods(folder, service, names, **settings)
         loop = MasterSlaveController("a", FileRegistry(folder / "registry"), pods, client, FailoverSettings)
         await pods.start()
         running = asyncio.create_task(loop.run())
@@ -206,16 +209,16 @@ async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, Master
 @pytest.mark.parametrize("pause_s", [0.05, 0.9, 1.02])
 async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, pause_s: float) -> None:
     """The role returns to a member that still forwards, or is just closing its clients' connections."""
-    async with _group(tmp_path, lag_s=0.3) as (pods, loop, name_server):
+    async with served(tmp_path, lag_s=0.3) as (pods, loop, name_server):
         async with Producer(name_server) as producer:
-            await _first_send(producer)
+            await first_send(producer)
             load = Load(producer)
             for _ in range(6):
                 await asyncio.sleep(pause_s)
                 await loop.switchover(None, "asked for by a test")
             await asyncio.sleep(3.0)
             await load.end()
-        stored = await _stored(name_server)
+        stored = await stored_numbers(name_server)
         assert load.acknowledged - stored.keys() == set(), pods.story()
         assert load.problems == [], pods.story()
         assert load.longest_gap_s < LONGEST_GAP_S, pods.story()
@@ -223,7 +226,7 @@ async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, paus
 
 async def test_clients_of_a_late_service_are_disconnected_however_late_it_moved(tmp_path: Path) -> None:
     """Otherwise its writes would be forwarded for ever, and it would read from a slave."""
-    async with _group(tmp_path, LATE_S) as (pods, loop, _), RemotingClient() as client:
+    async with served(tmp_path, LATE_S) as (pods, loop, _), RemotingClient() as client:
         service = pods.service
         deadline = time.monotonic() + LATE_S + 10
         while (said := await send_and_read(client, service.address)) is not None:

@@ -72,9 +72,7 @@ def _fill(folder: Path) -> None:
                 assert error.errno == errno.ENOSPC
 
 
-def test_a_reserved_file_is_replaced_on_a_full_disk(
-    small_disk: Callable[[Path, int], Path], tmp_path: Path
-) -> None:
+def test_a_reserved_file_is_replaced_on_a_full_disk(small_disk: Callable[[Path, int], Path], tmp_path: Path) -> None:
     disk = small_disk(tmp_path / "disk", 1 << 20)
     file = ReservedFile(disk / "role.json")
     file.write(b"first")

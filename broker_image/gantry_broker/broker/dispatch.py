@@ -1,6 +1,7 @@
 """The remoting server's Handler for clients: requests are processed here, or writes wait for a handover.
 
-While a handover is under way, writes are buffered; once another member is master they are forwarded (`forward.py`).
+While a handover is under way, writes are buffered; once another member is master they are forwarded (`forward.py`). A
+client that takes a follower for the master, at any other time, is carried to the master (`relay.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.admission import admit, left
 from gantry_broker.broker.processing import SENDS
+from gantry_broker.broker.pull.service import ASTRAY
+from gantry_broker.broker.relay import PULLS, RELAY, is_for_leader
 from gantry_broker.protocol.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.forward import Forwarder
     from gantry_broker.broker.group_notifier import GroupNotifier
     from gantry_broker.broker.processing import RequestProcessor
+    from gantry_broker.broker.relay import Relays
     from gantry_broker.broker.role import RoleState
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
@@ -63,6 +67,10 @@ TO_EVERY_MEMBER: Final = frozenset(
 )
 """Writes that mqadmin sends to masters and slaves (`-c`), and gives up at the first refusal. RocketMQ's slaves carry
 them out by themselves; here they pass them on to the master, for which a second time changes nothing."""
+FOR_LEADER: Final = WRITES - TO_EVERY_MEMBER
+"""Writes that a client sends only to the member that it takes for the master."""
+GROUP: Final = "group"
+"""`Connection.listener` of the port that only the leader binds."""
 FORWARDED: Final = WRITES | OF_THE_MASTER
 """Requests that a former master passes on; a FORWARD may wrap no others."""
 
@@ -78,7 +86,9 @@ class Dispatcher:
         clients: ClientTable,
         notifier: GroupNotifier,
         gate: Gate,
+        relays: Relays,
     ) -> None:
+        self._relays = relays
         self._forwarder = forwarder
         self._role = role
         self._clients = clients
@@ -93,6 +103,7 @@ class Dispatcher:
 
     def on_close(self, conn: Connection) -> None:
         left(self._gate, conn)
+        self._relays.closed(conn)
         for group in self._clients.closed(conn):
             self._notifier.group_changed(group)
 
@@ -112,6 +123,13 @@ class Dispatcher:
         if self._role.may_append and not forwarder.busy:
             self._process(conn, frames)
             return
+        if RELAY in conn.attrs:
+            self._relays.take(conn, frames)
+            return
+        if not forwarder.wants():
+            frames = self._relay(conn, frames)
+            if not frames:
+                return
         rest: list[Frame] = []
         kept: list[Frame] = []
         ours = FORWARDED if self._role.has_stale_clients and forwarder.wants() else WRITES
@@ -129,3 +147,25 @@ class Dispatcher:
             forwarder.pass_on(conn, passed)
         if len(passed) < len(kept):
             self._refuse(conn, [frame for frame in kept if frame not in passed])
+
+    def _relay(self, conn: Connection, frames: list[Frame]) -> list[Frame]:
+        """Passes on what a client sends to the leader. Returns the requests for this member: those before the first one
+        that tells that this client takes it for the leader.
+        """
+        relays = self._relays
+        if conn.listener == GROUP:
+            relays.misled(conn)  # The port of the leader alone, which this member no longer is.
+        if not relays.possible:
+            return frames
+        for at, frame in enumerate(frames):
+            if frame.code == RequestCode.HEART_BEAT:
+                relays.keep_heartbeat(conn, frame)
+            elif is_for_leader(frame, FOR_LEADER) or (frame.code in PULLS and ASTRAY in conn.attrs):
+                if not relays.ready(conn):
+                    relays.misled(conn)
+                    break
+                if at:
+                    self._process(conn, frames[:at])
+                relays.take(conn, frames[at:])
+                return []
+        return frames

@@ -367,10 +367,10 @@ def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[
             raise plausible.Implausible(
                 f"request {index} has opaque {frame.opaque}, expected is its place", "malformed"
             )
-    return frames, [_host(text) for text in texts]
+    return frames, [packed_host(text) for text in texts]
 
 
-def _host(text: Any) -> bytes:
+def packed_host(text: Any) -> bytes:
     """Returns a client's packed address from hex: 4 or 16 bytes of IP address, 4 of port. Raises Implausible."""
     try:
         packed = bytes.fromhex(text)

@@ -2,7 +2,8 @@
 
 Each connection has proved which member is at its other end (`remoting/handshake.py`). That alone opens neither the log
 nor the way of writes: only a member that fetches from this leader may read parts of the log, to repair its own, and
-forward writes, which a former leader does. A former leader that does not fetch yet tries again.
+forward writes, which a former leader does, or carry clients (`relay.py`). A former leader that does not fetch yet tries
+again.
 """
 
 from __future__ import annotations
@@ -19,22 +20,33 @@ from gantry_broker.protocol.message import unpack_host
 
 if TYPE_CHECKING:
     from gantry_broker.access.gate import Gate
+    from gantry_broker.broker.relay import RelayedClients
     from gantry_broker.broker.role import RoleState
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.replication.log_repair import LogRepair
     from gantry_broker.replication.service import ReplicationService
 
-OF_FOLLOWERS: Final = {int(GantryCode.FORWARD): "forward", int(GantryCode.READ_LOG): "read-log"}
+OF_FOLLOWERS: Final = {
+    int(GantryCode.FORWARD): "forward",
+    int(GantryCode.READ_LOG): "read-log",
+    int(GantryCode.RELAY): "relay",
+}
 """Codes that this leader takes from its followers only, with their names in metrics."""
 NO_FOLLOWER: Final = "this member does not lead, or the peer does not fetch from it"
 
 
 class MemberRequests:
-    """Fetches, polls, reads of the log and forwarded writes."""
+    """Fetches, polls, reads of the log, forwarded writes and carried clients."""
 
     def __init__(
-        self, role: RoleState, replication: ReplicationService, log_repair: LogRepair, process: Process, gate: Gate
+        self,
+        role: RoleState,
+        replication: ReplicationService,
+        log_repair: LogRepair,
+        process: Process,
+        gate: Gate,
+        relayed: RelayedClients,
     ) -> None:
         """`process` carries out the clients' requests that another member forwards."""
         self._role = role
@@ -42,12 +54,14 @@ class MemberRequests:
         self._log_repair = log_repair
         self._process = process
         self._gate = gate
+        self._relayed = relayed
 
     def on_open(self, conn: Connection) -> None:
         """Does nothing before the first request."""
 
     def on_close(self, conn: Connection) -> None:
         self._replication.on_connection_lost(conn)
+        self._relayed.on_close(conn)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         replication = self._replication
@@ -57,6 +71,10 @@ class MemberRequests:
                 replication.on_fetch(conn, frame)
             elif code == GantryCode.RAFT:
                 replication.on_raft_request(conn, frame)
+            elif code == GantryCode.RELAY:
+                follows = replication.is_followed_by(conn.identity)
+                if not self._relayed.on_frame(conn, frame, follows=follows):
+                    self._refuse(conn, frame)
             elif code in OF_FOLLOWERS and not replication.is_followed_by(conn.identity):
                 self._refuse(conn, frame)
             elif code == GantryCode.FORWARD:

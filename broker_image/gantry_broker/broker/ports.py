@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker import descriptors
+from gantry_broker.broker.dispatch import GROUP
 from gantry_broker.broker.processing import ARRIVE_S
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Shared
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.forward import Forwarder
     from gantry_broker.broker.member_requests import MemberRequests
     from gantry_broker.broker.pull.service import PullService
+    from gantry_broker.broker.relay import RelayedClients, Relays
     from gantry_broker.broker.role import RoleState
     from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.connection import Connection
@@ -62,6 +64,8 @@ class Ports:
         shared: Shared,
         tls: PortsTls,
         forwarder: Forwarder,
+        relays: Relays,
+        relayed: RelayedClients,
         pulls: PullService,
         role: RoleState,
         replication: ReplicationService,
@@ -86,7 +90,7 @@ class Ports:
         self._group: RemotingServer | None = None
         if config.group_port:
             self._group = RemotingServer(
-                dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=shared,
+                dispatcher, config.listen_host, config.group_port, name=GROUP, limits=limits, shared=shared,
                 backlog=backlog, gate=gate,
             )  # fmt: skip
         self._replication_server: RemotingServer | None = None
@@ -100,6 +104,9 @@ class Ports:
                 limits=RequestLimits(members=True), guard=guard,
                 gate=tls.member_gate("replication", unproven, members),
             )  # fmt: skip
+        relays.end_clients = self._end
+        relayed.adopt = self.own.adopt
+        self._relays = relays
         self._task: asyncio.Task[None] | None = None
         self._leads = False
 
@@ -125,6 +132,7 @@ class Ports:
         return await self.own.start()
 
     def _role_changed(self, leads: bool) -> None:
+        self._relays.role_changed()
         if leads == self._leads:
             return
         self._leads = leads

@@ -119,6 +119,8 @@ class BrokerProcess:
         broker.pop.close()
         await broker.replication.stop()
         await parts.forwarder.close()
+        await parts.relays.close()
+        await parts.relayed.close()
         await parts.processor.close()
         await parts.ports.close(0.5)
         await parts.http.close()

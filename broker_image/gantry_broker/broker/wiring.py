@@ -48,6 +48,7 @@ from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.pull.service import PullService
 from gantry_broker.broker.pull.slave_reads import SlaveReads
 from gantry_broker.broker.registrar import Registrar
+from gantry_broker.broker.relay import RelayedClients, Relays
 from gantry_broker.broker.retention import LogRetention, TopicRetention
 from gantry_broker.broker.role import RoleState
 from gantry_broker.broker.send.sender import Sender
@@ -86,6 +87,8 @@ class BrokerParts:
     confirmed: ConfirmedRecords
     delays: Delays
     forwarder: Forwarder
+    relays: Relays
+    relayed: RelayedClients
     processor: RequestProcessor
     dispatcher: Dispatcher
     ports: Ports
@@ -242,16 +245,19 @@ def wire(
     processor = RequestProcessor(context, HANDLERS, sender, budget.buffered_bytes)
     forwarder = Forwarder(role, replication, client, processor.process, budget.buffered_bytes)
     events.role_changed.subscribe(lambda master: forwarder.role_changed())
-    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier, access.gate)
+    relays = Relays(config, role, replication, clients, notifier, membership, tls.internal)
+    relayed = RelayedClients(role, replication.refusals)
+    relayed.settle, relayed.settle_pops = pulls.settle_all, pop.settle
+    dispatcher = Dispatcher(processor, forwarder, role, clients, notifier, access.gate, relays)
     # Who waits for a message may have lost the right to it: the client asks again, and is checked.
     access.on_changed += [pulls.settle_soon, pop.settle, registrar.soon, events.status_changed]
 
     # Ports and the clock.
     ports = Ports(
         config, settings, dispatcher=dispatcher,
-        member_requests=MemberRequests(role, replication, log_repair, processor.process, access.gate),
-        membership=membership,
-        shared=shared, tls=tls, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
+        member_requests=MemberRequests(role, replication, log_repair, processor.process, access.gate, relayed),
+        membership=membership, shared=shared, tls=tls, forwarder=forwarder, relays=relays, relayed=relayed, pulls=pulls,
+        role=role, replication=replication, events=events,
     )  # fmt: skip
     http = HttpServer(context, ports, events.status_changed)
     snapshots = SnapshotWriter(config.data_dir / "config", meta, store, replay)
@@ -290,6 +296,8 @@ def wire(
         confirmed=confirmed,
         delays=delays,
         forwarder=forwarder,
+        relays=relays,
+        relayed=relayed,
         processor=processor,
         dispatcher=dispatcher,
         ports=ports,

@@ -304,6 +304,7 @@ class GantryCode(IntEnum):
     HANDSHAKE = 31_005
     UPDATE_ACCESS = 31_006
     PROXY_CLIENTS = 31_007
+    RELAY = 31_008
 
 
 ACCESS_VERSION: Final = "gantryAccess"

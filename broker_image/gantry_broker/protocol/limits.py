@@ -30,6 +30,9 @@ MAX_QUEUES: Final = 4_096
 MAX_ACCESS: Final = 4 * KIB * KIB
 """Bytes of an access table, which is read in a thread."""
 
+MAX_RELAYED: Final = KIB * KIB
+"""Bytes of a client that a follower carries to the leader in one frame, or back."""
+
 SENDS: Final = frozenset(
     int(code)
     for code in (
@@ -55,6 +58,7 @@ MEMBERS_BODIES: Final[dict[int, int]] = {
     int(RequestCode.REGISTER_BROKER): 8 * KIB * KIB,  # some 50,000 topics; parsed in slices
     int(GantryCode.UPDATE_ACCESS): MAX_ACCESS,
     int(GantryCode.FORWARD): MAX_FRAME,  # other members' bundles, which are bounded by their sender
+    int(GantryCode.RELAY): MAX_RELAYED,
 }
 """The same for requests that only the ports between members take."""
 HEADERS: Final[dict[int, int]] = {int(RequestCode.PUT_KV_CONFIG): MAX_HEADER}

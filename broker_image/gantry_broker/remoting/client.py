@@ -136,7 +136,7 @@ class RemotingClient:
         """Send a request at once and return the future of its answer; None: there is no connection that takes it now,
         or the address fell silent. The future fails as `request` does.
         """
-        conn = self._ready(address)
+        conn = self.ready(address)
         if conn is None:
             return None
         if self._sign is not None:
@@ -147,7 +147,7 @@ class RemotingClient:
         """Send a request at once; `reply` gets the answer, or the errors of `request`, in the pass of the event loop
         that reads it. `timeout` restarts with each part of a long answer. False: `submit` would return None.
         """
-        conn = self._ready(address)
+        conn = self.ready(address)
         if conn is None:
             return False
         if self._sign is not None:
@@ -155,8 +155,8 @@ class RemotingClient:
         conn.call(frame, timeout, reply, arriving=True, on_silence=partial(self._give_up_silent, address, conn))
         return True
 
-    def _ready(self, address: str) -> Connection | None:
-        """Return the connection that takes a request at once."""
+    def ready(self, address: str) -> Connection | None:
+        """Return the connection that takes a request at once; None: there is none."""
         conn = self._connections.get(address)
         return None if conn is None or conn.lost or conn.paused or address in self._suspects else conn
 

@@ -216,6 +216,7 @@ class Connection(asyncio.Protocol):
         "identity",
         "last_active",
         "listener",
+        "on_answers",
         "paused",
         "peer",
         "peer_bytes",
@@ -256,6 +257,8 @@ class Connection(asyncio.Protocol):
         self.listener = listener
         self.accepted = accepted
         self.attrs: dict[str, Any] = {}
+        self.on_answers: Callable[[list[Frame]], None] | None = None
+        """Gets answers to requests that another process made through this one; None: they are ignored."""
         self.identity: Identity | None = None
         """The peer's identity, on a port between members; None on ports for clients."""
         self._inbox = Inbox(self._shared.slices, self, READ) if accepted else None
@@ -651,12 +654,17 @@ class Connection(asyncio.Protocol):
             for frame in frames:
                 if frame.flag & FLAG_RESPONSE:
                     waiting = self._pending.pop(frame.opaque, None)
-                    if waiting is not None and not waiting.reply.done():
-                        waiting.reply.set_result(frame)
+                    if waiting is not None:
+                        if not waiting.reply.done():
+                            waiting.reply.set_result(frame)
+                    elif self.on_answers is not None:
+                        self.on_answers([frame])
                 else:
                     requests.append(frame)
         else:
             requests = [frame for frame in frames if not frame.flag & FLAG_RESPONSE]  # later requests are ignored
+            if self.on_answers is not None and len(requests) < len(frames):
+                self.on_answers([frame for frame in frames if frame.flag & FLAG_RESPONSE])
         if not requests:
             return
         try:

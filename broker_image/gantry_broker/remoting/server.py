@@ -153,6 +153,15 @@ class RemotingServer:
             return conn
         return gate.accept(lambda: conn, lambda: self._end(conn))
 
+    def adopt(self, transport: asyncio.Transport, name: str) -> Connection | None:
+        """Take a client's connection that came another way; `name` becomes its `listener`. None: there are too many."""
+        conn = self._connection()
+        if not isinstance(conn, Connection):
+            return None
+        conn.listener = name
+        conn.connection_made(transport)
+        return conn
+
     def _admit(self, identity: Identity, transport: asyncio.Transport) -> None:
         """Note that the peer of a connection has proved itself."""
         conn = self._connection()

@@ -1,4 +1,4 @@
-"""Helpers for files: a bounded cache of descriptors, whole writes, durable replacement (on a full disk, too), zeroing."""
+"""Helpers for files: a bounded cache of descriptors, whole writes, durable replacement, zeroing."""
 
 from __future__ import annotations
 

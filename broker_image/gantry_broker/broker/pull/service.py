@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Container, Coroutine, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +46,14 @@ DUE_AT_ONCE: Final = 100
 """Expired pulls that one step answers between two checks of the time."""
 FEW: Final = 16
 """Pulls of a queue that are tried without a look at the time."""
+ASTRAY: Final = "astray"
+"""Attribute of a connection: its client pulls here again and again after it was sent to the master."""
+ASTRAY_AFTER: Final = 3
+"""So often within ASTRAY_S for the same queue: a client that read from this slave on purpose goes to the master."""
+ASTRAY_S: Final = 1.0
+MOST_SENT_AWAY: Final = 1_000
+"""Queues of one connection whose pulls are counted."""
+SENT_AWAY: Final = "sent_away"
 SENT_MS: Final = "sent_ms"
 """Attribute of a connection: when it last brought sends, Unix milliseconds."""
 SENDS_MS: Final = 1_000
@@ -385,10 +393,12 @@ class PullService:
         """Answers every held pull as `settle_all`, in slices of later passes of the event loop."""
         self._settling = asyncio.get_running_loop().create_task(self.settle_all())
 
-    async def settle_all(self) -> None:
-        """Answers every held pull from this member's present state, after a change of role."""
+    async def settle_all(self, of: Container[Connection] | None = None) -> None:
+        """Answers every held pull from this member's present state, after a change of role. `of`: only those of these
+        connections.
+        """
         async for made in self._slices.sliced(self._held.everything()):
-            if made.done:
+            if made.done or (of is not None and made.conn not in of):
                 continue
             self._held.end(made)
             self._answer_now(made)
@@ -512,11 +522,26 @@ class PullService:
             and got.status != GetStatus.NO_MATCHED_MESSAGE
         ):
             next_offset = made.offset
+            if suggest == _MASTER:
+                self._note_sent_away(made)
         fields = PullAnswer(Long(suggest), Long(next_offset), Long(got.min_offset), Long(got.max_offset))
         remark = GetStatus(got.status).name
         if got.damaged >= 0:
             remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits for repair"
         made.conn.send(Frame(code, made.opaque, FLAG_RESPONSE, fields.ext(), b"", remark, made.serialize))
+
+    def _note_sent_away(self, made: Pull) -> None:
+        """Find clients that take this slave for the master."""
+        attrs = made.conn.attrs
+        counts: dict[tuple[str, int], tuple[int, float]] = attrs.setdefault(SENT_AWAY, {})
+        key, now = (made.asked.key, made.queue_id), self._loop.time()
+        count, since = counts.get(key, (0, now))
+        if now - since > ASTRAY_S or len(counts) > MOST_SENT_AWAY:
+            counts.clear()
+            count, since = 0, now
+        counts[key] = (count + 1, since)
+        if count + 1 >= ASTRAY_AFTER:
+            attrs[ASTRAY] = True
 
     def _give(self, made: Pull, got: Got) -> None:
         """Answers with records."""
