@@ -471,6 +471,18 @@ class Host:
                     found.append(pid)
         return found
 
+    @contextlib.contextmanager
+    def without_api_server(self) -> Iterator[None]:
+        """The API server stands still within: it answers no request."""
+        nodes = [node["metadata"]["name"] for node in get("", "nodes")]
+        node = next((name for name in nodes if name.endswith("control-plane")), "")
+        self._on(node, "pkill", "-STOP", "-x", "kube-apiserver")
+        try:
+            yield
+        finally:
+            self._on(node, "pkill", "-CONT", "-x", "kube-apiserver")
+        until("the API server answers again", lambda: bool(get("default", "namespace", "default")), 60)
+
     def node(self, action: str, node: str) -> None:
         """kill, start, cut or heal."""
         if self.kind == "scripts":

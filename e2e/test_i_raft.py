@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from kube import Cluster, Figure, Host, Load, TooLate, apply, example, kubectl, unharmed, until
 
 KILLED_MS = 3_000
+RESTARTED_MS = 20_000
+"""Until the kubelet has started the killed container again, on a busy machine. Only then does its address answer."""
+AWAY_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +74,17 @@ def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster
     assert "group a: member 3 has left the group" in removed, "the last one: the highest leaves first"
     if len(removed) != 2:
         raise TooLate(f"an event is lost if the operator loses its Lease in that moment: {removed}")
+
+
+@pytest.mark.alone
+def test_it_serves_without_the_api_server(elected: Cluster, host: Host, figure: Figure) -> None:
+    """Nothing moves the Service, so the member in the former leader's pod carries clients to the new leader."""
+    load = Load(elected, "noapi")
+    leader, epoch = elected.master(), elected.epoch()
+    with host.without_api_server():
+        host.signal("KILL", leader)
+        time.sleep(AWAY_S)
+    elected.wait_recovered_from(leader["metadata"]["name"], epoch)
+    result = load.stop()
+    figure("Raft: API server away for 60 s, leader killed", result)
+    unharmed(result | {"errors": 0}, RESTARTED_MS)

@@ -21,7 +21,9 @@ from gantry_broker.client import FromWhere, Producer, PullConsumer
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.models import AssignmentModel, MemberStatus
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
-from gantry_broker.protocol.codes import PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import TopicRoute
+from gantry_broker.protocol.codes import MASTER_ID, PullFlag, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PullHeader
 from gantry_broker.remoting.client import RemotingClient
@@ -222,6 +224,47 @@ async def test_a_raft_group_serves_although_nothing_moves_its_address(tmp_path: 
             assert load.acknowledged <= set(await stored_numbers(name_server)), (problems, members.story())
 
 
+async def test_a_leader_whose_address_leads_nowhere_registers_its_own(tmp_path: Path) -> None:
+    """The leader's node and the API server are gone together, so no process comes back at the address."""
+    async with group(tmp_path, "Raft") as (members, name_server), Producer(name_server) as producer:
+        await first_send(producer)
+        former = await members.leader()
+        members.service.label(())
+        await members.kill(former)
+        leader = await members.leader(besides=former)
+        own = members.configs[leader].member_address
+        await members.until(lambda: master_is(name_server, own), "the route names the leader's own address", 30)
+        load = Load(producer)
+
+        async def goes_on() -> bool:
+            return len(load.acknowledged) > 100
+
+        await members.until(goes_on, "sends go on", 40)
+        members.label(leader)
+        await members.until(
+            lambda: master_is(name_server, members.service.address), "the route names the group's address again", 30
+        )
+        before = len(load.acknowledged)
+
+        async def goes_on_there() -> bool:
+            return len(load.acknowledged) > before + 100
+
+        await members.until(goes_on_there, "sends go on", 40)
+        await load.end()
+        assert load.acknowledged <= set(await stored_numbers(name_server)), members.story()
+
+
+async def master_is(name_server: str, address: str) -> bool:
+    """Whether the route names this address for the master."""
+    async with RemotingClient() as client:
+        asked = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext={"topic": "T"})
+        answer = await client.request(name_server, asked, 3.0)
+    if answer.code != ResponseCode.SUCCESS:
+        return False
+    [data] = TopicRoute.from_json(fastjson.loads(answer.body)).brokers
+    return data.addresses.get(MASTER_ID) == address
+
+
 async def test_a_former_master_refuses_and_then_carries_and_readers_of_the_slave_stay(tmp_path: Path) -> None:
     """Until it knows who leads, it ends the connections of clients that write. A reader that came by the member's own
     address keeps its connection."""
@@ -303,7 +346,8 @@ async def test_a_master_with_a_full_disk_follows_its_successor(
             return len(load.acknowledged) > before + 100
 
         async def followed() -> bool:
-            assert loop.leadership is not None and loop.leadership.master is not None
+            assert loop.leadership is not None
+            assert loop.leadership.master is not None
             leads = loop.leadership.master.member
             return carries[pods.configs[former.member].port] == 0 and carries[pods.configs[leads].port] > 0
 

@@ -239,6 +239,43 @@ async def test_only_a_follower_forwards_and_reads_the_log(make_group: MakeGroup)
     assert (found["forward/unknown-member"], found["read-log/unknown-member"] >= 1) == (1, True)
 
 
+# ---- RELAY
+
+
+async def test_only_a_follower_carries_clients_and_bad_numbers_and_addresses_carry_none(make_group: MakeGroup) -> None:
+    group = await make_group(2)
+    await group.lead(0)
+    master, slave = group.members
+    opening = Frame(GantryCode.RELAY, ext={"open": ""})
+
+    async def taken() -> bool:
+        return (await send_as_member(master, opening, 1)).code == ResponseCode.SUCCESS
+
+    await until(taken, "the slave fetches, so it may carry clients")
+    for member, sender in ((master, 7), (slave, 0), (slave, 7)):
+        answer = await send_as_member(member, opening, sender)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE, (member, sender)
+    carried = encode_frame(send_frame(b"x"))
+    host = pack_host("10.0.0.1", 1).hex()
+    bad: list[dict[str, str]] = [
+        {"id": "1", "host": host},  # not opened on this connection
+        {"id": "", "host": host}, {"id": "-1", "host": host}, {"id": "\u0661", "host": host},
+        {"id": "9" * 30, "host": host}, {"host": host}, {"id": "1"}, {"id": "1", "host": "zz"},
+        {"id": "1", "host": host[:-2]}, {"id": "1", "host": pack_host("224.0.0.1", 1).hex()},
+    ]  # fmt: skip
+    for number, ext in enumerate(bad):
+        async with RemotingClient(membership=Membership(Identity("demo", "demo-a", 1), None)) as client:
+            if number > 0:
+                await client.request(master.replication_address, opening, 10)
+            await client.oneway(master.replication_address, Frame(GantryCode.RELAY, ext=ext, body=carried))
+            await client.request(master.replication_address, opening, 10)
+    stored = await send(master.address, send_frame(b"first"))
+    assert stored.ext["queueOffset"] == "0", "nothing that was carried is stored"
+    found = await refusals(master)
+    assert found["relay/malformed"] >= 7
+    assert "Traceback" not in master.log()
+
+
 # ---- assignments and files
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -65,11 +66,9 @@ def _fill(folder: Path) -> None:
     """Takes every free block."""
     with (folder / "filler").open("ab", buffering=0) as file:
         for size in (65_536, 4_096, 1):
-            try:
+            with contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(size))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
 
 
 def test_a_reserved_file_is_replaced_on_a_full_disk(small_disk: Callable[[Path, int], Path], tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class Events:
 
     role_changed: Event[[bool]] = field(default_factory=Event)
     """Called with "is leader" after the role changed and the tables follow it."""
+    address_changed: Event[[]] = field(default_factory=Event)
+    """Called after the leader's address for clients changed."""
     tables_changed: Event[[]] = field(default_factory=Event)
     """Called after topics, groups or settings changed."""
     status_changed: Event[[]] = field(default_factory=Event)

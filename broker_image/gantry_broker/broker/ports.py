@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker import descriptors
 from gantry_broker.broker.dispatch import GROUP
 from gantry_broker.broker.processing import ARRIVE_S
+from gantry_broker.broker.pull.service import SENT_MS
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.members import HandshakeGuard
@@ -123,6 +125,11 @@ class Ports:
     def connections_refused(self) -> int:
         """Connections of clients that were refused since the start."""
         return self._shared.refused + sum(server.refused for server in self._client_servers)
+
+    def used_within(self, seconds: float) -> bool:
+        """Whether a client has sent a message since then."""
+        since_ms = time.time() * 1000 - seconds * 1000
+        return any(c.attrs.get(SENT_MS, 0) > since_ms for s in self._client_servers for c in s.connections)
 
     async def start(self) -> int:
         """Listens and returns the port for clients. Raises OSError when a port is taken."""

@@ -1,9 +1,9 @@
 """Keeps this broker registered with every NameServer: at once after a change of role or topics, else every 30 s.
 
-The leader registers under the group's address as brokerId 0, a slave under its own. A refusal by a NameServer changes
-nothing here: anyone may have registered there before. Gantry's own fields: `gantryEpoch` keeps a former leader out of
-its successor's route, `gantryMember` identifies a member in all roles, and `gantryAddresses` are the addresses that
-each extra listener of the NameServer gives to its clients.
+The leader registers under the group's address as brokerId 0 (under its own while nothing answers there), a slave under
+its own. A refusal by a NameServer changes nothing here: anyone may have registered there before. Gantry's own fields:
+`gantryEpoch` keeps a former leader out of its successor's route, `gantryMember` identifies a member in all roles, and
+`gantryAddresses` are the addresses that each extra listener of the NameServer gives to its clients.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Registrar:
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
         self._events.tables_changed.subscribe(self.soon)
         self._events.role_changed.subscribe(lambda leads: self.soon())
+        self._events.address_changed.subscribe(self.soon)
 
     def soon(self) -> None:
         """Registers soon: clients' routes have changed."""
@@ -149,8 +150,8 @@ class Registrar:
                     await wanted.wait()
 
     def _registration(self) -> tuple[RegisterBrokerHeader, bytes]:
-        config, leads = self._config, self._role.leading
-        role = "group" if leads else "member"
+        config = self._config
+        role = "group" if self._role.at_group_address else "member"
         body = self.body()
         return (
             RegisterBrokerHeader(

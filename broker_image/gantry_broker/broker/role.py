@@ -28,6 +28,8 @@ class RoleState:
         """A moment after a handover: pulls without messages are held until their connection ends, which is soon."""
         self.has_stale_clients = False
         """A short time after a handover, in which clients still use old connections or the old route to the leader."""
+        self.address_lost = False
+        """Nothing answers at the group's address while this member leads."""
         self._config = config
         self._replication = replication
         self._replay = replay
@@ -57,7 +59,12 @@ class RoleState:
     @property
     def address(self) -> str:
         """The "host:port" at which clients reach this member in its present role."""
-        return self._config.group_address if self.leading else self._config.member_address
+        return self._config.group_address if self.at_group_address else self._config.member_address
+
+    @property
+    def at_group_address(self) -> bool:
+        """Whether clients reach this member at the group's address."""
+        return self.leading and not self.address_lost
 
     def refusal(self) -> str:
         """Returns the reason for the refusal of a write."""

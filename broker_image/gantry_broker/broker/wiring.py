@@ -24,6 +24,7 @@ from gantry_broker.broker.disk_forecast import FORECAST_MS, DiskForecast
 from gantry_broker.broker.dispatch import Dispatcher
 from gantry_broker.broker.events import Events
 from gantry_broker.broker.forward import Forwarder
+from gantry_broker.broker.group_address import GroupAddress
 from gantry_broker.broker.group_notifier import GroupNotifier, opaque_numbers
 from gantry_broker.broker.handlers.table import HANDLERS
 from gantry_broker.broker.health import MemberHealth
@@ -92,6 +93,7 @@ class BrokerParts:
     processor: RequestProcessor
     dispatcher: Dispatcher
     ports: Ports
+    group_address: GroupAddress
     registrar: Registrar
     snapshots: SnapshotWriter
     tasks: PeriodicTasks
@@ -259,6 +261,7 @@ def wire(
         membership=membership, shared=shared, tls=tls, forwarder=forwarder, relays=relays, relayed=relayed, pulls=pulls,
         role=role, replication=replication, events=events,
     )  # fmt: skip
+    group_address = GroupAddress(config, role, events, ports.used_within)
     http = HttpServer(context, ports, events.status_changed)
     snapshots = SnapshotWriter(config.data_dir / "config", meta, store, replay)
 
@@ -301,6 +304,7 @@ def wire(
         processor=processor,
         dispatcher=dispatcher,
         ports=ports,
+        group_address=group_address,
         registrar=registrar,
         snapshots=snapshots,
         tasks=tasks,
