@@ -16,6 +16,7 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.types import Assignment, EpochStart, LeadershipRecord, MemberId
 from gantry_broker.replication.waiters import Waiters
+from gantry_broker.store.sealed import unseal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ def start(path: Path, *, sync_flush: bool = False, empty: bool = False, damaged:
 
 
 def another_boot(path: Path) -> None:
-    text = path.read_text()
+    text = unseal(path.read_bytes()).decode()
     boot = text.split('"boot": "')[1].split('"')[0]
     path.write_text(text.replace(boot, "another-boot"))
 
