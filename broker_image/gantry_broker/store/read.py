@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from itertools import islice
+from struct import Struct
 from typing import Final
 
 from gantry_broker.protocol.codes import GetStatus
-from gantry_broker.protocol.message import Record, RecordError, decode_record
+from gantry_broker.protocol.message import FIXED_V4, Record, RecordError, decode_record
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
@@ -17,6 +18,7 @@ from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.record_reader import (
+    LMQ,
     MAX_RECORD,
     SIZE_AND_MAGIC,
     TIME_HEAD_SIZE,
@@ -34,6 +36,8 @@ _SPREAD: Final = 8
 """Records are read in one go if that reads at most this many times the wanted bytes."""
 _PIECE: Final = 1 << 16
 _MAX_PIECES: Final = 16
+_PLACE: Final = Struct(">i8xi4xqq48xi")
+"""Of a record with IPv4 hosts: size, queue, queue offset, own offset, bytes of the body."""
 _REPAIR_STEPS: Final = 4
 """Mebibytes of the log that a read looks through for the record of a damaged entry."""
 
@@ -58,14 +62,33 @@ def count_named(queue: ConsumeQueue, places: Sequence[int], wanted: list[tuple[i
     """
     topic, queue_id = queue.key
     name = topic.encode()
-    together = len(data) == 1
-    at = 0
-    for count, (phys, size) in enumerate(wanted):
-        if not is_record_of(data[0] if together else data[count], at, size, phys, name, queue_id, places[count]):
+    short = bytes((len(name),)) + name if len(name) < 128 else name
+    if name.startswith(LMQ):
+        return len(wanted)
+    unpack, together = _PLACE.unpack_from, len(data) == 1
+    piece, at = data[0], 0
+    left = len(piece) - FIXED_V4
+    count = 0
+    for (phys, size), number in zip(wanted, places, strict=False):
+        if not together:
+            piece = data[count]
+            left = len(piece) - FIXED_V4
+        # Most records, without the cost of a call: IPv4 hosts, a short topic.
+        if at > left:
             return count
+        own_size, own_queue, own_number, own_phys, length = unpack(piece, at)
+        if not (
+            own_phys == phys
+            and own_number == number
+            and own_size == size
+            and own_queue == queue_id
+            and piece.startswith(short, at + FIXED_V4 + length)
+        ) and not is_record_of(piece, at, size, phys, name, queue_id, number):
+            return count
+        count += 1
         if together:
             at += size
-    return len(wanted)
+    return count
 
 
 class LogPieces:

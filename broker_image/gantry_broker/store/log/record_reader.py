@@ -67,7 +67,7 @@ _ANY_MAGIC: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4)) for magic 
 
 _PLACE: Final = Struct(">iI4xi4xqqi")
 """Of a record's head: size, magic, queue, queue offset, own offset, system flags."""
-_LMQ: Final = b"%LMQ%"
+LMQ: Final = b"%LMQ%"
 """Queues of this prefix are further queues of records of other topics (multi-dispatch of RocketMQ)."""
 
 
@@ -76,7 +76,7 @@ def is_record_of(data: bytes, at: int, size: int, phys: int, topic: bytes, queue
 
     For an entry of a consume queue: as far as sizes, offsets and the topic show. CRCs are not checked.
     """
-    if topic.startswith(_LMQ):
+    if topic.startswith(LMQ):
         return True
     if at + MIN_RECORD > len(data):
         return False
