@@ -71,6 +71,42 @@ class OtlpConfig(FileConfig):
     interval_s: float = Field(60.0, ge=1, le=3_600, description="Seconds between two pushes.")
 
 
+class ArchivePlace(FileConfig):
+    """Where an archive lies, and how to reach it."""
+
+    url: str = Field(
+        min_length=1, max_length=1024, description="s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER."
+    )
+    endpoint: str | None = Field(None, max_length=512, description="URL of a server that speaks the protocol of S3.")
+    region: str | None = Field(None, max_length=64)
+    credentials: Path | None = Field(
+        None, description="A folder with a file for each credential; None: the identity of the process."
+    )
+    key_file: Path | None = Field(None, description="The key of the encryption, in Base64; None: no encryption.")
+
+
+class ArchiveConfig(ArchivePlace):
+    """The archive that this member's group keeps."""
+
+    uid: str = Field(min_length=1, max_length=128, description="The cluster's unique id: the owner of the archive.")
+    interval_s: float = Field(60.0, ge=1, le=86_400, description="How much may be missing, in seconds.")
+    retention_s: float | None = Field(None, gt=0, description="The recovery window; None: everything is kept.")
+    compression: Literal["Zstd", "None"] = "Zstd"
+    rate_bytes: int | None = Field(None, ge=1, description="Bytes a second that are uploaded at most; None: no limit.")
+    max_local_lag_bytes: int = Field(
+        10 << 30, ge=0, description="Retention waits for the archive while the log is ahead of it by less."
+    )
+
+
+class RestoreConfig(ArchivePlace):
+    """What an empty member begins with: the log of a group in an archive."""
+
+    cluster: str | None = Field(None, max_length=253, description="The name of the cluster that the archive is of.")
+    group: str = Field(min_length=1, max_length=128)
+    time_ms: int | None = Field(None, ge=0, description="Records stored later are left out; Unix ms.")
+    offset: int | None = Field(None, ge=0, le=plausible.MAX_OFFSET, description="The log ends at or before it.")
+
+
 Authentication = Literal["Enabled", "Permissive", "Disabled"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
@@ -173,6 +209,8 @@ class BrokerConfig(FileConfig):
     flush: Literal["Async", "Sync"] = "Async"
     memory_limit_bytes: int | None = Field(None, description="What this process may use; None: the machine's memory.")
     settings: BrokerSettings = Field(default_factory=BrokerSettings)
+    archive: ArchiveConfig | None = Field(None, description="The archive of the group; None: there is none.")
+    restore: RestoreConfig | None = Field(None, description="What an empty disk is filled with; None: nothing.")
 
     @property
     def own_cluster(self) -> str:

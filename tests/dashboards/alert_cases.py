@@ -185,6 +185,27 @@ CASES: Final = {
         # Repaired within minutes.
         ({f'gantry_log_damaged_places{{{G},member="1"}}': "2x55 0x5"},),
     ),
+    "GantryArchiveBehind": Case(
+        "warning", GROUP,
+        {
+            f'gantry_archive_behind_seconds{{{G},member="0"}}': "900x60",
+            f'gantry_archive_behind_seconds{{{G},member="1"}}': "700x60",
+            f'gantry_archive_interval_seconds{{{G},member="1"}}': "60x60",
+        },
+        (
+            {
+                f'gantry_archive_behind_seconds{{{G},member="0"}}': "900x60",
+                f'gantry_archive_behind_seconds{{{G},member="1"}}': "50x60",
+                f'gantry_archive_interval_seconds{{{G},member="1"}}': "60x60",
+            },
+            {f'gantry_archive_failing{{{G},member="0"}}': "1x60", f'gantry_archive_failing{{{G},member="1"}}': "0x60"},
+        ),
+    ),
+    "GantryArchiveGap": Case(
+        "warning", GROUP,
+        {f'gantry_archive_gaps{{{G},member="1"}}': "1x60"},
+        ({f'gantry_archive_gaps{{{G},member="1"}}': "0x60"},),
+    ),
     "GantryEventLoopBlocked": Case(
         "warning", MEMBER,
         {f'gantry_event_loop_hold_seconds_total{{{G},member="1"}}': "0+9x60"},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_operator.api import BrokerCluster
-from gantry_operator.plan import BrokerAddresses, broker_config, name_server_config, plan
+from gantry_operator.plan import ArchiveFiles, BrokerAddresses, broker_config, name_server_config, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +40,7 @@ def test_broker_config_says_what_the_spec_says(tmp_path: Path) -> None:
     config = broker_config(
         CLUSTER, member, addresses, listen_host="0.0.0.0", data_dir=tmp_path, name_servers=["ns:9876"],
         registration_addresses=["ns:9878"], token_file=tmp_path / "token",
+        archives=ArchiveFiles("uid-1", lambda use, secret: tmp_path / use / secret),
     )  # fmt: skip
     assert (config.group, config.member, config.name, config.min_in_sync) == ("a", 1, "demo-a-1", 1)
     assert (config.replication, config.flush, config.settings.deleteWhen) == ("Sync", "Async", "05")

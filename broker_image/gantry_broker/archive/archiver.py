@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced
 from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
 from gantry_broker.archive.segment import BLOCK, SegmentWriter, read_range
+from gantry_broker.archive.threads import in_daemon_thread
 from gantry_broker.archive.upload import Begin, Cut, MarkGap, Merge, Prune, Settings, Upload, View, Wait
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
@@ -147,7 +149,8 @@ class Archiver:
                 pause = LOOK_S
                 continue
             try:
-                more = await asyncio.to_thread(self._step, view, self._settings(), uploads)
+                step = partial(self._step, view, self._settings(), uploads)
+                more = await in_daemon_thread(step)
                 failures = 0
                 pause = 0.0 if more else (LOOK_S if uploads else FOLLOW_S)
                 self._note(view, uploads, "", "")

@@ -22,6 +22,7 @@ from gantry_broker.store.files import atomic_write, fsync_dir
 from gantry_broker.store.log.commit_log import NAME_DIGITS
 from gantry_broker.store.log.epochs import EpochFile, truncate_epochs
 from gantry_broker.store.log.record_reader import size_of_whole
+from gantry_broker.store.restored import RESTORED
 
 MARK: Final = "config/restoring.json"
 """In the store's folder while its restore is under way: what is restored. Its absence beside a log says "done"."""
@@ -146,6 +147,7 @@ def restore(
             os.close(descriptor)
     fsync_dir(log_dir)
     EpochFile(state.segment_size, truncate_epochs(state.epochs, end)).save(store / "config" / "epochs.json")
+    atomic_write(store / RESTORED, orjson.dumps({**goal, "end": end}), durable=True)
     mark.unlink()
     fsync_dir(mark.parent)
     return end

@@ -114,6 +114,14 @@ def uploader(leadership: LeadershipRecord) -> int | None:
     return followers[0] if followers else leadership.master.member
 
 
+def has_turn(leadership: LeadershipRecord, member: int, behind_ms: int, interval_ms: int) -> bool:
+    """Return whether a member uploads: the one that `uploader` names, or another one when that one does not.
+
+    `behind_ms`: for how long the archive has lacked confirmed records. The members take over one after the other.
+    """
+    return uploader(leadership) == member or behind_ms > interval_ms * (3 + member)
+
+
 def next_step(state: State, view: View, settings: Settings, now_ms: int, last_upload_ms: int) -> Step:
     """Return the next step. `last_upload_ms`: when this member last uploaded, or began to watch; Unix ms."""
     if state.n == 0:
@@ -143,7 +151,9 @@ def next_step(state: State, view: View, settings: Settings, now_ms: int, last_up
     merge = _mergeable(state, view.segment_size, settings.part)
     if merge:
         return Merge(merge)
-    keep_from = _expired(state, view.segment_size, settings.retention_ms, now_ms)
+    keep_from = state.start
+    if settings.retention_ms is not None:
+        keep_from = expired_below(state, settings.retention_ms, now_ms)
     if keep_from > state.start:
         return Prune(keep_from)
     return Wait()
@@ -192,15 +202,13 @@ def _mergeable(state: State, segment_size: int, most: int) -> tuple[Part, ...]:
     return ()
 
 
-def _expired(state: State, segment_size: int, retention_ms: int | None, now_ms: int) -> int:
-    """The first offset of the segment from which the recovery window needs the archive; `state.start`: all of it."""
+def expired_below(state: State, retention_ms: int, now_ms: int) -> int:
+    """Return the first offset of the segment from which a recovery window needs the archive."""
     start = state.start
-    if retention_ms is None or not state.parts:
-        return start
     for _, following in pairwise(state.parts):
         # A restore to a time needs the segment whose records are the last before it.
         if following.first_ms == 0 or following.first_ms > now_ms - retention_ms:
             break
-        if following.start % segment_size == 0:
+        if following.start % state.segment_size == 0:
             start = following.start
     return start

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gantry_broker.broker.access_control import AccessControl
+    from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.dead_letters import DeadLetters
@@ -62,6 +63,7 @@ class BrokerContext:
     retention: LogRetention
     topic_retention: TopicRetention
     log_repair: LogRepair
+    archiving: Archiving
 
     replication: ReplicationService
     role: RoleState

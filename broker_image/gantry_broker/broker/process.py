@@ -19,6 +19,8 @@ import uvloop
 from pydantic import ValidationError
 
 from gantry_broker import descriptors, logs
+from gantry_broker.archive.errors import ArchiveError
+from gantry_broker.broker.restoring import is_wanted, restore_first
 from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
 from gantry_broker.loglevel import LEVELS, follow, level_in
@@ -94,6 +96,7 @@ class BrokerProcess:
         broker.loop_watch.start()
         parts.tasks.start()
         broker.log_repair.start()
+        broker.archiving.start()
         log.info(
             "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
             self.config.name,
@@ -114,6 +117,7 @@ class BrokerProcess:
         broker.loop_watch.close()
         await parts.snapshots.close()
         await broker.log_repair.close()
+        await broker.archiving.close()
         await parts.registrar.close()
         parts.group_address.close()
         parts.delays.close()
@@ -151,6 +155,8 @@ async def run(config: BrokerConfig, followed: Path | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    if is_wanted(config) and not await _restored(config, stopped):
+        return
     process = BrokerProcess(config)
     await process.start()
     gc.collect()
@@ -170,6 +176,19 @@ async def run(config: BrokerConfig, followed: Path | None = None) -> None:
         raise FlushFailed(f"the disk failed: {process.store.failed}; a start opens the store again")
 
 
+async def _restored(config: BrokerConfig, stopped: asyncio.Event) -> bool:
+    """Fill the disk from the archive; False: a signal ended it. Raises OSError."""
+    filling, end = asyncio.create_task(restore_first(config)), asyncio.create_task(stopped.wait())
+    await asyncio.wait((filling, end), return_when=asyncio.FIRST_COMPLETED)
+    end.cancel()
+    if not filling.done():
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
+        return False
+    filling.result()
+    return True
+
+
 def main() -> int:
     descriptors.allow_all()
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.broker", description="One member of a broker group.")
@@ -184,7 +203,7 @@ def main() -> int:
         return 2
     try:
         uvloop.run(run(config, None if arguments.log_level else arguments.config))
-    except (OSError, StoreError, StateError, TlsError) as error:
+    except (ArchiveError, OSError, StoreError, StateError, TlsError) as error:
         log.error("%s cannot run: %s", config.name, error)
         return 1
     return 0

@@ -20,6 +20,7 @@ from gantry_broker.store.errors import StoreError
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.changes import MetadataChanges
@@ -35,7 +36,10 @@ TOPICS: Final = 200
 class LogRetention:
     """Removes expired segments that no follower needs."""
 
-    def __init__(self, store: MessageStore, meta: Metadata, replication: ReplicationService, clock: Clock) -> None:
+    def __init__(
+        self, store: MessageStore, meta: Metadata, replication: ReplicationService, archiving: Archiving, clock: Clock
+    ) -> None:
+        self._archiving = archiving
         self._store = store
         self._meta = meta
         self._replication = replication
@@ -43,8 +47,8 @@ class LogRetention:
         self._waiting = WaitingMessages(store, meta)
 
     def expire(self) -> bool:
-        """Keeps unconfirmed records, those that a fetching follower has not acknowledged, and messages that wait for
-        their delivery.
+        """Keeps unconfirmed records, those that a fetching follower has not acknowledged, messages that wait for their
+        delivery, and those that the archive lacks.
 
         Returns True when it did nothing yet, because it has to look for the latter in another step.
         """
@@ -52,8 +56,8 @@ class LogRetention:
         if not complete:
             return True
         store = self._store
-        keep = min(store.confirmed, self._replication.needed_from())
-        start = store.expire(self._clock.unix_ms(), keep if waiting is None else min(keep, waiting))
+        needed = (waiting, self._archiving.needed_from(), self._replication.needed_from(), store.confirmed)
+        start = store.expire(self._clock.unix_ms(), min(offset for offset in needed if offset is not None))
         self._meta.forget_deletions(start)
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from gantry_broker.broker.archiving import archive_status
 from gantry_broker.broker.metadata.tables import DRAIN, JOINED
 from gantry_broker.http.models import AccessStatus, DiskStatus, GroupMarks, MemberStatus, Rates
 from gantry_broker.version import VERSION
@@ -37,6 +38,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         certificates=broker.tls.expiry(),
         access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
         marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks),
+        archive=archive_status(broker.archiving.report),
         rates=Rates(
             messages_in=broker.stats.tps("BROKER_PUT_NUMS", config.cluster, now),
             bytes_in=broker.stats.tps("BROKER_PUT_SIZE", config.cluster, now),

@@ -14,6 +14,7 @@ import orjson
 from gantry_broker import descriptors
 from gantry_broker.admission import owners_of
 from gantry_broker.broker.access_control import AccessControl
+from gantry_broker.broker.archiving import Archiving
 from gantry_broker.broker.clients import ClientTable
 from gantry_broker.broker.clock import Clock
 from gantry_broker.broker.confirmed import ConfirmedRecords
@@ -172,7 +173,8 @@ def wire(
     )  # fmt: skip
     live_settings = LiveSettings(config.settings, settings, meta, changes, role, events)
     creation = OnDemandCreation(settings, meta, changes, role=role, health=health, slices=slices, clock=clock)
-    retention = LogRetention(store, meta, replication, clock)
+    archiving = Archiving(config, store, delay_levels, replication=replication, events=events, clock=clock)
+    retention = LogRetention(store, meta, replication, archiving, clock)
     topic_retention = TopicRetention(store, meta, changes, role, health, clock)
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
@@ -214,6 +216,7 @@ def wire(
         retention=retention,
         topic_retention=topic_retention,
         log_repair=log_repair,
+        archiving=archiving,
         replication=replication,
         role=role,
         health=health,

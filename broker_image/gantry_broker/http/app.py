@@ -107,14 +107,14 @@ class HttpServer:
             access_log=False,
             log_config=None,
             ws="none",
-            http=partial(_accept, gate, self._connections),  # type: ignore[arg-type]
+            http=partial(accept, gate, self._connections),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEAD,
             timeout_keep_alive=int(IDLE_S),
             backlog=descriptors.BACKLOG,
             timeout_graceful_shutdown=1,
             server_header=False,
         )
-        self._server = _Server(config)
+        self._server = Server(config)
         self._task: asyncio.Task[None] | None = None
 
     async def _families(self) -> list[Family]:
@@ -154,7 +154,8 @@ class HttpServer:
 
     async def start(self) -> None:
         """Raises OSError when the port is taken."""
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        port = self._broker.config.http_port
+        self._task = asyncio.get_running_loop().create_task(self._server.serve_port(port))
         while not self._server.started:
             if self._task.done():
                 self._task.result()
@@ -162,12 +163,6 @@ class HttpServer:
             await asyncio.sleep(0.005)
         if self._otlp is not None:
             self._otlp.start()
-
-    async def _serve(self) -> None:
-        try:
-            await self._server.serve()
-        except SystemExit:
-            raise OSError(f"HTTP port {self._broker.config.http_port} cannot be bound") from None
 
     async def close(self) -> None:
         if self._otlp is not None:
@@ -182,7 +177,7 @@ class HttpServer:
             self._gate.close()
 
 
-def _accept(gate: TlsGate | None, table: Connections, **given: Any) -> asyncio.Protocol:
+def accept(gate: TlsGate | None, table: Connections, **given: Any) -> asyncio.Protocol:
     """Return the protocol of a new connection; `given` is what uvicorn gives to each."""
     if gate is None:
         return LimitedConnection(table, **given)
@@ -193,7 +188,16 @@ def _trust(scope: MutableMapping[str, Any]) -> None:
     scope["state"]["connection"].state.trusted = True
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
+    """uvicorn without its own signals."""
+
+    async def serve_port(self, port: int) -> None:
+        """Serve until `should_exit`. Raises OSError when the port is taken."""
+        try:
+            await self.serve()
+        except SystemExit:
+            raise OSError(f"HTTP port {port} cannot be bound") from None
+
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         """Do nothing: the process handles its signals itself."""

@@ -21,8 +21,10 @@ from gantry_broker.version import VERSION
 
 if TYPE_CHECKING:
     from gantry_broker.access.gate import Gate
+    from gantry_broker.archive.archiver import Report
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.ports import Ports
+    from gantry_broker.config import ArchiveConfig
     from gantry_broker.refusals import Refusals
 
 MAX_TOPICS: Final = 500
@@ -45,6 +47,45 @@ async def busiest(broker: BrokerContext) -> Busiest:
     async for rows in broker.slices.sliced(found.values()):
         rows.sort(key=_COUNT, reverse=True)
     return found
+
+
+def archive_families(
+    report: Report | None, archive: ArchiveConfig | None, one: Callable[[float], list[Row]]
+) -> list[tuple[str, Kind, str, list[Row]]]:
+    """Return what is known of the archive; nothing without one. `one` makes the row of a value.
+
+    Values of the manifest are absent until it was read: they are not known.
+    """
+    if report is None or archive is None:
+        return []
+    rows: list[tuple[str, Kind, str, list[Row]]] = [
+        ("gantry_archive_interval_seconds", "gauge", "How much may be missing.", one(archive.interval_s)),
+        ("gantry_archive_uploads", "gauge", "1 on the member that uploads.", one(int(report.uploads))),
+        ("gantry_archive_failing", "gauge", "1 while the last step failed.", one(int(bool(report.error)))),
+        ("gantry_archive_fenced", "gauge", "1 while another cluster owns it.", one(int(bool(report.fenced)))),
+        ("gantry_archive_uploaded_bytes_total", "counter", "Bytes of objects sent.", one(report.uploaded_bytes)),
+    ]
+    if not report.known:
+        return rows
+    more: list[tuple[str, str, float]] = [
+        ("gantry_archive_end_offset_bytes", "The archive has the log up to here.", report.end),
+        ("gantry_archive_behind_bytes", "Confirmed bytes that the archive lacks.", report.behind_bytes),
+        ("gantry_archive_behind_seconds", "How long the oldest of them has waited.", report.behind_ms / 1000),
+        ("gantry_archive_size_bytes", "Bytes of its objects with records.", report.size),
+        ("gantry_archive_objects", "Its objects with records.", report.parts),
+        ("gantry_archive_gaps", "Ranges of the log that it lacks for ever.", report.gaps),
+        (
+            "gantry_archive_recoverable_from_timestamp_seconds",
+            "Store time of its first record; 0: it has none.",
+            report.recoverable_from_ms / 1000,
+        ),
+        (
+            "gantry_archive_archived_timestamp_seconds",
+            "Store time of its last record; 0: it has none.",
+            report.archived_ms / 1000,
+        ),
+    ]
+    return [*rows, *((name, "gauge", text, one(value)) for name, text, value in more)]
 
 
 async def gantry_families(
@@ -205,6 +246,7 @@ async def gantry_families(
             "Connections closed because of the bytes that they held.",
             one(broker.shared.cut),
         ),
+        *archive_families(broker.archiving.report, broker.config.archive, one),
         ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),

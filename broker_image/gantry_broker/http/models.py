@@ -164,6 +164,25 @@ class AccessStatus(_Model):
     changes: int = Field(0, description="Changes of users by mqadmin that no table has merged yet.")
 
 
+class ArchiveStatus(_Model):
+    """The archive of the group, as this member knows it. Times are Unix milliseconds."""
+
+    known: bool = Field(False, description="Its manifest was read since the start; otherwise the numbers say nothing.")
+    uploads: bool = Field(False, description="This member uploads.")
+    recoverable_from_ms: int = Field(0, description="Store time of the first record in it; 0: it has none.")
+    archived_ms: int = Field(0, description="Store time of the last record in it; 0: it has none.")
+    start: Offset = 0
+    end: Offset = Field(0, description="Offset behind the last record in it.")
+    behind_bytes: int = Field(0, description="Confirmed bytes that it lacks.")
+    behind_ms: int = Field(0, description="How long the oldest of them has waited.")
+    size_bytes: int = 0
+    objects: int = 0
+    gaps: int = Field(0, description="Ranges of the log that it lacks for ever.")
+    error: str = Field("", description="Why the last step failed.")
+    error_ms: int = 0
+    fenced: str = Field("", description="Why this cluster may not write to it at all.")
+
+
 class GroupMarks(_Model):
     """What the control plane noted about this broker group."""
 
@@ -287,6 +306,7 @@ class MemberStatus(_Model):
     access: AccessStatus = Field(default_factory=AccessStatus)
     dead_letters: int = Field(0, description="Messages in dead letter topics.")
     marks: GroupMarks = Field(default_factory=GroupMarks)
+    archive: ArchiveStatus | None = Field(None, description="The archive of its group; absent: there is none.")
     rates: Rates = Field(default_factory=Rates)
     connections: int = 0
     address: str = ""

@@ -73,6 +73,13 @@ class RaftLog(Log, Protocol):
     """A log that also knows the member changes in it (rule 27)."""
 
     @property
+    def restored_end(self) -> int:
+        """The end of the records that an archive gave this disk, 0 without: another group wrote them, so the changes
+        of members among them do not count.
+        """
+        ...
+
+    @property
     def member_changes(self) -> tuple[MemberChange, ...]:
         """The changes in log order; a truncated change is gone."""
         ...

@@ -140,8 +140,8 @@ class RaftReplica:
 
     @property
     def uninitialized(self) -> bool:
-        """Whether this disk was never part of a group."""
-        return self.epoch == 0 and self._log.end == 0 and not self._state.first_members
+        """Whether this disk was never part of this group. It may have records of an archive."""
+        return self.epoch == 0 and self._log.end == self._log.restored_end and not self._state.first_members
 
     @property
     def leadership(self) -> LeadershipRecord:
@@ -255,7 +255,9 @@ class RaftReplica:
         if self.me.member == min(self._addresses) and set(self._uninitialized) >= others:
             found = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
             members = tuple(Voter(found[n], self._addresses[n]) for n in sorted(found))
-            self._save(replace(self._state, first_members=members))
+            # The next epoch is above those of the records of an archive.
+            leadership = LeadershipRecord(last_epoch(self._log.leader_epochs))
+            self._save(replace(self._state, first_members=members, leadership=leadership))
             self._campaign(RaftRequestKind.VOTE, now_ms)
             return
         self._deadline = now_ms + self.options.gone_ms + self._rng.randrange(self.options.gone_ms)

@@ -29,6 +29,7 @@ from gantry_broker.replication.storelog import StoreLog, StoreLogHooks, queue_st
 from gantry_broker.replication.types import LeaderEpochs
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
+from gantry_broker.store.restored import restored_end
 from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.types import Put
 
@@ -47,6 +48,7 @@ class RaftStoreLog(StoreLog):
     def __init__(self, store: MessageStore, path: Path, hooks: StoreLogHooks) -> None:
         super().__init__(store, hooks)
         self._path = path
+        self.restored_end = restored_end(store.config.path)
         listed = self._load()
         self._listed: tuple[MemberChange, ...] | None = listed
         """The content of members.json; None: a write failed, and the file has the old or the new content."""
@@ -130,7 +132,8 @@ class RaftStoreLog(StoreLog):
         """Add the changes that lie in [start, end) of the log."""
         found = list(self._changes)
         known = found[-1].end if found else 0
-        for record in self._store.walk(max(start, self._store.start), self._store.end):
+        start = max(start, self.restored_end, self._store.start)
+        for record in self._store.walk(start, self._store.end):
             if record.topic == CONTROL_TOPIC and record.phys_offset >= known and _MARK in record.properties:
                 members = members_from_json(orjson.loads(record.body)["members"])
                 found.append(MemberChange(record.phys_offset, record.phys_offset + record.size, members))

@@ -45,7 +45,7 @@ from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
-from gantry_broker.replication.types import Assignment, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
 from gantry_broker.store.group_commit import GroupCommit, OnDurable
 
@@ -268,6 +268,11 @@ class ReplicationService:
     @property
     def epoch(self) -> int:
         return self.core.leadership.epoch
+
+    @property
+    def leadership(self) -> LeadershipRecord:
+        """The leadership as this member knows it."""
+        return self.core.leadership
 
     @property
     def broker_id(self) -> int:

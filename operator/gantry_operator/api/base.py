@@ -32,6 +32,9 @@ SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
 NETWORK = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 _AREA = "Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Etc|Europe|Indian|Pacific"
 ZONE = rf"^(({_AREA})(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9+-]*)$"
+ARCHIVE_URL = r"^((s3|gs|az)://[^\s/?#@]+(/[^\s?#]*)?|file:///[^\s?#]+)$"
+TIME = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,6})?(Z|[+-]\d{2}:\d{2})$"
+OWNER = r"^[A-Za-z0-9._-]{1,128}$"
 HOURS = r"^([01]\d|2[0-3])(;([01]\d|2[0-3]))*$"
 LEVELS = r"^\d+[smhd]( \d+[smhd])*$"
 
@@ -76,6 +79,9 @@ FORMS = {
     OBJECT_NAME: "the name of an object: lower-case letters, digits, '-' and '.'",
     SECRET_KEY: "a key of a Secret: letters, digits, '-', '.' and '_'",
     NETWORK: "a network like 10.0.0.0/8",
+    ARCHIVE_URL: "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER",
+    TIME: "a time like 2026-01-31T12:00:00Z",
+    OWNER: "letters, digits, '.', '_' and '-'",
     CRON: "five fields (minute, hour, day of month, month, day of week) like 0 3 * * *, or @daily",
     ZONE: "a time zone like Europe/Berlin",
     HOURS: "hours of two digits like 04, separated by ';'",

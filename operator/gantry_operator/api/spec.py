@@ -8,6 +8,7 @@ from gantry_broker.settings import BrokerSettings
 from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.archive import Archive, Bootstrap
 from gantry_operator.api.base import (
     BROKER_NAME,
     GROUP_NAME,
@@ -206,6 +207,16 @@ class BrokerGroup(Model):
     )
 
 
+def _one_offset(spec: BrokerClusterSpec) -> bool:
+    source = None if spec.bootstrap is None else spec.bootstrap.fromArchive
+    return source is None or source.offset is None or len(spec.brokerGroups) == 1
+
+
+def _own_archive(spec: BrokerClusterSpec) -> bool:
+    source = None if spec.bootstrap is None else spec.bootstrap.fromArchive
+    return spec.archive is None or source is None or spec.archive.url != source.url
+
+
 class TopicDefaults(Model):
     """What holds for topics that no resource describes."""
 
@@ -360,6 +371,10 @@ class BrokerClusterSpec(Model):
         "Retain", description="Whether volumes are kept (Retain) or deleted (Delete) together with the resource."
     )
     analytics: Analytics | None = Field(None, description="Reports by Spark. Default: none.")
+    archive: Archive | None = Field(None, description="A copy of the logs in object storage. Default: none.")
+    bootstrap: Bootstrap | None = Field(
+        None, description="What empty disks begin with. Default: nothing. It has no effect once the disks have records."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -376,6 +391,21 @@ class BrokerClusterSpec(Model):
             "the smallest brokerGroups[].members",
             _enough_members,
             "minInSyncReplicas",
+        ),
+        Rule(
+            "!has(self.bootstrap) || !has(self.bootstrap.fromArchive) || !has(self.bootstrap.fromArchive.offset) || "
+            "self.brokerGroups.size() == 1",
+            "bootstrap.fromArchive.offset is an offset in one log, but there are several groups: write time instead",
+            _one_offset,
+            "bootstrap",
+        ),
+        Rule(
+            "!has(self.archive) || !has(self.bootstrap) || !has(self.bootstrap.fromArchive) || "
+            "self.archive.url != self.bootstrap.fromArchive.url",
+            "archive.url is that of bootstrap.fromArchive, which belongs to the cluster that it is of: write another "
+            "archive.url",
+            _own_archive,
+            "archive",
         ),
         Rule(
             "self.brokerGroups.all(g, self.brokerGroups.exists_one(h, h.name == g.name))",

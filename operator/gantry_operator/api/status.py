@@ -29,7 +29,7 @@ class Condition(_Status):
 
     type: Literal[
         "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-        "DiskPressure", "ReportComplete",
+        "DiskPressure", "ReportComplete", "Archiving"
     ] = Field(description="The aspect.")  # fmt: skip
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
@@ -75,6 +75,21 @@ class DrainRow(_Status):
     retentionEnds: str | None = Field(None, description="When the retention of its newest message has passed.")
 
 
+class ArchiveRow(_Status):
+    """The archive of a broker group."""
+
+    recoverableFrom: str | None = Field(None, description="Store time of its first record: one can restore from here.")
+    archivedUntil: str | None = Field(None, description="Store time of its last record.")
+    offset: int | None = Field(None, description="Offset behind its last record.")
+    behindBytes: int | None = Field(None, description="Confirmed bytes that it lacks.")
+    behindSeconds: int | None = Field(None, description="How long the oldest of them has waited.")
+    bytes: int | None = Field(None, description="Size of its objects.")
+    objects: int | None = Field(None, description="Their number.")
+    gaps: int = Field(0, description="Ranges of the log that it lacks for ever.")
+    error: str = Field("", description="The last failure, if it lasts.")
+    errorTime: str | None = Field(None, description="When that was.")
+
+
 class GroupRow(_Status):
     """One broker group."""
 
@@ -89,6 +104,7 @@ class GroupRow(_Status):
         None, description="When the first disk of the group will be full at the pace of the last hour."
     )
     drain: DrainRow | None = Field(None, description="Its drain, if it leaves the cluster.")
+    archive: ArchiveRow | None = Field(None, description="Its archive, if the spec has one.")
 
 
 class NameServerRow(_Status):
@@ -201,7 +217,7 @@ class BrokerClusterStatus(_Status):
         "send and read. Progressing: a change is in progress. Degraded: it works, but with less redundancy than the "
         "spec requires. Secured: clients must authenticate. Draining: a broker group leaves. Unbalanced: one group has "
         "much more load than another. DiskPressure: the disk of a broker is full, or will be soon. ReportComplete: the "
-        "last report of spec.analytics has all of its parts.",
+        "last report of spec.analytics has all of its parts. Archiving: the archive keeps up with the logs.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gantry_operator.cli.analytics import register as register_analytics
+from gantry_operator.cli.archive import register as register_archive
 from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit
@@ -50,6 +51,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 register_topics(app, EPILOG)
+register_archive(app, EPILOG)
 dlq_app = typer.Typer(
     no_args_is_help=True,
     help="Dead letters: messages that a consumer group failed to consume too often.\n\n"

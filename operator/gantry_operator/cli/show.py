@@ -82,6 +82,7 @@ def show_resource(resource: dict[str, Any], steps: Sequence[Step] = ()) -> None:
             out.print(f"  {label + ':':<14}{escape(value)}", highlight=False)
     _conditions(out, status)
     _members(out, status)
+    _archives(out, status)
     _name_servers(out, status)
     _proxies(out, status)
     _events(out, status)
@@ -118,6 +119,27 @@ def _members(out: Any, status: dict[str, Any]) -> None:
     for r in rows:
         if r.get("reason"):
             out.print(f"  {r['name']}: {escape(plain(r['reason']))}", highlight=False)
+
+
+def _archives(out: Any, status: dict[str, Any]) -> None:
+    rows = [(g["name"], g["archive"]) for g in status.get("groups", []) if g.get("archive")]
+    if not rows:
+        return
+    table = _table("ARCHIVE", "RECOVERABLE FROM", "UNTIL", "OFFSET", "BEHIND", "SIZE", "OBJECTS")
+    for name, row in rows:
+        behind = row.get("behindBytes")
+        table.add_row(
+            f"group {name}", row.get("recoverableFrom") or "-", row.get("archivedUntil") or "-",
+            *(["-"] * 4 if row.get("offset") is None else [
+                str(row["offset"]), f"{size(behind or 0)}, {row.get('behindSeconds') or 0} s",
+                size(row.get("bytes") or 0), str(row.get("objects") or 0),
+            ]),
+        )  # fmt: skip
+    out.print()
+    out.print(table)
+    for name, row in rows:
+        if row.get("error"):
+            out.print(f"  group {name}: {escape(plain(row['error']))}", highlight=False)
 
 
 def _figures(row: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import orjson
+from gantry_broker.protocol.plausible import MAX_TEXT
 
 from gantry_operator.cluster.failures import in_words
 from gantry_operator.cluster.member_http import httpx
@@ -18,6 +20,8 @@ SILENCE_S = 3.5
 """Seconds without a line after which the watch reconnects. The stream sends one line a second."""
 QUIET_MS = 1_200
 """Seconds without contact between members after which every line wakes the loop. Contact is normal each second."""
+MAX_DETAIL = 64 << 10
+"""Bytes of an answer that is no stream, of which a text is read."""
 RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds between attempts. The last value repeats."""
 
@@ -74,7 +78,7 @@ class MemberWatch:
         timeout = httpx.Timeout(CONNECT_S, read=SILENCE_S)
         async with self._client.stream("GET", f"{self.url}/v1/status/stream", timeout=timeout) as answer:
             if answer.status_code != 200:
-                raise BadStatus(f"{answer.url} answered {answer.status_code}")
+                raise BadStatus(await _refusal(answer))
             rest = b""
             async for chunk in answer.aiter_raw():
                 lines = (rest + chunk).split(b"\n")
@@ -116,6 +120,14 @@ class MemberWatch:
     def _set_reach(self, reach: Reach) -> None:
         if reach != self.reach:
             self.reach, self.reach_at = reach, self._now()
+
+
+async def _refusal(answer: httpx.Response) -> str:
+    """What a member says that is not ready for its role yet, such as the progress of its restore."""
+    said = ""
+    with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
+        said = str(orjson.loads((await answer.aread())[:MAX_DETAIL]).get("detail", ""))
+    return said[:MAX_TEXT] or f"{answer.url} answered {answer.status_code}"
 
 
 def says_nothing_new(before: Report, now: Report) -> bool:

@@ -24,6 +24,7 @@ from gantry_operator.api.status import (
     VersionStatus,
 )
 from gantry_operator.certificates import EXPIRING
+from gantry_operator.cluster.archive_status import archive_condition, archive_row
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.base import Change
 
@@ -35,7 +36,7 @@ BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
 Aspect = Literal[
     "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-    "DiskPressure", "ReportComplete",
+    "DiskPressure", "ReportComplete", "Archiving"
 ]  # fmt: skip
 
 
@@ -127,6 +128,9 @@ def status_of(
     if observed.drains or any(c.type == "Draining" for c in old.conditions):
         conditions.append(_condition(old, "Draining", *_draining(observed.drains), now, generation))
     joined = {m.group for m in observed.members if m.status is not None and _part(m.status, "marks").get("joined")}
+    archiving = archive_condition(groups, cluster)
+    if archiving is not None:
+        conditions.append(_condition(old, "Archiving", *archiving, now, generation))
     balance = unbalanced([g for g in groups if g.drain is None and g.name in joined], old)
     if observed.blind:
         balance = _former(old, "Unbalanced")
@@ -399,6 +403,7 @@ def _group_row(
         diskUsedBytes=int(disk.get("total_bytes", 0)) - int(disk.get("free_bytes", 0)),
         diskFull=_forecast(min(full), before, now) if full else None,
         drain=drain,
+        archive=archive_row([_part(s, "archive") for s in statuses if s.get("archive") is not None]),
     )
 
 
@@ -547,6 +552,8 @@ def significant(status: BrokerClusterStatus) -> dict[str, Any]:
     for row in out.get("groups", []):
         for moving in ("messagesIn", "bytesIn", "messagesOut", "diskUsedBytes"):
             row.pop(moving, None)
+        if row.get("archive") is not None:
+            row["archive"] = {k: row["archive"].get(k) for k in ("gaps", "error")}
         drain = row.get("drain")
         if drain is not None:  # Its message has the numbers too.
             row["drain"] = {"phase": drain["phase"], "blocked": drain["blocked"]}

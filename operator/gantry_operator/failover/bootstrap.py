@@ -31,7 +31,8 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
         )
         return Wait("conflicting-stores", reason, False)
     if full:
-        leadership = LeadershipRecord(1, 1, full[0].id, frozenset({full[0].id}))
+        # A log from an archive has epochs, the next one is above them. One that RocketMQ wrote has epoch 0.
+        leadership = LeadershipRecord(full[0].last_epoch + 1, 1, full[0].id, frozenset({full[0].id}))
         return Bootstrap(leadership, f"first start: member {full[0].id.member} has a store with records and leads")
     staying = [m.report for m in obs.members if m.heard and m.report is not None and not m.deleting]
     leader = min(staying or heard, key=lambda r: r.id.member)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from gantry_broker.config import BrokerConfig, InternalTlsConfig, Listener, NameServerConfig, OtlpConfig, TlsConfig
+from gantry_broker.config import (
+    ArchiveConfig,
+    BrokerConfig,
+    InternalTlsConfig,
+    Listener,
+    NameServerConfig,
+    OtlpConfig,
+    RestoreConfig,
+    TlsConfig,
+)
 from gantry_broker.proxy.config import AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
 
 from gantry_operator.api import BrokerCluster, Proxy
+from gantry_operator.api.archive import ENCRYPTION_KEY, Archive, ArchivePlace, Bootstrap
 from gantry_operator.api.base import parse_duration, parse_quantity
 from gantry_operator.plan.plan import MemberPlan, NameServerPlan
 
@@ -45,11 +56,59 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
-LIVE_FIELDS = frozenset({"authentication", "log_level"})
-"""Fields whose change needs no restart: the access table has the authentication, and a process reads its log level."""
-ADDED_FIELDS = frozenset({"log_level", "resource", "resource_group"})
+LIVE_FIELDS = frozenset({"authentication", "log_level", "restore"})
+"""Fields whose change needs no restart: the access table has the authentication, a process reads its log level, and
+only an empty disk is restored.
+"""
+ADDED_FIELDS = frozenset({"archive", "log_level", "resource", "resource_group", "restore"})
 """Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
 and a new operator changes no pod only because the configuration has another form."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFiles:
+    """Where a broker finds what it needs for archives."""
+
+    uid: str
+    """The cluster's unique id."""
+    secrets: Callable[[str, str], Path]
+    """By use ("archive" or "restore") and name of a Secret: the folder with its keys."""
+
+    def archive(self, archive: Archive | None) -> ArchiveConfig | None:
+        if archive is None:
+            return None
+        rate = archive.rateLimit
+        return ArchiveConfig(
+            **self._place("archive", archive),
+            uid=archive.owner or self.uid,
+            interval_s=parse_duration(archive.interval),
+            retention_s=None if archive.retention is None else parse_duration(archive.retention),
+            compression=archive.compression,
+            rate_bytes=None if rate is None else max(int(parse_quantity(rate)), 1),
+            max_local_lag_bytes=int(parse_quantity(archive.maxLocalLag)),
+        )
+
+    def restore(self, bootstrap: Bootstrap | None, group: str) -> RestoreConfig | None:
+        source = None if bootstrap is None else bootstrap.fromArchive
+        if source is None:
+            return None
+        return RestoreConfig(
+            **self._place("restore", source),
+            cluster=source.cluster,
+            group=group,
+            time_ms=source.time_ms,
+            offset=source.offset,
+        )
+
+    def _place(self, use: str, place: ArchivePlace) -> dict[str, Any]:
+        secret, encryption = place.credentialsSecret, place.encryption
+        return {
+            "url": place.url,
+            "endpoint": place.endpoint,
+            "region": place.region,
+            "credentials": None if secret is None else self.secrets(use, secret),
+            "key_file": None if encryption is None else self.secrets(use, encryption.secretName) / ENCRYPTION_KEY,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +177,7 @@ def broker_config(
     name_servers: Sequence[str],
     registration_addresses: Sequence[str],
     token_file: Path,
+    archives: ArchiveFiles,
     memory_limit_bytes: int | None = None,
     raft_members: Mapping[int, str] | None = None,
     tls: TlsFolders = NO_TLS,
@@ -165,6 +225,9 @@ def broker_config(
         flush=spec.flush,
         memory_limit_bytes=memory_limit_bytes,
         settings=spec.broker,
+        archive=archives.archive(spec.archive),
+        # One disk is filled; the other members follow it.
+        restore=archives.restore(spec.bootstrap, member.group) if member.number == 0 else None,
     )
 
 

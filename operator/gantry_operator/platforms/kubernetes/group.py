@@ -13,6 +13,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.plan import (
     LIVE_FIELDS,
+    ArchiveFiles,
     BrokerAddresses,
     GroupPlan,
     MemberPlan,
@@ -65,6 +66,7 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
         name_servers=nameserver.addresses(cluster, plan),
         registration_addresses=nameserver.registration_addresses(cluster, plan),
         token_file=pods.TOKEN_FILE,
+        archives=ArchiveFiles(cluster.metadata.uid, pods.archive_secret),
         tls=pods.tls_folders(cluster),
         memory_limit_bytes=None if memory is None else int(parse_quantity(memory)),
         raft_members={m.number: _replication_address(cluster, m) for m in plan.group(member.group).members},
@@ -187,6 +189,7 @@ def _stateful_set(
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
             pods.token_mount(),
             *pods.tls_mounts(cluster),
+            *pods.archive_mounts(cluster),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
@@ -225,6 +228,7 @@ def _stateful_set(
                             {"name": "config", "configMap": {"name": name}},
                             pods.token_volume(cluster),
                             *pods.tls_volumes(cluster, group.name),
+                            *pods.archive_volumes(cluster),
                             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
                         ],
                     },

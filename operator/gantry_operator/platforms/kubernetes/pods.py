@@ -11,6 +11,7 @@ from gantry_operator.api.pod_template import CONTAINERS
 from gantry_operator.api.pods import Placement, Resources
 from gantry_operator.plan import TlsFolders
 from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.digest import digest
 
 USER = 10001
 """User and group id of the images. The volumes belong to the group."""
@@ -24,6 +25,8 @@ TLS_DIR = "/etc/gantry-tls"
 """The certificate by the cluster's own authority. Each kind of Secret has a folder beside the one of the configs."""
 CLIENT_TLS_DIR = "/etc/gantry-client-tls"
 """The certificate for clients of the Secret that `security.tls.secretName` names."""
+ARCHIVE_DIR = "/etc/gantry-archive"
+"""One folder below it for each Secret of an archive."""
 CA_DIR = "/etc/gantry-ca"
 """The cluster's authorities alone, for pods without a certificate."""
 
@@ -178,6 +181,46 @@ def tls_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
     """The mounts of `tls_volumes`."""
     folders = {"tls": TLS_DIR, "client-tls": CLIENT_TLS_DIR}
     return [{"name": v["name"], "mountPath": folders[v["name"]], "readOnly": True} for v in tls_volumes(cluster, "")]
+
+
+def archive_secret(use: str, secret: str) -> Path:
+    """The folder with the keys of a Secret that an archive needs. `use`: archive or restore."""
+    return Path(ARCHIVE_DIR) / use / secret
+
+
+def archive_volumes(cluster: BrokerCluster) -> list[dict[str, Any]]:
+    """The Secrets of `spec.archive` and `spec.bootstrap`. The kubelet brings each change into the files. A Secret that
+    is missing holds no pod back: the archive says so, and the brokers serve.
+    """
+    return [
+        {"name": _volume(use, secret), "secret": {"secretName": secret, "optional": True}}
+        for use, secret in _archive_secrets(cluster)
+    ]
+
+
+def archive_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
+    """The mounts of `archive_volumes`."""
+    return [
+        {"name": _volume(use, secret), "mountPath": str(archive_secret(use, secret)), "readOnly": True}
+        for use, secret in _archive_secrets(cluster)
+    ]
+
+
+def _archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str]]:
+    bootstrap = cluster.spec.bootstrap
+    places = {"archive": cluster.spec.archive, "restore": None if bootstrap is None else bootstrap.fromArchive}
+    found: dict[tuple[str, str], None] = {}
+    for use, place in places.items():
+        if place is not None and place.credentialsSecret is not None:
+            found[use, place.credentialsSecret] = None
+        if place is not None and place.encryption is not None:
+            found[use, place.encryption.secretName] = None
+    return list(found)
+
+
+def _volume(use: str, secret: str) -> str:
+    """A name for the volume of a Secret: those of volumes are shorter, and have no dots."""
+    return f"{use}-{digest(secret)[:12]}"
 
 
 def pod_annotations(cluster: BrokerCluster, config_hash: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import stat
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,13 @@ def state_home() -> Path:
     """The default location of the user's clusters."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "gantry"
+
+
+def secret_folder(name: str) -> Path:
+    """The folder of a Secret that a manifest names: one file for each key."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    home = Path(base) if base and os.path.isabs(base) else Path.home() / ".config"
+    return home / "gantry" / "secrets" / name
 
 
 def make_private(folder: Path) -> None:
@@ -124,6 +132,15 @@ class ClusterFolder:
         return self.access / "proxy-key"
 
     @property
+    def uid_file(self) -> Path:
+        """The cluster's unique id: the owner of its archive. It goes with the data."""
+        return self.root / "uid"
+
+    @property
+    def uid(self) -> str:
+        return self.uid_file.read_text().strip()
+
+    @property
     def resources(self) -> Path:
         """Topics and consumer groups of the manifest and of commands."""
         return self.root / "resources.json"
@@ -163,6 +180,8 @@ class ClusterFolder:
         make_private(self.root)
         for part in ("run", "config", "log", "data", "registry", "access", "access/keys"):
             make_private(self.root / part)
+        if not self.uid_file.exists():
+            write_durably(self.uid_file, str(uuid.uuid4()))
         token = self.token
         if not self.token_file.exists() or token.read() is None:
             write_durably(self.token_file, secrets.token_urlsafe(TOKEN_BYTES))

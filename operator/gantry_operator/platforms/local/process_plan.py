@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gantry_operator.access import PROXY as PROXY_USER
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import (
+    ArchiveFiles,
     BrokerAddresses,
     Plan,
     ProxyFiles,
@@ -27,7 +28,7 @@ from gantry_operator.platforms.local.certificates import (
     proxy_has_tls,
     tls_folders,
 )
-from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.folder import ClusterFolder, secret_folder
 from gantry_operator.platforms.local.ports import HOST, Ports, http, on_loopback, registration, replication
 
 NAME_SERVER = "gantry_broker.namesrv"
@@ -64,6 +65,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
     """All processes, NameServers first. The order of starts does not matter, because every process retries."""
     servers = [ports.address(s.name) for s in plan.name_servers]
     registrations = [ports.address(registration(s.name)) for s in plan.name_servers]
+    archives = ArchiveFiles(folder.uid, lambda use, secret: secret_folder(secret))
     found = []
     for server in plan.name_servers:
         config = name_server_config(
@@ -87,7 +89,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config_of_broker = broker_config(
             cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers,
             registration_addresses=registrations, token_file=folder.token_file, loopback=on_loopback(),
-            tls=tls_folders(cluster, folder, member.group),
+            tls=tls_folders(cluster, folder, member.group), archives=archives,
         )  # fmt: skip
         decisive = restarts(config_of_broker)
         if cluster.spec.mode == "Raft":

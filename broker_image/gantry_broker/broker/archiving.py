@@ -1,0 +1,129 @@
+"""The archive of a broker's group: what the archiver needs of the broker, and what it keeps retention from removing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.archive import upload
+from gantry_broker.archive.archiver import Archiver, Report
+from gantry_broker.archive.opening import open_archive
+from gantry_broker.archive.upload import Settings, View
+from gantry_broker.http.models import ArchiveStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.events import Events
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.replication.service import ReplicationService
+    from gantry_broker.store.store import MessageStore
+
+LEVELS: Final = {"Zstd": 3, "None": -(1 << 17)}
+"""Levels of zstd; the lowest one copies nearly all bytes."""
+
+
+class Archiving:
+    """One member's part in the archive of its group; without `config.archive` it does nothing."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        delays: Sequence[int],
+        *,
+        replication: ReplicationService,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        """Raises ArchiveError for an archive that cannot be."""
+        self._store = store
+        self._replication = replication
+        self._number = config.member
+        self._archiver: Archiver | None = None
+        archive = config.archive
+        self._max_lag = 0 if archive is None else archive.max_local_lag_bytes
+        if archive is None:
+            return
+        settings = self._settings = Settings(
+            interval_ms=int(archive.interval_s * 1000),
+            retention_ms=None if archive.retention_s is None else int(archive.retention_s * 1000),
+        )
+        self._archiver = Archiver(
+            open_archive(archive),
+            group=config.own_group,
+            uid=archive.uid,
+            cluster=config.own_cluster,
+            log_dir=config.data_dir / "commitlog",
+            view=self._view,
+            turn=self._is_my_turn,
+            settings=lambda: settings,
+            delays=delays,
+            level=LEVELS[archive.compression],
+            rate=lambda: archive.rate_bytes,
+            clock_ms=clock.unix_ms,
+        )
+        events.role_changed.subscribe(lambda leads: self._soon())
+
+    @property
+    def report(self) -> Report | None:
+        """What is known of the archive; None: there is none."""
+        return None if self._archiver is None else self._archiver.report
+
+    def start(self) -> None:
+        if self._archiver is not None:
+            self._archiver.start()
+
+    async def close(self) -> None:
+        if self._archiver is not None:
+            await self._archiver.close()
+
+    def needed_from(self) -> int | None:
+        """The first offset that retention keeps for the archive; None: it need not wait.
+
+        Beyond `max_local_lag_bytes` it waits no longer: a store that is away for long must not fill the disk. An
+        archive that was not read since the start holds retention back by the same rule, from the log's first byte on.
+        """
+        archiver, store = self._archiver, self._store
+        if archiver is None:
+            return None
+        archived = archiver.archived_to
+        needed = store.log.start if archived is None else max(archived, store.log.start)
+        return None if store.confirmed - needed > self._max_lag else needed
+
+    def _soon(self) -> None:
+        if self._archiver is not None:
+            self._archiver.soon()
+
+    def _view(self) -> View | None:
+        store = self._store
+        if store.failed is not None or not store.epochs:
+            return None
+        return View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+
+    def _is_my_turn(self) -> bool:
+        assert self._archiver is not None
+        leadership, behind_ms = self._replication.leadership, self._archiver.report.behind_ms
+        return upload.has_turn(leadership, self._number, behind_ms, self._settings.interval_ms)
+
+
+def archive_status(report: Report | None) -> ArchiveStatus | None:
+    """The report as the HTTP interface shows it."""
+    if report is None:
+        return None
+    return ArchiveStatus(
+        known=report.known,
+        uploads=report.uploads,
+        recoverable_from_ms=report.recoverable_from_ms,
+        archived_ms=report.archived_ms,
+        start=report.start,
+        end=report.end,
+        behind_bytes=report.behind_bytes,
+        behind_ms=report.behind_ms,
+        size_bytes=report.size,
+        objects=report.parts,
+        gaps=report.gaps,
+        error=report.error,
+        error_ms=report.error_ms,
+        fenced=report.fenced,
+    )

@@ -1,0 +1,170 @@
+"""An empty member fills its disk from an archive before it becomes a broker.
+
+Meanwhile its HTTP port answers `/livez`, and every other path with 503 and the progress, which the operator shows. A
+restore that fails is tried again; the member never starts with less than what its configuration names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import uvicorn
+
+from gantry_broker import descriptors
+from gantry_broker.archive import restore
+from gantry_broker.archive.errors import ArchiveError, Missing
+from gantry_broker.archive.opening import open_archive
+from gantry_broker.archive.restore import MARK, Target
+from gantry_broker.archive.threads import in_daemon_thread
+from gantry_broker.http.app import Server, accept
+from gantry_broker.http.limits import MAX_HEAD, Connections, handshakes
+from gantry_broker.remoting.tls_ports import PortsTls
+from gantry_broker.store.log.commit_log import segment_bases
+from gantry_broker.store.recovery import lock_store
+
+if TYPE_CHECKING:
+    from gantry_broker.config import BrokerConfig, RestoreConfig
+
+log = logging.getLogger(__name__)
+
+AGAIN_S: Final = 10.0
+"""Seconds until a restore that failed is tried again."""
+TIME_S: Final = 1.0
+"""Seconds between two lines of the log about the progress."""
+
+
+def is_wanted(config: BrokerConfig) -> bool:
+    """Whether the disk is to be filled: it has no log, or one whose restore was broken off."""
+    if config.restore is None:
+        return False
+    return (config.data_dir / MARK).exists() or not segment_bases(config.data_dir / "commitlog")
+
+
+class Progress:
+    """How far a restore is, for people."""
+
+    def __init__(self) -> None:
+        self.text = "restoring from the archive: reading its manifest"
+        self.stopped = False
+        self._logged_at = 0.0
+
+    def fetched(self, done: int, total: int, now: float) -> None:
+        """Note bytes. `now`: monotonic seconds. Raises ArchiveError when the process stops."""
+        if self.stopped:
+            raise ArchiveError("the process stops")
+        self.text = f"restoring from the archive: {done >> 20} of {total >> 20} MiB fetched"
+        if now - self._logged_at >= TIME_S:
+            self._logged_at = now
+            log.info("%s", self.text)
+
+
+async def restore_first(config: BrokerConfig) -> None:
+    """Fill the disk, and return once it is done. Raises OSError when the HTTP port is taken."""
+    assert config.restore is not None
+    progress = Progress()
+    server = _HealthServer(config, progress)
+    await server.start()
+    try:
+        while True:
+            try:
+                end = await in_daemon_thread(partial(fill, config.restore, config.data_dir, progress))
+            except (ArchiveError, OSError) as error:
+                progress.text = f"cannot restore from the archive: {error}"
+                log.error("%s; tried again in %d s", progress.text, AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            log.info(
+                "the log was restored from %s up to %d; users and their keys are not in an archive",
+                config.restore.url, end,
+            )  # fmt: skip
+            return
+    finally:
+        progress.stopped = True
+        await server.close()
+
+
+def fill(wanted: RestoreConfig, data_dir: Path, progress: Progress) -> int:
+    """Restore the log into a folder, and return its end. Raises ArchiveError, OSError."""
+    archive = open_archive(wanted)
+    identity = archive.identity()
+    if identity is None:
+        raise Missing(f"{wanted.url} has no archive: write the url that the archived cluster has in spec.archive")
+    if wanted.cluster is not None and identity.cluster != wanted.cluster:
+        raise Missing(f"{wanted.url} is the archive of cluster {identity.cluster}, not of {wanted.cluster}")
+    group = archive.group(wanted.group)
+    state = group.load()
+    if state.n == 0:
+        names = ", ".join(archive.groups()) or "none"
+        raise Missing(f"the archive has no group {wanted.group}; its groups: {names}")
+    target = Target(wanted.offset, wanted.time_ms)
+    total = restore.outline(state, target).download
+    data_dir.mkdir(parents=True, exist_ok=True)
+    lock = lock_store(data_dir)
+    try:
+        return restore.restore(
+            group, state, target, data_dir, progress=lambda done: progress.fetched(done, total, time.monotonic())
+        )
+    finally:
+        os.close(lock)
+
+
+class _HealthServer:
+    """The HTTP port while the disk is filled."""
+
+    def __init__(self, config: BrokerConfig, progress: Progress) -> None:
+        most = descriptors.budget().http
+        self._tls = PortsTls(config.tls, config.internal_tls)
+        self._gate = self._tls.http_gate(handshakes(most))
+        self._connections = Connections(most)
+        self._progress = progress
+        self._port = config.http_port
+        self._server = Server(
+            uvicorn.Config(
+                self._app,
+                host=config.listen_host,
+                port=config.http_port,
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                ws="none",
+                http=partial(accept, self._gate, self._connections),  # type: ignore[arg-type]
+                h11_max_incomplete_event_size=MAX_HEAD,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        live = scope.get("path") in ("/livez", "/health/live")
+        detail = {"status": "live"} if live else {"detail": self._progress.text}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200 if live else 503, "headers": headers})
+        await send({"type": "http.response.body", "body": orjson.dumps(detail)})
+
+    async def start(self) -> None:
+        """Raises OSError when the port is taken."""
+        self._task = asyncio.create_task(self._server.serve_port(self._port))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise OSError(f"HTTP port {self._port} cannot be served")
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            with contextlib.suppress(OSError):
+                await self._task
+        self._connections.close()
+        if self._gate is not None:
+            self._gate.close()
+        await self._tls.close()

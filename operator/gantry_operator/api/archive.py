@@ -1,0 +1,173 @@
+"""`spec.archive` and `spec.bootstrap`: a copy of the logs in object storage, and a cluster that begins with one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar, Literal
+
+from gantry_broker.archive.errors import ArchiveError
+from gantry_broker.archive.objects import check_url
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from gantry_operator.api.base import (
+    ARCHIVE_URL,
+    OBJECT_NAME,
+    OWNER,
+    TIME,
+    Duration,
+    Model,
+    Rule,
+    Url,
+    VolumeSize,
+    Window,
+    between,
+    parse_duration,
+)
+
+ENCRYPTION_KEY = "encryptionKey"
+"""The key of a Secret that has the encryption's key."""
+
+
+class Encryption(Model):
+    """Client-side encryption: the object store sees neither messages nor the key."""
+
+    secretName: str = Field(
+        description="Secret whose key encryptionKey has 32 random bytes in Base64. It cannot be changed for an archive "
+        "that exists. Without it the archive cannot be read.",
+        min_length=1,
+        max_length=253,
+        pattern=OBJECT_NAME,
+    )
+
+
+class ArchivePlace(Model):
+    """Where an archive lies, and how to reach it."""
+
+    url: str = Field(
+        description="s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or file:///FOLDER for a folder "
+        "that all brokers share.",
+        pattern=ARCHIVE_URL,
+        min_length=6,
+        max_length=1024,
+    )
+    endpoint: Url | None = Field(
+        None, description="URL of a server that speaks the protocol of S3. Default: the cloud's own."
+    )
+    region: str | None = Field(
+        None, description="Region of the bucket. Default: us-east-1.", min_length=1, max_length=64
+    )
+    credentialsSecret: str | None = Field(
+        None,
+        description="Secret with accessKeyId and secretAccessKey (s3), serviceAccountKey (gs), or accountName and "
+        "accountKey (az). Default: the identity of the pods (serviceAccountAnnotations); on one machine the "
+        "environment, such as AWS_ACCESS_KEY_ID.",
+        min_length=1,
+        max_length=253,
+        pattern=OBJECT_NAME,
+    )
+    encryption: Encryption | None = Field(None, description="Client-side encryption. Default: none.")
+
+    @field_validator("url")
+    @classmethod
+    def _can_be(cls, url: str) -> str:
+        try:
+            check_url(url)
+        except ArchiveError as error:
+            raise PydanticCustomError("rule", "{message}", {"message": str(error), "field": ""}) from None
+        return url
+
+
+class Archive(ArchivePlace):
+    """A copy of each group's confirmed log in object storage: for restores, long retention and analytics."""
+
+    owner: str | None = Field(
+        None,
+        description="Unique id of the cluster that the archive belongs to. Default: the resource's uid, so a cluster "
+        "that is made again with its volumes needs the former one here to go on.",
+        min_length=1,
+        max_length=128,
+        pattern=OWNER,
+    )
+    interval: Duration = Field(
+        "60s", description="How much may be missing: confirmed records are uploaded after so long at the latest."
+    )
+    retention: Window | None = Field(
+        None, description="The recovery window: how far back one can restore, at least. Default: for ever."
+    )
+    compression: Literal["Zstd", "None"] = Field("Zstd", description="Compression of the objects.")
+    rateLimit: VolumeSize | None = Field(
+        None, description="Bytes a second that each group uploads at most, for example 50Mi. Default: no limit."
+    )
+    maxLocalLag: VolumeSize = Field(
+        "10Gi",
+        description="Brokers keep expired records until they are archived, up to so many bytes. Beyond that they go "
+        "unarchived, with an event and a condition.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            between("interval", "1s", "24h"),
+            "interval is out of range: write 1s to 24h",
+            lambda a: 1 <= parse_duration(a.interval) <= 86_400,
+            "interval",
+        ),
+    )
+
+
+class FromArchive(ArchivePlace):
+    """The archive of another cluster, up to a moment. Groups are found by their names."""
+
+    cluster: str | None = Field(
+        None,
+        description="Name of the archived cluster: another one is refused. Default: any.",
+        min_length=1,
+        max_length=63,
+    )
+    time: str | None = Field(
+        None,
+        description="Records stored after this time are left out, for example 2026-01-31T12:00:00Z. Default: all.",
+        pattern=TIME,
+        max_length=40,
+    )
+    offset: int | None = Field(
+        None,
+        ge=0,
+        le=2**63 - 1,
+        description="The log ends at or before this offset in bytes; for a cluster of one group.",
+    )
+
+    @field_validator("time")
+    @classmethod
+    def _is_a_time(cls, text: str | None) -> str | None:
+        if text is not None:
+            try:
+                datetime.fromisoformat(text)
+            except ValueError as error:
+                message = f"it is no time ({error}): write for example 2026-01-31T12:00:00Z"
+                raise PydanticCustomError("rule", "{message}", {"message": message, "field": ""}) from None
+        return text
+
+    @property
+    def time_ms(self) -> int | None:
+        """The time in Unix milliseconds."""
+        return None if self.time is None else int(datetime.fromisoformat(self.time).timestamp() * 1000)
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.time) || !has(self.offset)",
+            "time and offset are both there: write one of them",
+            lambda f: f.time is None or f.offset is None,
+            "offset",
+        ),
+    )
+
+
+class Bootstrap(Model):
+    """What the cluster's empty disks begin with."""
+
+    fromArchive: FromArchive | None = Field(
+        None,
+        description="The logs of an archive: topics, consumer groups, offsets, delayed messages and messages as they "
+        "were at a moment. Users and their keys are not in it.",
+    )

@@ -1,0 +1,378 @@
+"""`gantry archive` and `gantry restore`: what an archive holds, a check of it, and what a restore would bring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.options import ContextOption, DirOption, NameOption, NamespaceOption, Output, OutputOption
+from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from gantry_broker.archive.chain import Archive
+    from gantry_broker.archive.inspection import GroupContents, Verified
+
+    from gantry_operator.api.archive import ArchivePlace
+
+PLACE = "Where the archive lies"
+BYTES_S = 50e6
+"""Bytes a second that a restore is expected to fetch, for the expected time."""
+
+archive_app = typer.Typer(
+    no_args_is_help=True,
+    help="The archive of a cluster: a copy of its logs in object storage.\n\n"
+    "Without a URL it is the archive of a cluster (spec.archive). Credentials come from --credentials, or from the "
+    "environment, such as AWS_ACCESS_KEY_ID.",
+    rich_markup_mode="rich",
+)
+UrlArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="s3://BUCKET/PREFIX, gs://..., az://..., file:///FOLDER.", show_default=False),
+]
+EndpointOption = Annotated[
+    str | None, typer.Option(help="URL of a server that speaks the protocol of S3.", rich_help_panel=PLACE)
+]
+RegionOption = Annotated[str | None, typer.Option(help="Region of the bucket.", rich_help_panel=PLACE)]
+CredentialsOption = Annotated[
+    Path | None,
+    typer.Option(help="A folder with a file for each credential, as a Secret has keys.", rich_help_panel=PLACE),
+]
+KeyOption = Annotated[
+    Path | None, typer.Option("--key-file", help="The key of the encryption, in Base64.", rich_help_panel=PLACE)
+]
+GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="One broker group. Default: all.")]
+
+
+def register(app: typer.Typer, epilog: str) -> None:
+    """Add the commands."""
+    app.add_typer(archive_app, name="archive")
+    app.command("restore", epilog=epilog)(restore_cluster)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Raise an archive's errors as CliError."""
+    from gantry_broker.archive.errors import ArchiveError
+
+    try:
+        yield
+    except ArchiveError as error:
+        raise CliError(str(error)) from None
+
+
+def place_of(spec: ArchivePlace, credentials: Path | None, key_file: Path | None) -> Archive:
+    """Open the archive of a manifest. Its Secrets are folders of this machine, unless options name others."""
+    from gantry_operator.api.archive import ENCRYPTION_KEY
+    from gantry_operator.platforms.local.folder import secret_folder
+
+    if credentials is None and spec.credentialsSecret is not None:
+        folder = secret_folder(spec.credentialsSecret)
+        credentials = folder if folder.is_dir() else None
+        if credentials is None:
+            note(f"credentials: {folder} is not there, so the environment's are used")
+    if key_file is None and spec.encryption is not None:
+        key_file = secret_folder(spec.encryption.secretName) / ENCRYPTION_KEY
+    return open_place(spec.url, spec.endpoint, spec.region, credentials, key_file)
+
+
+def open_place(
+    url: str, endpoint: str | None, region: str | None, credentials: Path | None, key_file: Path | None
+) -> Archive:
+    """Raises CliError for a place that cannot be."""
+    from gantry_broker.archive.opening import open_archive
+    from gantry_broker.config import ArchivePlace as Place
+
+    with one_line_errors():
+        return open_archive(
+            Place(url=url, endpoint=endpoint, region=region, credentials=credentials, key_file=key_file)
+        )
+
+
+def _archive(
+    url: str | None,
+    endpoint: str | None,
+    region: str | None,
+    credentials: Path | None,
+    key_file: Path | None,
+    cluster: tuple[Path | None, str | None, str | None, str | None],
+) -> Archive:
+    if url is not None:
+        return open_place(url, endpoint, region, credentials, key_file)
+    from gantry_operator.api import parse_manifest
+    from gantry_operator.cli.target import find_target, run_async
+
+    directory, name, context, namespace = cluster
+    resource = run_async(find_target(directory, name, context, namespace).resource())
+    spec = parse_manifest({k: v for k, v in resource.items() if k != "status"}).spec.archive
+    if spec is None:
+        raise CliError(
+            f"cluster {resource['metadata']['name']} has no archive: write spec.archive, or give a URL", Exit.USAGE
+        )
+    return place_of(spec, credentials, key_file)
+
+
+def _groups(archive: Archive, group: str | None) -> list[str]:
+    names = archive.groups()
+    if group is not None and group not in names:
+        raise CliError(f"the archive has no group {group}; its groups: {', '.join(names) or 'none'}", Exit.USAGE)
+    if not names:
+        raise CliError("there is no archive at this place: nothing was uploaded yet, or the URL is another one")
+    return names if group is None else [group]
+
+
+@archive_app.command("status")
+def status(
+    url: UrlArgument = None,
+    group: GroupOption = None,
+    output: OutputOption = Output.text,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    credentials: CredentialsOption = None,
+    key_file: KeyOption = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Show from when to when one can restore, and how large the archive is."""
+    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
+    with one_line_errors():
+        identity = archive.identity()
+        states = {n: archive.group(n).load() for n in _groups(archive, group)}
+    rows = [
+        {
+            "group": n,
+            "recoverableFrom": _text(s.first_ms),
+            "until": _text(s.last_ms),
+            "start": s.readable_from,
+            "end": s.end,
+            "bytes": s.size,
+            "objects": len(s.parts),
+            "gaps": [list(g) for g in s.gaps],
+            "written": _text(s.at_ms),
+        }
+        for n, s in states.items()
+    ]
+    if output == Output.json:
+        owner = None if identity is None else {"cluster": identity.cluster, "uid": identity.uid}
+        print_json({"owner": owner, "groups": rows})
+        return
+    if identity is not None:
+        say(f"archive of cluster {identity.cluster} ({identity.uid})\n")
+    print_table(
+        ["GROUP", "RECOVERABLE FROM", "UNTIL", "END", "SIZE", "OBJECTS", "GAPS"],
+        [
+            [r["group"], r["recoverableFrom"], r["until"], r["end"], size(s.size), r["objects"], len(s.gaps)]
+            for r, s in zip(rows, states.values(), strict=True)
+        ],
+        right=["END", "OBJECTS", "GAPS"],
+    )
+
+
+@archive_app.command("list")
+def list_parts(
+    url: UrlArgument = None,
+    group: GroupOption = None,
+    output: OutputOption = Output.text,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    credentials: CredentialsOption = None,
+    key_file: KeyOption = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """List the objects with records: their range of the log, and the times of their records."""
+    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
+    with one_line_errors():
+        found = {n: archive.group(n).load() for n in _groups(archive, group)}
+    if output == Output.json:
+        print_json([{"group": n, **p._asdict()} for n, s in found.items() for p in s.parts])
+        return
+    print_table(
+        ["GROUP", "START", "END", "EPOCH", "RECORDS", "SIZE", "FROM", "UNTIL"],
+        [
+            [n, p.start, p.end, p.epoch, p.records, size(p.size), _text(p.first_ms), _text(p.last_ms)]
+            for n, s in found.items()
+            for p in s.parts
+        ],
+        right=["START", "END", "EPOCH", "RECORDS"],
+    )
+
+
+@archive_app.command("verify")
+def verify(
+    url: UrlArgument = None,
+    group: GroupOption = None,
+    output: OutputOption = Output.text,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    credentials: CredentialsOption = None,
+    key_file: KeyOption = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Read everything back and check it. Exit code 1: something is damaged or missing."""
+    from gantry_broker.archive.inspection import verify as verify_group
+
+    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
+    results = []
+    with one_line_errors():
+        for n in _groups(archive, group):
+            found = archive.group(n)
+            state = found.load()
+            with Progress(f"reading group {n}", state.size, unit="bytes") as progress:
+                results.append(verify_group(found, state, progress.advance))
+    if output == Output.json:
+        print_json([_verified(r) for r in results])
+    else:
+        for r in results:
+            say(f"group {r.group}: {r.parts} objects, {size(r.bytes)}, {r.records} records" + (
+                ": every byte is as it was written" if not r.faults else ""
+            ))  # fmt: skip
+            for fault in r.faults:
+                say(f"  damaged: {fault}")
+    if any(r.faults for r in results):
+        raise CliError("the archive is damaged")
+
+
+@archive_app.command("prune")
+def prune(
+    older_than: Annotated[str, typer.Option(help="Age of the youngest record of what goes: 30d, 12h.")],
+    url: UrlArgument = None,
+    group: GroupOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    credentials: CredentialsOption = None,
+    key_file: KeyOption = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Remove whole segments that are older, for ever. spec.archive.retention does the same by itself."""
+    from gantry_broker.archive.inspection import prune as prune_group
+    from gantry_broker.archive.upload import expired_below
+
+    from gantry_operator.api.base import parse_duration
+
+    try:
+        age_ms = int(parse_duration(older_than) * 1000)
+    except ValueError as error:
+        raise CliError(f"--older-than: {error}", Exit.USAGE) from None
+    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
+    now = time.time_ns() // 1_000_000
+    with one_line_errors():
+        for n in _groups(archive, group):
+            found = archive.group(n)
+            state = found.load()
+            start = expired_below(state, age_ms, now)
+            gone = [p for p in state.parts if p.end <= start]
+            if not gone:
+                say(f"group {n}: no whole segment is older than {older_than}")
+                continue
+            amount = size(sum(p.size for p in gone))
+            said = f"group {n}: {len(gone)} objects with {amount}, up to {_text(gone[-1].last_ms)}"
+            if not yes:
+                typer.confirm(f"{said}: remove for ever?", abort=True)
+            prune_group(archive, found, state, age_ms, now)
+            say(f"{said}: removed")
+
+
+def restore_cluster(
+    file: Annotated[Path, typer.Argument(help="A manifest with spec.bootstrap.fromArchive.", show_default=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be there.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until the cluster is ready.")] = 3600.0,
+    directory: DirOption = None,
+    credentials: CredentialsOption = None,
+    key_file: KeyOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Make a cluster of this machine from an archive. On Kubernetes: kubectl apply the same manifest."""
+    from gantry_broker.archive.inspection import contents
+    from gantry_broker.archive.restore import Target as RestoreTarget
+
+    from gantry_operator.api import ManifestError, load_manifest
+
+    try:
+        cluster = load_manifest(file)
+    except (ManifestError, OSError) as error:
+        raise CliError(str(error), Exit.USAGE) from None
+    source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromArchive
+    if source is None:
+        raise CliError(f"{file} has no spec.bootstrap.fromArchive: write the url of an archive there", Exit.USAGE)
+    if not dry_run:
+        from gantry_operator.cli.up import up
+
+        up(file, directory, True, timeout, False, None)
+        return
+    archive = place_of(source, credentials, key_file)
+    rows: list[GroupContents] = []
+    with one_line_errors():
+        identity = archive.identity()
+        names = _groups(archive, None)
+        if identity is not None and source.cluster not in (None, identity.cluster):
+            raise CliError(f"{source.url} is the archive of cluster {identity.cluster}, not of {source.cluster}")
+        for g in cluster.spec.brokerGroups:
+            if g.name not in names:
+                raise CliError(f"the archive has no group {g.name}; its groups: {', '.join(names)}")
+            found = archive.group(g.name)
+            with Progress(f"reading the index of group {g.name}"):
+                rows.append(contents(found, found.load(), RestoreTarget(source.offset, source.time_ms)))
+    _show_contents(rows, output)
+    left_out = sorted(set(names) - {r.group for r in rows})
+    if left_out:
+        note(f"groups of the archive that the manifest leaves out: {', '.join(left_out)}")
+    note("users and their keys are not in an archive")
+
+
+def _show_contents(rows: list[GroupContents], output: Output) -> None:
+    if output == Output.json:
+        print_json(
+            [
+                {
+                    "group": r.group,
+                    "start": r.start,
+                    "end": r.end,
+                    "until": _text(r.last_ms),
+                    "download": r.download,
+                    "topics": [{"name": t.name, "queues": t.queues, "messages": t.messages} for t in r.topics],
+                }
+                for r in rows
+            ]
+        )
+        return
+    for r in rows:
+        messages = sum(t.messages for t in r.topics)
+        say(
+            f"group {r.group}: the log up to offset {r.end} ({_text(r.last_ms)}), {len(r.topics)} topics, "
+            f"{messages} messages, {size(r.download)} to fetch, about {max(r.download / BYTES_S, 1):.0f} s"
+        )
+        print_table(
+            ["TOPIC", "QUEUES", "MESSAGES"],
+            [[t.name, t.queues, t.messages] for t in r.topics],
+            right=["QUEUES", "MESSAGES"],
+        )
+
+
+def _verified(result: Verified) -> dict[str, Any]:
+    return {field: getattr(result, field) for field in ("group", "parts", "bytes", "records", "faults")}
+
+
+def _text(ms: int) -> str:
+    """A time for people, or a dash for 0."""
+    if not ms:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
