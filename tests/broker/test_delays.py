@@ -130,11 +130,13 @@ async def test_a_group_whose_retry_topic_cannot_be_is_refused(make_bench: MakeBe
     got = bench.store.get("T", 0, 0, 1, 1 << 20)
     (record,) = decode_records(got.data)
     for length, code in ((249, ResponseCode.SYSTEM_ERROR), (248, ResponseCode.SUCCESS)):
-        beat = Heartbeat("c", [], [ConsumerData("G" * length, "CONSUME_PASSIVELY", "CLUSTERING", "X", [])])
+        beat = Heartbeat(
+            "c", [], [ConsumerData("G" * length, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", [])]
+        )
         answer = await bench.ask(RequestCode.HEART_BEAT, {}, fastjson.dumps(beat.to_json()))
-        assert answer.code == code
+        assert answer.code == code, answer.remark
         ext = {"offset": record.phys_offset, "group": "G" * length, "delayLevel": 1, "originMsgId": "m"}
         answer = await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
-        assert answer.code == code
+        assert answer.code == code, answer.remark
     await until(lambda: bench.store.max_offset(RETRY_PREFIX + "G" * 248, 0) == 1)
     await bench.close()

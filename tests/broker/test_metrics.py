@@ -185,7 +185,7 @@ async def test_a_page_of_many_topics_and_groups_holds_the_loop_for_short_slices_
             broker.stats.add("TOPIC_PUT_SIZE", topic, 1)
             broker.stats.put_sizes(topic, [1])
             broker.stats.add("GROUP_GET_NUMS", f"{topic}@group-{number}", 1)
-        broker.slices._clock = lambda: lines / 1e6
+        broker.slices.clock = lambda: lines / 1e6
         make = MetricsPage(http._families, broker.slices, 0.1)
         passes: list[int] = []
         task = asyncio.ensure_future(make(""))
