@@ -55,10 +55,12 @@ def admit(gate: Gate, conn: Connection, frames: list[Frame]) -> list[Frame]:
                     at += passed
                     continue
         at += 1
-        refused = gate.check(caller, frame, time.monotonic(), time.time_ns() // 1_000_000)
+        now = time.monotonic()
+        refused = gate.check(caller, frame, now, time.time_ns() // 1_000_000)
         if refused is None:
             admitted.append(frame)
-        elif not frame.is_oneway:
+            continue
+        if not frame.is_oneway:
             conn.send(error_answer(frame, refused.code, refused.remark))
         if refused is not None and refused.ends:
             _end(conn, caller)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
-from gantry_broker.access.guesses import Guesses
+from gantry_broker.access.guesses import UNSIGNED_A_SECOND, Guesses
 from gantry_broker.access.quota import Meter
 from gantry_broker.access.requests import (
     ADMINISTRATIVE,
@@ -62,7 +62,7 @@ class Refused(NamedTuple):
     reason: str
     resource: str = ""
     ends: bool = False
-    """The connection has to end: its address has sent too many wrong signatures."""
+    """The connection has to end: its address has sent too many requests without a signature or with a wrong one."""
 
 
 class _SignedUser:
@@ -154,6 +154,8 @@ class Gate:
         self.anonymous = 0
         """Requests without a signature that passed."""
         self.guesses = Guesses()
+        self.unsigned = Guesses(UNSIGNED_A_SECOND)
+        """Refused requests without a signature."""
         self._connections: dict[str, set[Caller]] = {}
         self._of_users: dict[str, Meter] = {}
         self._of_topics: dict[str, Meter] = {}
@@ -205,12 +207,12 @@ class Gate:
         if mode == DISABLED:
             return self._over_quota(None, frame, now)
         if frame.known_unsigned:
-            return self._anonymous(mode, frame, now)
+            return self._anonymous(caller, mode, frame, now)
         ext = frame.ext
         name = ext.get(ACCESS_KEY)
         if name is None:
             if SIGNATURE not in ext:
-                return self._anonymous(mode, frame, now)
+                return self._anonymous(caller, mode, frame, now)
             name = ""
         if policy is None:
             return _NO_TABLE
@@ -241,13 +243,14 @@ class Gate:
             return None
         return self._over_quota(user, frame, now)
 
-    def _anonymous(self, mode: str, frame: Frame, now: float) -> Refused | None:
+    def _anonymous(self, caller: Caller, mode: str, frame: Frame, now: float) -> Refused | None:
         if mode == PERMISSIVE and frame.code not in USER_CODES:
             self.anonymous += 1
             return self._over_quota(None, frame, now)
         if self.policy is None:
             return _NO_TABLE
-        return Refused(_NO_PERMISSION, "the request is not signed", "anonymous")
+        ends = self.unsigned.too_many(caller.address, now)
+        return Refused(_NO_PERMISSION, "the request is not signed", "anonymous", ends=ends)
 
     def _without_right(self, caller: Caller, known: _SignedUser, frame: Frame) -> Refused | None:
         names = NAMES.get(frame.code)

@@ -1,4 +1,4 @@
-"""A limit for wrong signatures: no one finds a key by trying, and a flood of them costs little.
+"""A limit for wrong signatures, and for requests without one: no one finds a key by trying, and a flood costs little.
 
 It counts by address, and only what is wrong. A request that is signed right passes whatever others at its address do:
 clients behind one router share its address.
@@ -13,6 +13,8 @@ from gantry_broker.access.quota import Bucket
 
 WRONG_A_SECOND: Final = 20
 """Wrong signatures of one address that are answered at once."""
+UNSIGNED_A_SECOND: Final = 200
+"""Requests without a signature of one address that are answered at once."""
 HOLD_S: Final = 1.0
 """Seconds for which more of them hold their connection, or their call, before it ends."""
 MAX_ADDRESSES: Final = 1_024
@@ -21,17 +23,19 @@ MAX_ADDRESSES: Final = 1_024
 class Guesses:
     """The latest addresses with wrong signatures; of IPv6 the networks of 64 bits, which one peer has as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: int = WRONG_A_SECOND) -> None:
+        """`rate`: those of one address in a second that are answered."""
+        self._rate = rate
         self._buckets: dict[str | int, Bucket] = {}
         self.held = 0
-        """Wrong signatures over the limit."""
+        """Those over the limit."""
 
     def too_many(self, address: str, now: float) -> bool:
-        """Counts a wrong signature. `now`: seconds of a monotonic clock."""
+        """Counts one. `now`: seconds of a monotonic clock."""
         place = _place(address)
         bucket = self._buckets.pop(place, None)
         if bucket is None:
-            bucket = Bucket(WRONG_A_SECOND, now)
+            bucket = Bucket(self._rate, now)
             if len(self._buckets) >= MAX_ADDRESSES:
                 del self._buckets[next(iter(self._buckets))]
         self._buckets[place] = bucket  # at the end: the first one is the oldest
@@ -50,4 +54,4 @@ def _place(address: str) -> str | int:
     return int(found) >> 64 if isinstance(found, IPv6Address) and found.ipv4_mapped is None else address
 
 
-__all__ = ["HOLD_S", "MAX_ADDRESSES", "WRONG_A_SECOND", "Guesses"]
+__all__ = ["HOLD_S", "MAX_ADDRESSES", "UNSIGNED_A_SECOND", "WRONG_A_SECOND", "Guesses"]

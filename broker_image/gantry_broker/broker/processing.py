@@ -58,6 +58,8 @@ POLLS: Final = frozenset({int(RequestCode.POP_MESSAGE), int(RequestCode.NOTIFICA
 """Requests that wait for messages."""
 AT_ONCE: Final = 64
 """Cheap requests of one read that are handled at once. Clients seldom have more under way."""
+AT_ONCE_S: Final = 0.003
+"""The time after which no further request of a read is handled at once: the rest waits for its turn, in its order."""
 ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
@@ -91,6 +93,8 @@ class RequestProcessor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._polls: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
+        self._ends = 0.0
+        """By `time.perf_counter`: when the present read has had its time."""
 
     def process(self, conn: Connection, frames: list[Frame]) -> None:
         """Carries out requests; while this member may not append, sends are refused."""
@@ -106,7 +110,7 @@ class RequestProcessor:
                 if pulls:  # Requests that set offsets keep their order.
                     others, pulls = self._pulls(conn, pulls, others), []
                 others += 1
-                self._one(conn, frame, others <= AT_ONCE)
+                self._one(conn, frame, others)
         if pulls:
             self._pulls(conn, pulls, others)
         if not sends:
@@ -137,31 +141,35 @@ class RequestProcessor:
         conn.attrs["client"] = True
         for frame in self._take_pulls(conn, frames):
             others += 1
-            self._one(conn, frame, others <= AT_ONCE)
+            self._one(conn, frame, others)
         return others
 
     # ---- one request
 
-    def _one(self, conn: Connection, frame: Frame, at_once: bool) -> None:
-        """`at_once` False: the read had so many requests that this one waits for its turn, cheap or not."""
+    def _one(self, conn: Connection, frame: Frame, number: int) -> None:
+        """`number`: of the requests of this read. After many, and after `AT_ONCE_S`, each waits for its turn."""
         conn.attrs["client"] = True
         begun = time.perf_counter()
+        if number == 1:
+            self._ends = begun + AT_ONCE_S
         handler = self._handlers.get(frame.code)
         if handler is None:
             self._answer(conn, frame, not_supported(frame), begun, UNSUPPORTED)
             return
-        if at_once and frame.code in CHEAP:
+        over = begun > self._ends
+        if frame.code in CHEAP and number <= AT_ONCE and not over:
             self._handle(conn, frame, handler, begun)
         else:
-            self._run_in_turn(conn, frame, partial(self._handle, conn, frame, handler, begun))
+            self._run_in_turn(conn, frame, partial(self._handle, conn, frame, handler, begun), wait=over)
 
-    def _run_in_turn(self, conn: Connection, frame: Frame, work: Callable[[], None]) -> None:
-        """Runs costly work within a slice of each pass of the event loop, which all connections share.
+    def _run_in_turn(self, conn: Connection, frame: Frame, work: Callable[[], None], *, wait: bool = False) -> None:
+        """Runs costly work within a slice of each pass of the event loop, which all connections share; with `wait` not
+        before the others that wait.
 
         A connection is not read while requests of it wait, and the bytes of waiting requests are bounded.
         """
         slices = self._slices
-        if slices.left_s > 0:
+        if slices.left_s > 0 and not wait and not conn.attrs.get("waiting"):
             slices.run(work)
             return
         size = request_bytes(frame)
@@ -181,7 +189,7 @@ class RequestProcessor:
             if not conn.closed:
                 work()
 
-        slices.run(begin)
+        slices.later(begin)
 
     def _handle(self, conn: Connection, frame: Frame, handler: HandlerFunction, begun: float) -> None:
         """`begun`: when the request arrived, by `time.perf_counter`."""

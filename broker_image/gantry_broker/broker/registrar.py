@@ -12,16 +12,17 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
 from gantry_broker.broker.metadata.tables import route_permission
-from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol.bodies import DataVersion, TopicConfig
 from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
+from gantry_broker.protocol.limits import SMALL_BODY
 from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
@@ -43,6 +44,18 @@ REGISTERED_S: Final = 1.0
 """The longest time in seconds that a change of a topic waits for slow NameServers. It waits for no failing one."""
 RETRY_S: Final = 1.0
 """Time until the next attempt after a failed one; brokers and NameServers may start in any order."""
+
+
+MOST_CHANGES: Final = 400
+"""Changed topics up to which a registration has these alone."""
+
+
+class _Held(NamedTuple):
+    """The topics that a NameServer has: the tables and their version, and the broker's permission."""
+
+    tables: Tables
+    version: DataVersion
+    permission: int
 
 
 class Registrar:
@@ -82,6 +95,10 @@ class Registrar:
         self.last_ok_ms: dict[str, int] = {}
         self._pieces: dict[str, tuple[TopicConfig, int, bytes]] = {}
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
+        self._held: dict[str, _Held] = {}
+        """By NameServer: the topics that it has taken over."""
+        self._whole_only: set[str] = set()
+        """NameServers of an older version, which know no REGISTER_CHANGES."""
 
     def start(self) -> None:
         for address in self._config.registration_addresses:
@@ -114,6 +131,8 @@ class Registrar:
 
     def lost(self, address: str) -> None:
         """A connection of this broker has ended. A NameServer that restarted needs a new registration."""
+        self._held.pop(address, None)
+        self._whole_only.discard(address)
         event = self._wanted.get(address)
         if event is not None:
             event.set()
@@ -149,33 +168,51 @@ class Registrar:
                 async with asyncio.timeout(delay):
                     await wanted.wait()
 
-    def _registration(self) -> tuple[RegisterBrokerHeader, bytes]:
+    def _header(self, body: bytes, since: DataVersion | None = None) -> RegisterBrokerHeader:
         config = self._config
         role = "group" if self._role.at_group_address else "member"
-        body = self.body()
-        return (
-            RegisterBrokerHeader(
-                brokerName=config.group,
-                brokerAddr=self._role.address,
-                clusterName=config.cluster,
-                brokerId=Long(self._role.broker_id),
-                haServerAddr=config.member_address,
-                bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
-                gantryEpoch=Long(self._replication.epoch),
-                gantryMember=config.member,
-                gantryAddresses=orjson.dumps(
-                    {name: parts[role] for name, parts in config.listener_addresses.items() if role in parts}
-                ).decode(),
-            ),
-            body,
+        return RegisterBrokerHeader(
+            brokerName=config.group,
+            brokerAddr=self._role.address,
+            clusterName=config.cluster,
+            brokerId=Long(self._role.broker_id),
+            haServerAddr=config.member_address,
+            bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
+            gantryEpoch=Long(self._replication.epoch),
+            gantryMember=config.member,
+            gantryAddresses=orjson.dumps(
+                {name: parts[role] for name, parts in config.listener_addresses.items() if role in parts}
+            ).decode(),
+            gantrySince=None if since is None else orjson.dumps(since.to_json()).decode(),
         )
+
+    def _permission(self) -> int:
+        return route_permission(self._settings.brokerPermission, self._meta.working.marks)
+
+    def changes(self, held: _Held) -> bytes | None:
+        """Return the body of REGISTER_CHANGES for a NameServer that has these topics; None: it needs all of them."""
+        tables, permission = self._meta.working, self._permission()
+        if held.tables is not tables or held.permission != permission:
+            return None
+        names = tables.topics_since(held.version.counter)
+        if names is None or len(names) > MOST_CHANGES:
+            return None
+        pieces, gone = [], []
+        for name in sorted(names - {CONTROL_TOPIC}):
+            config = tables.topics.get(name)
+            if config is None:
+                gone.append(name)
+            else:
+                pieces.append(_topic_json(name, config, permission))
+        body = _registration_body(tables.topic_version, pieces, gone)
+        return body if len(body) <= SMALL_BODY else None
 
     def body(self) -> bytes:
         """Returns the topic table of a registration, built again only after a change of topics or of the broker's
         permission.
         """
         tables = self._meta.working
-        permission = route_permission(self._settings.brokerPermission, tables.marks)
+        permission = self._permission()
         key = (id(tables), tables.topic_version, permission, len(tables.topics))
         if self._body[0] != key:
             self._body = (key, self._make_body(tables, permission))
@@ -190,30 +227,33 @@ class Registrar:
                 continue
             piece = before.get(name)
             if piece is None or piece[0] is not config or piece[1] != permission:
-                value = config.to_json()
-                if permission != 6:
-                    value["perm"] &= permission | 1
-                piece = (config, permission, orjson.dumps(name) + b":" + orjson.dumps(value))
+                piece = (config, permission, _topic_json(name, config, permission))
             pieces[name] = piece
-        version = orjson.dumps(tables.topic_version.to_json())
-        table = b",".join([piece[2] for piece in pieces.values()])
-        return (
-            b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":'
-            + version
-            + b',"topicConfigTable":{'
-            + table
-            + b"}}}"
-        )
+        return _registration_body(tables.topic_version, [piece[2] for piece in pieces.values()], [])
 
     async def _register(self, address: str) -> bool:
         """Registers; returns False when the NameServer refused. Raises RemotingError."""
         if self._replication.role.value == "Waiting" and not self._replication.epoch:
             return True  # This member has no role yet, so it has no place in a route.
-        header, body = self._registration()
-        answer = await self._client.request(
-            address, Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body), TIMEOUT_S
-        )
+        tables, permission = self._meta.working, self._permission()
+        now_held = _Held(tables, tables.topic_version, permission)
+        held = self._held.pop(address, None)
+        answer = None
+        if held is not None and (body := self.changes(held)) is not None:
+            header = self._header(body, held.version)
+            frame = Frame(GantryCode.REGISTER_CHANGES, ext=header.ext(), body=body)
+            answer = await self._client.request(address, frame, TIMEOUT_S)
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                self._whole_only.add(address)
+        if answer is None or answer.code != ResponseCode.SUCCESS:
+            tables, permission = self._meta.working, self._permission()
+            now_held = _Held(tables, tables.topic_version, permission)
+            body = self.body()
+            frame = Frame(RequestCode.REGISTER_BROKER, ext=self._header(body).ext(), body=body)
+            answer = await self._client.request(address, frame, TIMEOUT_S)
         if answer.code == ResponseCode.SUCCESS:
+            if address not in self._whole_only:
+                self._held[address] = now_held
             self._refusals.pop(address, None)
             self.last_ok_ms[address] = self._clock.now_ms()
             return await self._has_access_table(address, answer.ext.get(ACCESS_VERSION, ""))
@@ -256,3 +296,26 @@ class Registrar:
 
         connected = [a for a in self._tasks if self._client.connected(a)]
         await asyncio.gather(*(leave(a) for a in connected))
+
+
+def _topic_json(name: str, config: TopicConfig, permission: int) -> bytes:
+    """Return `"name":{...}`, without the rights that the broker has not."""
+    value = config.to_json()
+    if permission != 6:
+        value["perm"] &= permission | 1
+    return orjson.dumps(name) + b":" + orjson.dumps(value)
+
+
+def _registration_body(version: DataVersion, topics: list[bytes], gone: list[str]) -> bytes:
+    """Return `RegisterBody` as JSON; `gone`: deleted topics, of REGISTER_CHANGES alone."""
+    return b"".join(
+        (
+            b'{"filterServerList":[],',
+            b'"gone":' + orjson.dumps(gone) + b"," if gone else b"",
+            b'"topicConfigSerializeWrapper":{"dataVersion":',
+            orjson.dumps(version.to_json()),
+            b',"topicConfigTable":{',
+            b",".join(topics),
+            b"}}}",
+        )
+    )

@@ -286,6 +286,8 @@ def access_families(gate: Gate, labels: dict[str, str]) -> list[Family]:
     refused: list[Row] = [({**labels, "reason": reason}, gate.refused.get(reason, 0)) for reason in REASONS]
     version = 0 if gate.policy is None else gate.policy.version
 
+    held = gate.guesses.held + gate.unsigned.held
+
     def one(name: str, kind: Kind, text: str, value: float) -> Family:
         return Family(name, kind, text, [(labels, value)])
 
@@ -293,7 +295,12 @@ def access_families(gate: Gate, labels: dict[str, str]) -> list[Family]:
         Family("gantry_access_refused_total", "counter", "Clients' requests refused, by reason.", refused),
         one("gantry_access_dropped_total", "counter", "Those of them that were one-way.", gate.dropped),
         one("gantry_access_anonymous_total", "counter", "Requests without a signature.", gate.anonymous),
-        one("gantry_access_held_total", "counter", "Wrong signatures over the limit.", gate.guesses.held),
+        one(
+            "gantry_access_held_total",
+            "counter",
+            "Wrong or missing signatures over the limit.",
+            held,
+        ),
         one("gantry_access_table_version", "gauge", "Version of the access table; 0: none.", version),
     ]
 

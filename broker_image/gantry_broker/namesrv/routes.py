@@ -16,7 +16,7 @@ for `EXPIRE_MS`, and at once one whose connection breaks. Gantry's additions, fo
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 
 from gantry_broker.protocol import plausible
@@ -40,6 +40,10 @@ class Fenced(Exception):
 
     def __init__(self, group: str, epoch: int, highest: int) -> None:
         super().__init__(f"epoch {epoch} is over: group {group} has reached epoch {highest}")
+
+
+class NotHeld(Exception):
+    """Changes of topics since a version that these tables do not have: the broker has to register all topics."""
 
 
 class WrongGroup(Exception):
@@ -92,6 +96,8 @@ class Group:
     cluster: str
     entries: dict[int, Entry] = field(default_factory=dict)
     topics: dict[str, QueueData] = field(default_factory=dict)
+    incomplete: bool = False
+    """An administrator has deleted topics here that the broker may have."""
 
     def live(self) -> bool:
         return any(entry.left_ms is None for entry in self.entries.values())
@@ -151,6 +157,42 @@ class RouteTable:
                 self._take_topics(group, registration, configs, complete=ours)
         return group.entries.get(MASTER_ID)
 
+    def register_changes(
+        self,
+        registration: Registration,
+        since: DataVersion,
+        configs: TopicConfigs,
+        gone: Iterable[str],
+        now_ms: int,
+    ) -> Entry | None:
+        """Register a broker again whose topics have changed since the version that it registered over this connection;
+        return the group's master entry. The work is proportional to the changes.
+
+        `configs`: the changed topics and their new version; `gone`: the deleted ones. Raises NotHeld, WrongGroup; then
+        nothing is changed.
+        """
+        group = self.groups.get(registration.group)
+        entry = None if group is None else group.entries.get(registration.broker_id)
+        gone = list(gone)
+        if group is None or entry is None or entry.left_ms is not None or entry.version != since:
+            raise NotHeld(f"the topics of group {registration.group} with that version are not known")
+        if replace(entry.registration, expire_ms=registration.expire_ms) != registration:
+            raise NotHeld(f"{registration.address} has registered differently, or over another connection")
+        if group.incomplete and (configs.topics or gone):
+            raise NotHeld(f"topics of group {registration.group} were deleted here")
+        if registration.broker_id == MASTER_ID:
+            new = sum(name not in group.topics for name in configs.topics)
+            if new and (total := sum(len(other.topics) for other in self.groups.values()) + new) > MAX_TOPICS:
+                raise WrongGroup(
+                    f"group {registration.group} would make it {total} topics of all groups, the limit is {MAX_TOPICS}"
+                )
+            for name in gone:
+                group.topics.pop(name, None)
+            for config in configs.topics.values():
+                group.topics[config.name] = _queue_data(registration.group, config)
+        entry.registration, entry.version, entry.seen_ms = registration, configs.version, now_ms
+        return group.entries.get(MASTER_ID)
+
     def _check_room(self, registration: Registration, group: Group | None, configs: TopicConfigs | None) -> None:
         """Raise WrongGroup when the registration would exceed a limit; nothing is changed then."""
         if group is None and len(self.groups) >= MAX_GROUPS:
@@ -190,6 +232,7 @@ class RouteTable:
         fresh = {config.name: _queue_data(registration.group, config) for config in configs.topics.values()}
         if complete:
             group.topics = fresh
+            group.incomplete = False
         else:
             group.topics.update(fresh)
 
@@ -313,8 +356,8 @@ class RouteTable:
         """Forget a topic, in one cluster or everywhere; False: no group had it."""
         found = False
         for group in self.groups.values():
-            if cluster in (None, group.cluster):
-                found = group.topics.pop(topic, None) is not None or found
+            if cluster in (None, group.cluster) and group.topics.pop(topic, None) is not None:
+                found = group.incomplete = True
         return found
 
     def topics_of(self, group_name: str) -> int:

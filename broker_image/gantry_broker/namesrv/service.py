@@ -25,7 +25,7 @@ from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, registration_steps
-from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
+from gantry_broker.namesrv.routes import EXPIRE_MS, Entry, Fenced, NotHeld, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson, plausible
 from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfigs, parse, topic_list
 from gantry_broker.protocol.codes import (
@@ -63,6 +63,8 @@ AT_ONCE_BYTES = 64 * 1024
 """Bytes of a registration that is read in one step: some 400 topics."""
 UNWRITABLE_NAMESPACE: Final = "GANTRY_GROUPS_WITHOUT_WRITE_PERM"
 """Keys of this namespace are the broker groups whose write permission is taken: a restart keeps them."""
+AT_ONCE_S = 0.003
+"""The time for which requests of one read are answered at once; the rest waits for its turn."""
 UNSUPPORTED = -1
 """Stands for all unknown request codes in the count of requests."""
 
@@ -137,8 +139,9 @@ class NameService:
         if self.access.gate.active and conn.identity is None:
             frames = admit(self.access.gate, conn, frames)
         out = []
+        ends = time.perf_counter() + AT_ONCE_S
         for index, frame in enumerate(frames):
-            if "busy" in conn.attrs or _is_long(conn, frame):
+            if "busy" in conn.attrs or _is_long(conn, frame) or (index and time.perf_counter() > ends):
                 self._in_turn(conn, frames[index:])
                 break
             code = (
@@ -287,18 +290,7 @@ class NameService:
         self, conn: Connection, frame: Frame, header: RegisterBrokerHeader, configs: TopicConfigs | None
     ) -> Frame:
         conn.attrs["broker"] = True
-        registration = Registration(
-            header.clusterName,
-            header.brokerName,
-            header.brokerId,
-            header.brokerAddr,
-            conn.attrs["source"],
-            header.haServerAddr or "",
-            header.gantryMember,
-            header.gantryEpoch or 0,
-            _listeners(header.gantryAddresses),
-            header.heartbeatTimeoutMillis or EXPIRE_MS,
-        )
+        registration = _registration(conn, header)
         try:
             master = self.routes.register(registration, configs, self._clock())
         except Fenced as error:
@@ -312,6 +304,25 @@ class NameService:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         except WrongGroup as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        return self._registered(frame, registration, master)
+
+    def _register_changes(self, conn: Connection, frame: Frame) -> Frame:
+        """As `_register`, with the topics that have changed. Another code than SUCCESS: the broker registers all."""
+        header = _registration_header(frame)
+        _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
+        since = parse((header.gantrySince or "").encode("utf-8", "replace"), "gantrySince")
+        configs = decode_registration(frame.body, compressed=False).configs
+        gone = parse(frame.body, "registration").texts("gone")
+        registration = _registration(conn, header)
+        try:
+            master = self.routes.register_changes(registration, DataVersion.of(since), configs, gone, self._clock())
+        except NotHeld as error:
+            return Frame.response_to(frame, ResponseCode.QUERY_NOT_FOUND, str(error))
+        except WrongGroup as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        return self._registered(frame, registration, master)
+
+    def _registered(self, frame: Frame, registration: Registration, master: Entry | None) -> Frame:
         ext = {ACCESS_VERSION: str(self.access.version)}
         if registration.broker_id != MASTER_ID and master is not None:
             ext |= {"masterAddr": master.registration.address, "haServerAddr": master.registration.ha_address}
@@ -511,6 +522,21 @@ def _registration_header(frame: Frame) -> RegisterBrokerHeader:
     return header
 
 
+def _registration(conn: Connection, header: RegisterBrokerHeader) -> Registration:
+    return Registration(
+        header.clusterName,
+        header.brokerName,
+        header.brokerId,
+        header.brokerAddr,
+        conn.attrs["source"],
+        header.haServerAddr or "",
+        header.gantryMember,
+        header.gantryEpoch or 0,
+        _listeners(header.gantryAddresses),
+        header.heartbeatTimeoutMillis or EXPIRE_MS,
+    )
+
+
 def _listeners(addresses: str | None) -> dict[str, str]:
     if not addresses:
         return {}
@@ -578,6 +604,7 @@ _ANSWERS: dict[int, Answer] = {
 }
 _ANSWERS_TO_BROKERS: dict[int, Answer] = {
     RequestCode.REGISTER_BROKER: NameService._register,
+    GantryCode.REGISTER_CHANGES: NameService._register_changes,
     RequestCode.UNREGISTER_BROKER: NameService._unregister,
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,

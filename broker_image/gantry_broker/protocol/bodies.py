@@ -92,9 +92,10 @@ class DataVersion:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        if value is None:
-            return cls()
-        fields = Fields(value, "dataVersion")
+        return cls() if value is None else cls.of(Fields(value, "dataVersion"))
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
         return cls(fields.long("timestamp", 0), fields.long("counter", 0), fields.long("stateVersion", 0))
 
     def to_json(self) -> dict[str, Any]:

@@ -305,6 +305,7 @@ class GantryCode(IntEnum):
     UPDATE_ACCESS = 31_006
     PROXY_CLIENTS = 31_007
     RELAY = 31_008
+    REGISTER_CHANGES = 31_009
 
 
 ACCESS_VERSION: Final = "gantryAccess"

@@ -706,7 +706,8 @@ class RegisterBrokerHeader(Header):
     """REGISTER_BROKER (103). The fields that begin with `gantry` are Gantry's own.
 
     `gantryEpoch` fences old masters, `gantryMember` is the number that does not change with the role, and
-    `gantryAddresses` is a JSON object: NameServer listener to the address for its clients.
+    `gantryAddresses` is a JSON object: NameServer listener to the address for its clients. In REGISTER_CHANGES,
+    `gantrySince` is the JSON of the version of the topics to which the body has the changes.
     """
 
     brokerName: str
@@ -721,6 +722,7 @@ class RegisterBrokerHeader(Header):
     gantryEpoch: Long | None = None
     gantryMember: int | None = None
     gantryAddresses: str | None = None
+    gantrySince: str | None = None
 
     NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"brokerName", "brokerAddr", "clusterName"})
 

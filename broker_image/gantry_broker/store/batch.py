@@ -22,6 +22,8 @@ from gantry_broker.store.log.record_reader import (
 )
 
 _TRANSACTION: Final = int(SysFlag.TRANSACTION_MASK)
+KEYS_AT_ONCE: Final = 20_000
+"""Keys that one step hashes, in some 20 ms. A mebibyte of the smallest messages with three keys each has fewer."""
 
 
 class Batch:
@@ -35,7 +37,7 @@ class Batch:
         self.entries: list[tuple[ConsumeQueue, int, bytes]] = []
         """(queue, queue offset, packed entry), in the order of the log."""
         self.keys: list[tuple[int, int, int]] | None = []
-        """(key hash, offset, store time in ms); None when the batch was read without keys."""
+        """(key hash, offset, store time in ms); None when the batch was read without keys, or has too many."""
         self.control: list[tuple[int, bytes]] = []
         """(offset, body) of the control records."""
         self.epochs: list[EpochStart] = []
@@ -70,10 +72,12 @@ def read_batch(
     *,
     check: bool,
     keys: bool,
+    cut: bool = False,
 ) -> Batch:
     """Read whole records that lie at offset `start` of the log; `check` verifies the CRC of each body.
 
-    Raises BadRecords.
+    Of records with more than `KEYS_AT_ONCE` keys it reads all, and gives up the keys: the key index then falls behind
+    and reads the log in pieces. With `cut` the batch ends there instead. Raises BadRecords.
     """
     batch = Batch(start, start + len(data))
     at, last_ms = start, 0
@@ -83,6 +87,11 @@ def read_batch(
     batch.keys = hashes if keys else None
     try:
         for found in read_records(data, start, segment_size, check=check):
+            if len(hashes) > KEYS_AT_ONCE and keys:
+                if cut:
+                    batch.end = at
+                    break
+                batch.keys, keys = None, False
             if isinstance(found, Meta):
                 _add(batch, found, data, queues, delays)
                 last_ms = found.store_ms

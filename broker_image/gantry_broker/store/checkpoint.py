@@ -126,9 +126,11 @@ class Checkpointer:
             if not index.behind:
                 index.drain()
             elif second or not index.stalled:
-                # Three pieces a call are faster than new messages. After a refusal the disk gets one try a second.
+                # Three pieces a call are faster than new messages, and pieces with very many keys are few of them.
+                # After a refusal the disk gets one try a second.
+                until = time.monotonic() + _SECONDS_AT_ONCE
                 for _ in range(3):
-                    if not self._indexer.catch_up():
+                    if not self._indexer.catch_up() or time.monotonic() > until:
                         break
         if second and self._state.unindexed:
             self._indexer.retry_unindexed()

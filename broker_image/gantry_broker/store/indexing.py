@@ -69,11 +69,16 @@ class Indexer:
             self._state.last_store_ms = batch.last_ms
         self._unconfirmed.push(batch)
 
-    def read_batch(self, offset: int, data: bytes, *, keys: bool = True) -> Batch:
-        """Read a piece of our own log. Raises BadRecords when the disk no longer has the bytes as written."""
+    def read_batch(self, offset: int, data: bytes, *, keys: bool = True, cut: bool = False) -> Batch:
+        """Read a piece of our own log; `cut`: see `batch.read_batch`.
+
+        Raises BadRecords when the disk no longer has the bytes as written.
+        """
         has_index = self._index is not None
         segment_size = self._log.segment_size
-        batch = read_batch(offset, data, self._queues, segment_size, self._delays, check=False, keys=keys and has_index)
+        batch = read_batch(
+            offset, data, self._queues, segment_size, self._delays, check=False, keys=keys and has_index, cut=cut
+        )
         if not has_index:
             batch.keys = []
         return batch
@@ -86,7 +91,7 @@ class Indexer:
             if at >= untrusted:
                 want = _PIECE
             try:
-                batch = self.read_batch(at, log.whole_records(at, want, stop))
+                batch = self.read_batch(at, log.whole_records(at, want, stop), cut=True)
             except (BadRecords, ValueError, OSError) as error:
                 if isinstance(error, OSError) and error.errno != errno.EIO:
                     raise
@@ -244,7 +249,7 @@ class Indexer:
                 if batch is None:
                     stop = min(offset, max(unconfirmed.first_start(offset), state.confirmed + 1))
                     data = log.whole_records(state.confirmed, _PIECE, stop)
-                    batch = self.read_batch(state.confirmed, data)
+                    batch = self.read_batch(state.confirmed, data, cut=True)
             except (BadRecords, ValueError, OSError):
                 if state.confirmed == began:
                     raise
@@ -369,7 +374,7 @@ class Indexer:
             index.behind = False
             return False
         try:
-            batch = self.read_batch(index.position, log.whole_records(index.position, _PIECE, limit))
+            batch = self.read_batch(index.position, log.whole_records(index.position, _PIECE, limit), cut=True)
         except OSError as error:
             self._warnings.warn(f"the key index waits at {index.position}", error)
             if error.errno == errno.EIO:
@@ -381,7 +386,7 @@ class Indexer:
             if not valid:
                 index.stalled = True  # Until the record is repaired.
                 return False
-            batch = self.read_batch(index.position, valid)
+            batch = self.read_batch(index.position, valid, cut=True)
         index.behind = False
         index.pending += batch.keys or []
         index.position = batch.end

@@ -12,6 +12,7 @@ Control records expire with their segment. The leader therefore writes all table
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -34,6 +35,9 @@ JOINED: Final = "joined"
 """The mark of a broker group that has the topics and groups of its cluster."""
 CHUNK: Final = 200
 """Entries of a table in one control record of `all_changes`."""
+
+TOPIC_CHANGES: Final = 4_096
+"""Changes of topics that a view remembers for registrations."""
 
 Change = dict[str, Any]
 Marks = Mapping[str, str]
@@ -97,6 +101,28 @@ class Tables:
     marks: dict[str, str] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
+    topic_changes: deque[tuple[int, tuple[str, ...] | None]] = field(
+        default_factory=lambda: deque(maxlen=TOPIC_CHANGES), compare=False
+    )
+    """The last changes of topics: the counter of `topic_version` after each, and the topics; None: all of them. A copy
+    begins without any.
+    """
+
+    def topics_since(self, counter: int) -> set[str] | None:
+        """Return the topics that changed after `topic_version` had this counter; None: not known, or all of them."""
+        changes = self.topic_changes
+        if counter == self.topic_version.counter:
+            return set()
+        if not changes or not changes[0][0] - 1 <= counter < self.topic_version.counter:
+            return None
+        found: set[str] = set()
+        for number, names in reversed(changes):
+            if number <= counter:
+                break
+            if names is None:
+                return None
+            found.update(names)
+        return found
 
     def copy(self) -> Tables:
         """Returns a copy. It shares the configurations, because they are replaced as a whole and never changed."""
@@ -138,6 +164,10 @@ class Tables:
         if shaped or "marks" in change or permission in (*change.get("settings", ()), *change.get("dropSettings", ())):
             # A NameServer takes topics over only with a new version, also when just their permission differs.
             self.topic_version = self.topic_version.next(at)
+            named = [value["topicName"] for value in change.get("topics", ())]
+            named += change.get("dropTopics", ())
+            permissions = len(named) == 0 or "marks" in change or "settings" in change or "dropSettings" in change
+            self.topic_changes.append((self.topic_version.counter, None if permissions else tuple(named)))
         grouped = False
         for value in change.get("groups", ()):
             group = SubscriptionGroup.from_json(value, stored=True)

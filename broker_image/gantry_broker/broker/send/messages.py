@@ -18,6 +18,7 @@ from gantry_broker.protocol.codes import (
     SysFlag,
 )
 from gantry_broker.protocol.digits import MAX_INT, whole_number
+from gantry_broker.protocol.limits import MAX_KEYS
 from gantry_broker.protocol.message import (
     MAX_PROPERTIES,
     Record,
@@ -28,6 +29,7 @@ from gantry_broker.protocol.message import (
     repack_properties,
     tags_hash,
 )
+from gantry_broker.store.log.record_reader import words_of
 from gantry_broker.store.types import Put
 
 BROKER_ONLY: Final = frozenset(
@@ -57,17 +59,17 @@ _CHECKED: Final = {
     Prop.TRANSACTION_CHECK_TIMES: MAX_CHECKS, Prop.CHECK_IMMUNITY_TIME_IN_SECONDS: MAX_IMMUNITY_S,
 }  # fmt: skip
 """The largest numbers of properties that the checks of transactions read."""
-SPECIAL: Final = frozenset(
+NOT_IN_BATCH: Final = frozenset(
     {
         Prop.DELAY_TIME_LEVEL,
         Prop.TRANSACTION_PREPARED,
         Prop.TIMER_DELIVER_MS,
         Prop.TIMER_DELAY_SEC,
         Prop.TIMER_DELAY_MS,
-        *BROKER_ONLY,
-        *_CHECKED,
     }
 )
+"""Properties of messages that are not visible at once, as those of a batch are."""
+SPECIAL: Final = NOT_IN_BATCH | BROKER_ONLY | _CHECKED.keys()
 """Properties that make a message more than a plain one."""
 
 MAX_TIME: Final = 10**18 - 1
@@ -143,10 +145,22 @@ def timer_bucket(deliver_ms: int) -> int:
 
 
 def index_keys(props: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys under which queries find a message: `MAX_KEYS` at most, and the unique one."""
     keys = props.get(Prop.KEYS)
     uniq = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
-    words = tuple(k for k in keys.split(KEY_SEPARATOR) if k) if keys else ()
+    words = tuple(words_of(keys)) if keys else ()
     return (uniq, *words) if uniq else words
+
+
+def check_keys(props: Mapping[str, str]) -> None:
+    """Raise MessageIllegal for a message that is sent with more than `MAX_KEYS` keys."""
+    keys = props.get(Prop.KEYS)
+    if not keys or keys.count(KEY_SEPARATOR) < MAX_KEYS:
+        return
+    if len([key for key in keys.split(KEY_SEPARATOR) if key]) > MAX_KEYS:
+        raise MessageIllegal(
+            f"the message is illegal: it has over {MAX_KEYS} keys (property KEYS), the limit is {MAX_KEYS}"
+        )
 
 
 def build_put(

@@ -18,8 +18,10 @@ from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_
 from gantry_broker.broker.send.messages import (
     BROKER_ONLY,
     MOST_SENT,
+    NOT_IN_BATCH,
     SPECIAL,
     MessageIllegal,
+    check_keys,
     check_properties,
     delay_level,
     delayed,
@@ -35,6 +37,7 @@ from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     FAQ,
     FLAG_ONEWAY,
+    KEY_SEPARATOR,
     RETRY_PREFIX,
     Perm,
     Prop,
@@ -45,6 +48,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader, error_answer
+from gantry_broker.protocol.limits import MAX_REQUEST_KEYS
 from gantry_broker.protocol.message import (
     BatchItem,
     decode_batch,
@@ -52,12 +56,12 @@ from gantry_broker.protocol.message import (
     tags_hash,
 )
 from gantry_broker.protocol.recall_handle import RecallHandle
-from gantry_broker.store.errors import StoreError
+from gantry_broker.store.errors import MessageTooLarge, StoreError
 from gantry_broker.store.log.record_reader import LOST
 from gantry_broker.store.types import Put, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.health import MemberHealth
@@ -81,6 +85,10 @@ _INT_MAX: Final = 0x7FFFFFFF
 _LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
 _WAIT: Final = "\x02WAIT\x01true\x02"
 
+KEYS_AT_ONCE: Final = 4_096
+"""Keys of the sends that are stored together; the next ones wait for a later pass of the event loop."""
+AT_ONCE_S: Final = 0.005
+"""The time for which unusual sends of one read are checked and stored together."""
 MOST_ZEROS: Final = LOST - 1
 """The most zero bytes in a row in a message's properties. One more may come before them, from their length."""
 
@@ -163,10 +171,14 @@ class Sender:
         later: list[Frame] = []
         sendable = self._sendable
         suffix = self._suffix
+        keys_taken = 0
         born_host = conn.peer_bytes
         max_body = self._settings.maxMessageSize
         plain_most = MOST_SENT - len(suffix) - 1
-        for frame in frames:
+        for index, frame in enumerate(frames):
+            if keys_taken > KEYS_AT_ONCE or (not plain and time.perf_counter() - begun > AT_ONCE_S):
+                later += frames[index:]  # In their order.
+                break
             try:
                 if frame.code == _V2:
                     ext = frame.ext
@@ -195,6 +207,9 @@ class Sender:
                             tags = props.get("TAGS")
                             uniq = props.get("UNIQ_KEY")
                             keys = props.get("KEYS")
+                            if keys is not None:
+                                check_keys(props)
+                                keys_taken += keys.count(KEY_SEPARATOR)
                             if "WAIT" in props:
                                 text = _without_wait(text)
                             stored = text + suffix if not text or text[-1] == "\x02" else text + "\x02" + suffix
@@ -217,7 +232,7 @@ class Sender:
                             asked.append((frame, queue_id, 1, None, True))
                             continue
             except (KeyError, ValueError):
-                pass  # The slow path names the field.
+                pass  # The slow path names the field, or what is illegal.
             try:
                 made, queue_id, more, waits = self._slow_path(frame, born_host, now_ms)
             except _InTurn:
@@ -231,6 +246,7 @@ class Sender:
                     refused.append(encode_frame(answer))
                 continue
             puts += made
+            keys_taken += sum([len(put.keys) for put in made])
             asked.append((frame, queue_id, len(made), more, waits))
             plain = False
         if refused:
@@ -246,7 +262,10 @@ class Sender:
         append = time.perf_counter()
         try:
             stored = self._store.put(puts, now_ms)
-        except StoreError as error:
+        except Exception as error:
+            if not isinstance(error, StoreError) or isinstance(error, MessageTooLarge):
+                self._store_each(conn, puts, asked, now_ms, begun, error)
+                return
             code, remark = store_refusal(error)
             self._count_refused(code, len(asked))
             conn.write(
@@ -291,6 +310,23 @@ class Sender:
 
         self._appended(on_status)
 
+    def _store_each(
+        self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int, begun: float, error: Exception
+    ) -> None:
+        """Store the sends of one read each by itself: one of them made the store refuse all."""
+        if len(asked) > 1:
+            at = 0
+            for one in asked:
+                self._store_puts(conn, puts[at : at + one[2]], [one], now_ms, begun, False)
+                at += one[2]
+            return
+        frame = asked[0][0]
+        answer = failure_answer(frame, error)
+        self._count_refused(answer.code)
+        self._rpc(frame.code, answer.code, time.perf_counter() - begun, flag=frame.flag)
+        if not frame.flag & FLAG_ONEWAY:
+            conn.write(encode_frame(answer))
+
     def _answered(self, asked: list[Asked], code: int, seconds: float) -> None:
         """Count answers that leave together. Sends of one read have mostly one code."""
         first = asked[0][0]
@@ -329,11 +365,19 @@ class Sender:
         waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
         level = delay_level(props, len(self._delay_levels))
         due = timer_time(props, now_ms, self._settings.timerMaxDelaySec) if level <= 0 else None
+        check_keys(props)
         items = decode_batch(frame.body) if frame.code == _BATCH else None
         if Prop.WAIT_STORE_MSG_OK in props:
             text = _without_wait(text)
         stored = _with_suffix(text.encode("utf-8", "replace"), self._suffix.encode())
         check_properties(props, len(stored))
+        if items is not None:
+            _check_batch(props, "the batch")
+            if header.sysFlag & SysFlag.TRANSACTION_MASK:
+                raise RequestRejected(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"the message is illegal: a batch cannot be part of a transaction (sysFlag {header.sysFlag})",
+                )
         topic, known = self._topic(header)
         queue_id = header.queueId
         queues = max(topic.read_queues, topic.write_queues)
@@ -434,6 +478,7 @@ class Sender:
         if not items:
             raise RequestRejected(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         puts = []
+        keys = 0
         suffix = self._suffix.encode()
         sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
         for item in items:
@@ -443,6 +488,16 @@ class Sender:
             properties = _of_item(item.properties, props)
             stored = _with_suffix(properties, suffix)
             check_properties(props, len(stored))
+            _check_batch(props, "a message of the batch")
+            check_keys(props)
+            words = index_keys(props)
+            keys += len(words)
+            if keys > MAX_REQUEST_KEYS + len(items):
+                raise RequestRejected(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"the message is illegal: the batch has over {MAX_REQUEST_KEYS} keys (property KEYS of its "
+                    f"{len(items)} messages), the limit is {MAX_REQUEST_KEYS}",
+                )
             puts.append(
                 Put(
                     topic.name,
@@ -456,7 +511,7 @@ class Sender:
                     0,
                     0,
                     tags_hash(props.get(Prop.TAGS, "")),
-                    index_keys(props),
+                    words,
                 )
             )
         return puts
@@ -480,6 +535,25 @@ def _of_item(properties: bytes, props: dict[str, str]) -> bytes:
             properties.decode()
             return properties
     return without_broker_properties(properties.decode("utf-8", "replace"), props).encode()
+
+
+def _check_batch(props: Mapping[str, str], what: str) -> None:
+    """Raise RequestRejected for what a batch cannot have: its messages are visible at once. RocketMQ's client refuses
+    it before it sends (`MessageBatch.generateFromList`).
+    """
+    if NOT_IN_BATCH.isdisjoint(props):
+        return
+    for name in sorted(NOT_IN_BATCH & props.keys()):
+        value = props[name]
+        if (name, value) == (Prop.DELAY_TIME_LEVEL, "0") or (
+            name == Prop.TRANSACTION_PREPARED and value.lower() == "false"
+        ):
+            continue
+        raise RequestRejected(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal: {what} has the property {name}={value[:40]}; messages that are delayed or of a "
+            "transaction are sent one by one",
+        )
 
 
 def _too_many_zeros() -> RequestRejected:

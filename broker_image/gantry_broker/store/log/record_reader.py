@@ -14,7 +14,8 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC, Prop, SysFlag
+from gantry_broker.protocol.codes import CONTROL_TOPIC, KEY_SEPARATOR, SCHEDULE_TOPIC, Prop, SysFlag
+from gantry_broker.protocol.limits import MAX_KEYS
 from gantry_broker.protocol.message import (
     FIXED_V4,
     HEAD,
@@ -357,6 +358,11 @@ _TAGS: Final = Prop.TAGS.encode() + b"\x01"
 _DELAY: Final = Prop.DELAY_TIME_LEVEL.encode() + b"\x01"
 
 
+def words_of(keys: str) -> list[str]:
+    """The words of a property KEYS, at most `MAX_KEYS`: brokers refuse more, but older logs may have them."""
+    return [key for key in keys.split(KEY_SEPARATOR) if key][:MAX_KEYS]
+
+
 def index_keys(properties: bytes) -> list[str]:
     """The keys of a record: its unique key, then the words of KEYS. Source: `IndexService.buildIndex`."""
     found = []
@@ -365,7 +371,7 @@ def index_keys(properties: bytes) -> list[str]:
         found.append(uniq.decode("utf-8", "replace"))
     keys = property_of(properties, _KEYS) if _KEYS in properties else None
     if keys:
-        found += [key for key in keys.decode("utf-8", "replace").split(" ") if key]
+        found += words_of(keys.decode("utf-8", "replace"))
     return found
 
 
