@@ -123,7 +123,7 @@ async def measure(
 async def run(options: argparse.Namespace, folder: Path) -> None:
     async with broker_alone(folder) as process:
         other = CountingTransport()
-        conn = Connection(process.parts.dispatcher)
+        conn = Connection(process.parts.dispatcher, accepted=True, shared=process.broker.shared)
         conn.connection_made(other)
         set_policy = process.broker.access.gate.set_policy
         profiler = cProfile.Profile() if options.profile else None
