@@ -47,7 +47,7 @@ def handles(data: str, pop_ms: int, invisible_ms: int, broker: str) -> list[Hand
 
 
 async def fill(process: BrokerProcess, messages: int, queues: int, body: int) -> None:
-    conn = Connection(process.parts.dispatcher)
+    conn = Connection(process.parts.dispatcher, accepted=True, shared=process.broker.shared)
     conn.connection_made(CountingTransport())
     for data in reads(messages, 64, queues, body, None):
         conn.data_received(data)

@@ -144,7 +144,7 @@ class Bench:
         self.producer = self._connect(CountingTransport())
 
     def _connect(self, transport: CountingTransport) -> Connection:
-        conn = Connection(self.process.parts.dispatcher)
+        conn = Connection(self.process.parts.dispatcher, accepted=True, shared=self.process.broker.shared)
         conn.connection_made(transport)
         return conn
 
