@@ -120,7 +120,7 @@ class RequestProcessor:
         if self._role.may_append:
             later = self._take_sends(conn, sends, now_ms)
             for frame in later:
-                self._run_in_turn(conn, frame, partial(self.process_again, conn, [frame]))
+                self._run_in_turn(conn, frame, partial(self.process_again, conn, [frame]), wait=True)
         else:
             self.refuse(conn, sends)
 

@@ -31,8 +31,8 @@ MAX_KEYS: Final = 1_000
 """Keys of one message: each costs every member of the group some 2 µs. RocketMQ's trace messages have the most, under
 1,000: 33 bytes for each in at most 32 KiB of properties.
 """
-MAX_REQUEST_KEYS: Final = 10_000
-"""Keys of all messages of one request."""
+MAX_REQUEST_KEYS: Final = 4_000
+"""Keys of all messages of one request, the unique ones aside."""
 
 MAX_ACCESS: Final = 4 * KIB * KIB
 """Bytes of an access table, which is read in a thread."""
