@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from gantry_broker.namesrv.routes import EXPIRE_MS, GRACE_MS, Fenced, Registration, RouteTable, WrongGroup
+from gantry_broker.namesrv.routes import EXPIRE_MS, GRACE_MS, Fenced, NotHeld, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import TopicFlag
 from gantry_broker.protocol.plausible import MAX_EPOCH_JUMP, Implausible
@@ -307,3 +307,34 @@ def test_a_broker_asks_whether_its_topics_are_known() -> None:
     assert table.touch("a", 0, "b:1", EXPIRE_MS) == DataVersion(3, 3)
     assert table.expire(EXPIRE_MS + 1) == []
     assert table.touch("a", 0, "other:1", EXPIRE_MS) is None
+
+
+def test_changes_of_topics_are_taken_over_without_all_topics() -> None:
+    table = RouteTable()
+    table.register(ours(0, 0, 1), configs("T", "U", version=1), 0)
+    since = DataVersion(1, 1)
+    table.register_changes(ours(0, 0, 1), since, configs("V", version=2), ["U"], 5)
+    assert sorted(table.topics()) == ["T", "V"]
+    table.register_changes(ours(0, 0, 1), DataVersion(2, 2), configs(version=2), [], 6)
+    assert sorted(table.topics()) == ["T", "V"], "a heartbeat without changes"
+    assert table.touch("a", 0, GROUP_ADDRESS, 7) == DataVersion(2, 2)
+
+
+@pytest.mark.parametrize("case", ["version", "source", "epoch", "left", "unknown", "deleted"])
+def test_changes_count_only_on_what_this_connection_registered(case: str) -> None:
+    table = RouteTable()
+    if case != "unknown":
+        table.register(ours(0, 0, 1), configs("T", version=1), 0)
+        table.register(ours(1, 2, 1), configs("T", version=1), 0)
+    if case == "left":
+        table.connection_lost(0, 1)
+    if case == "deleted":
+        table.delete_topic("T")
+    again = ours(0, 0, 2 if case == "epoch" else 1, source=9 if case == "source" else -1)
+    since = DataVersion(7, 7) if case == "version" else DataVersion(1, 1)
+    before = table.topics()
+    with pytest.raises(NotHeld):
+        table.register_changes(again, since, configs("V", version=2), [], 5)
+    assert table.topics() == before
+    table.register(again, configs("T", "V", version=2), 6)
+    assert sorted(table.topics()) == ["T", "V"], "the whole registration that follows is taken over"

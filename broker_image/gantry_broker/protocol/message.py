@@ -419,8 +419,8 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
-MAX_BATCH: Final = 2_000
-"""Messages of one batch: storing so many takes some 30 ms. RocketMQ limits a batch by its bytes only."""
+MAX_BATCH: Final = 1_000
+"""Messages of one batch: storing so many takes some 20 ms in one step. RocketMQ limits a batch by its bytes only."""
 
 
 def count_batch(body: bytes) -> int:

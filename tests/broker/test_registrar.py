@@ -1,0 +1,85 @@
+"""A broker registers at a real NameServer: all topics once, then those that change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from gantry_broker.broker.metadata.tables import TOPIC_CHANGES, Tables
+from gantry_broker.namesrv.server import NameServer
+from gantry_broker.namesrv.settings import NameServerSettings
+from gantry_broker.protocol.codes import GantryCode, RequestCode
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import Membership
+
+from tests.broker.conftest import Bench
+
+
+def topic(name: str) -> dict[str, object]:
+    return {"topicName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+
+
+def test_tables_know_the_topics_that_changed_since_a_version() -> None:
+    tables = Tables()
+    tables.apply({"at": 1, "topics": [topic("A")]})
+    since = tables.topic_version.counter
+    assert tables.topics_since(since) == set()
+    tables.apply({"at": 2, "topics": [topic("B"), topic("C")]})
+    tables.apply({"at": 3, "dropTopics": ["A"]})
+    assert tables.topics_since(since) == {"A", "B", "C"}
+    assert tables.topics_since(since + 5) is None
+    assert tables.copy().topics_since(since) is None, "a copy knows no changes"
+    tables.apply({"at": 4, "marks": {"drain": "closing"}})
+    assert tables.topics_since(since) is None, "the permission of all topics has changed"
+    for _ in range(TOPIC_CHANGES + 1):
+        tables.apply({"at": 5, "topics": [topic("A")]})
+    assert tables.topics_since(tables.topic_version.counter - TOPIC_CHANGES - 1) is None
+    assert tables.topics_since(tables.topic_version.counter - TOPIC_CHANGES) == {"A"}
+
+
+async def test_new_topics_are_registered_alone_and_all_topics_after_a_restart(
+    tmp_path: Path, make_bench: Callable[..., Bench]
+) -> None:
+    def settings(port: int = 0, registration: int = 0) -> NameServerSettings:
+        return NameServerSettings("ns", "127.0.0.1", port, 0, None, [], cluster="demo", registration_port=registration)
+
+    async def until(done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not done():  # noqa: ASYNC110 (a condition of another task)
+                await asyncio.sleep(0.01)
+
+    server = NameServer(settings())
+    await server.start()
+    port, registration = server.port, server.registration_port
+    assert registration is not None
+    bench = make_bench(
+        tmp_path / "b", name_servers=[f"127.0.0.1:{port}"], registration_addresses=[f"127.0.0.1:{registration}"]
+    )
+    bench.client._membership = Membership(Identity("demo", "demo-a", 0), None)
+    await bench.lead()
+    bench.parts.registrar.start()
+    try:
+        await until(lambda: server.service.routes.has_master())
+        before = server.service.requests[RequestCode.REGISTER_BROKER]
+        for number in range(30):
+            assert (await bench.send(b"x", f"N{number}")).code == 0
+            await bench.parts.registrar.registered()
+        requests = server.service.requests
+        assert {f"N{number}" for number in range(30)} <= set(server.service.routes.topics())
+        assert requests[GantryCode.REGISTER_CHANGES] >= 20
+        assert requests[RequestCode.REGISTER_BROKER] <= before + 2
+        await bench.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "N3"})
+        await bench.parts.registrar.registered()
+        assert "N3" not in server.service.routes.topics()
+
+        await server.close()
+        server = NameServer(settings(port, registration))
+        await server.start()
+        await bench.parts.registrar.registered()
+        await until(lambda: {"N1", "N2"} <= set(server.service.routes.topics()))
+        assert "N3" not in server.service.routes.topics()
+    finally:
+        await bench.parts.registrar.close()
+        await bench.close()
+        await server.close()
