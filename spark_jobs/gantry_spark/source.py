@@ -10,15 +10,18 @@ Spark's Python data source API does not pass the columns of a query to the sourc
 the damage.
 
 Options:
-- `path` (or load's argument; several are allowed): store directories. `brokers`: HTTP addresses, separated by commas,
-  each with its group (`a=http://10.0.0.5:10921`) to detect a group without a member that answers.
-  `cluster`: NameServer addresses, separated by semicolons. Exactly one of these three is required.
+- `path` (or load's argument; several are allowed): store directories, or archives (s3://, gs://, az://, or the folder
+  of one). `brokers`: HTTP addresses, separated by commas, each with its group (`a=http://10.0.0.5:10921`) to detect a
+  group without a member that answers. `cluster`: NameServer addresses, separated by semicolons. Exactly one of these
+  three is required.
 - `columns`: names of columns, separated by commas. `body`: true adds the body. `verify`: false skips the CRC of bodies.
 - `damaged`: `skip` leaves damaged ranges out. `rows` returns each as a row with `damage` and without a topic.
 - `parallelism`: number of cores. `partitionBytes`: size of a partition, instead of a size by the number of cores.
 - `rateLimit`: limit of one task's reads from brokers, in bytes a second. `tokenFile`: file with the admin token.
 - `caFile`: file with the CAs of the cluster, for HTTPS. `tls`: true: ports for clients have TLS as well.
 - `credentialsFile`: JSON with `accessKey` and `secretKey`, by which requests to NameServers and brokers are signed.
+- `endpoint`, `region`, `credentials` (a folder with a file for each credential), `keyFile` (the key of the
+  encryption): how to reach an archive.
 - `ranges`: JSON {log: [[from, to], ...]} of record boundaries. Only records that start in these ranges are read.
 - `maxBytesPerTrigger`: limit of a stream's batch. `clockSlackMs`: tolerance for store times that step back in a log.
 """
@@ -54,6 +57,7 @@ _OPTION_NAMES: Final = frozenset(
     for name in (
         "path", "paths", "brokers", "cluster", "columns", "body", "damaged", "verify", "parallelism", "partitionBytes",
         "rateLimit", "tokenFile", "caFile", "tls", "credentialsFile", "ranges", "maxBytesPerTrigger", "clockSlackMs",
+        "endpoint", "region", "credentials", "keyFile",
     )
 )  # fmt: skip
 
@@ -89,6 +93,12 @@ class Options:
         self.rate = _number(options, "ratelimit", 0, 0)
         self.token_file = options.get("tokenfile")
         self.trust = Trust(options.get("cafile"), _flag(options, "tls", False), options.get("credentialsfile"))
+        self.archive = {
+            field: options.get(name)
+            for field, name in (
+                ("endpoint", "endpoint"), ("region", "region"), ("credentials", "credentials"), ("key_file", "keyfile"),
+            )
+        }  # fmt: skip
         self.slack_ms = _number(options, "clockslackms", partitioning.CLOCK_SLACK_MS, 0)
         self.bytes_per_trigger = _number(options, "maxbytespertrigger", 0, 0)
         try:
@@ -104,7 +114,7 @@ class Options:
         """Open the logs. Raises SourceError."""
         logs: list[Any]
         if self.paths:
-            logs = [DirectoryLog(find(path)) for path in self.paths]
+            logs = [log for path in self.paths for log in self._logs_of(path)]
         else:
             # The network modules take a second to import, and every Spark worker would pay for it.
             from gantry_spark import remote, remoting
@@ -118,6 +128,16 @@ class Options:
                 f"two logs have the name {min(duplicates)}: copies of one log would count twice; give each log once"
             )
         return logs
+
+    def _logs_of(self, path: str) -> list[Any]:
+        """Open the logs of one path. Raises SourceError."""
+        # The modules of archives take a while to import, and every Spark worker would pay for it.
+        from gantry_spark import archived
+
+        url = archived.archive_url(path)
+        if url is not None:
+            return list(archived.open_logs(archived.ArchivePlace(url, **self.archive)))
+        return [DirectoryLog(find(path))]
 
 
 def unreachable_warnings(logs: Sequence[Any]) -> list[str]:

@@ -31,7 +31,7 @@ SourceArgument = Annotated[
     typer.Argument(
         metavar="[CLUSTER|DIR]",
         help="A local cluster's name, a store directory, brokers' HTTP addresses (GROUP=http://...), or a NameServer "
-        "(host:port). Left out: the cluster that you started.",
+        "(host:port), or an archive (s3://...). Left out: the cluster that you started.",
         show_default=False,
     ),
 ]
@@ -80,7 +80,10 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
     if text is not None and directory is None:
         if re.match(r"([^=/]+=)?https?://", text):
             return Source(text, brokers=tuple(text.split(",")))
-        if Path(text).exists():
+        if re.match(r"(s3|gs|az)://", text):
+            return Source(text, paths=(text,))
+        if Path(text.removeprefix("file://")).exists():
+            text = text.removeprefix("file://")
             path = str(Path(text).absolute())
             return Source(path, paths=(path,))
         if re.fullmatch(r"[^/;,\s]+:[0-9]+(;[^/;,\s]+:[0-9]+)*", text):

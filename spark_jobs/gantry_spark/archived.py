@@ -1,0 +1,175 @@
+"""The logs of a cluster in its archive: object storage, or a folder. No broker is touched.
+
+A group of the archive is a log. Its segments are those of the group's commit log; a task fetches the objects of its
+range and checks their checksums.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.archive.errors import ArchiveError, Missing
+from gantry_broker.archive.manifest import Part, State
+
+from gantry_spark.directory import Segment
+from gantry_spark.errors import SourceError
+
+if TYPE_CHECKING:
+    from gantry_broker.archive.chain import Archive, GroupArchive
+    from gantry_broker.archive.segment import Directory, RangeReader
+
+CLOUD: Final = re.compile(r"(s3|gs|az)://")
+SMALL_READ: Final = 64 * 1024
+"""Bytes: a smaller read fetches the block around it, a larger one the whole object."""
+
+
+@dataclass(frozen=True)
+class ArchivePlace:
+    """Where an archive lies; see `gantry_broker.config.ArchivePlace`. Tasks open it anew."""
+
+    url: str
+    endpoint: str | None = None
+    region: str | None = None
+    credentials: str | None = None
+    key_file: str | None = None
+
+    def open(self) -> Archive:
+        """Return the archive. Raises SourceError."""
+        from gantry_broker.archive.opening import open_archive
+        from gantry_broker.config import ArchivePlace as Place
+
+        try:
+            return open_archive(
+                Place(
+                    url=self.url,
+                    endpoint=self.endpoint,
+                    region=self.region,
+                    credentials=None if self.credentials is None else Path(self.credentials),
+                    key_file=None if self.key_file is None else Path(self.key_file),
+                )
+            )
+        except ArchiveError as error:
+            raise SourceError(str(error)) from None
+
+
+def archive_url(path: str) -> str | None:
+    """Return the URL of the archive that a path names; None: it is a store's folder."""
+    if CLOUD.match(path):
+        return path
+    root = Path(path.removeprefix("file://"))
+    if (root / "identity").is_dir() and (root / "groups").is_dir():
+        return f"file://{root.absolute()}"
+    return None
+
+
+class ArchivedLog:
+    """The archived log of one group, as the planner and the tasks use it."""
+
+    unreachable: tuple[str, ...] = ()
+    """See `remote.RemoteLog`. Always empty: what cannot be read raises SourceError."""
+
+    def __init__(self, place: ArchivePlace, group: str, state: State) -> None:
+        self.place = place
+        self.name = group
+        self.parts = state.parts
+        self.segments = list(_segments(state))
+
+    def open(self, index: int) -> ArchivedBytes:
+        """Open a segment. Nothing is fetched yet."""
+        segment = self.segments[index]
+        parts = [p for p in self.parts if p.end > segment.start and p.start < segment.limit]
+        return ArchivedBytes(self.place, self.name, parts, segment.limit)
+
+
+def open_logs(place: ArchivePlace) -> list[ArchivedLog]:
+    """Return the logs of all groups of an archive. Raises SourceError."""
+    archive = place.open()
+    try:
+        found = [ArchivedLog(place, name, archive.group(name).load()) for name in archive.groups()]
+    except ArchiveError as error:
+        raise SourceError(str(error)) from None
+    if not any(log.segments for log in found):
+        raise SourceError(f"{place.url} has no archive with records: check the URL, or wait for the first upload")
+    return found
+
+
+def _segments(state: State) -> Iterator[Segment]:
+    """The segments of a log, as far as the archive has them. A gap ends one."""
+    size = state.segment_size
+    run: list[Part] = []
+    for part in (*state.parts, None):
+        if part is not None and run and part.start == run[-1].end and part.start % size:
+            run.append(part)
+            continue
+        if run:
+            start, limit = run[0].start, run[-1].end
+            yield Segment(start, start - start % size + size, limit, "", run[0].first_ms or -1)
+        run = [] if part is None else [part]
+
+
+class ArchivedBytes:
+    """Bytes of one segment by log offset. It keeps the bytes of the last object or block."""
+
+    def __init__(self, place: ArchivePlace, group: str, parts: list[Part], limit: int) -> None:
+        self._place = place
+        self._name = group
+        self._parts = parts
+        self._limit = limit
+        self._group: GroupArchive | None = None
+        self._readers: dict[str, tuple[RangeReader, Directory]] = {}
+        self._kept_at = 0
+        self._kept = b""
+
+    def map_range(self, offset: int, size: int) -> memoryview | None:
+        """See `scan.LogBytes`. Bytes of an archive cannot be mapped."""
+        return None
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """See `scan.LogBytes`. Raises SourceError."""
+        want = min(len(into), self._limit - offset)
+        done = 0
+        while done < want:
+            at = offset + done
+            if not 0 <= at - self._kept_at < len(self._kept):
+                try:
+                    self._fetch(at, want > SMALL_READ)
+                except ArchiveError as error:
+                    raise SourceError(str(error)) from None
+            inside = at - self._kept_at
+            count = min(want - done, len(self._kept) - inside)
+            into[done : done + count] = self._kept[inside : inside + count]
+            done += count
+        return done
+
+    def _fetch(self, at: int, whole: bool) -> None:
+        part = next((p for p in self._parts if p.start <= at < p.end), None)
+        if part is None:
+            raise Missing(f"the archive of group {self._name} has no byte {at} of the log")
+        if self._group is None:
+            self._group = self._place.open().group(self._name)
+        if whole:
+            reader = self._group.whole(part)
+            directory = reader.directory()
+            self._kept_at = part.start
+            self._kept = b"".join(reader.block(directory, block) for block in directory.blocks)
+            return
+        if part.name not in self._readers:
+            reader = self._group.reader(part)
+            self._readers = {part.name: (reader, reader.directory())}
+        reader, directory = self._readers[part.name]
+        (block,) = directory.blocks_of(at, at + 1)
+        self._kept_at, self._kept = block.start, reader.block(directory, block)
+
+    def close(self) -> None:
+        """Give up what is kept."""
+        self._kept, self._readers = b"", {}
+
+    def __enter__(self) -> ArchivedBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
