@@ -83,6 +83,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--credentials-file", help="JSON with accessKey and secretKey, for NameServers with authentication (--cluster)"
     )
+    parser.add_argument("--endpoint", help="URL of a server that speaks the protocol of S3, for an archive (--path)")
+    parser.add_argument("--region", help="region of the archive's bucket")
+    parser.add_argument("--credentials", help="folder with a file for each credential of the archive")
+    parser.add_argument("--key-file", help="file with the key of the archive's encryption, in Base64")
     parser.add_argument("--history", type=_integer_from(1), default=10, help="number of reports to keep (10)")
     parser.add_argument("--master", help="Spark master (default: SPARK_MASTER, else local[*])")
     parser.add_argument(
@@ -137,6 +141,16 @@ def job_from_args(args: argparse.Namespace) -> Job:
         tls=args.tls,
         credentials_file=args.credentials_file,
         history=args.history,
+        read_options={
+            option: value
+            for option, value in (
+                ("endpoint", args.endpoint),
+                ("region", args.region),
+                ("credentials", args.credentials),
+                ("keyFile", args.key_file),
+            )
+            if value is not None
+        },
     )
 
 

@@ -17,6 +17,7 @@ from gantry_operator.platforms.kubernetes.analytics.status import analytics_stat
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command
 from gantry_spark.main import arguments, job_from_args
+from pydantic import ValidationError
 
 from tests.spark.reference_log import LogWriter, Message
 
@@ -85,6 +86,39 @@ def test_the_driver_understands_its_arguments() -> None:
     assert job.token_file == "/etc/gantry-admin/token"
     assert job.rate == manifests.RATE
     assert parsed.page_secret == "demo-analytics"
+
+
+def test_the_archive_is_read_in_place_of_the_brokers() -> None:
+    archive = {
+        "url": "s3://shop-archive/prod", "endpoint": "http://s3:7070", "credentialsSecret": "archive-s3",
+        "encryption": {"secretName": "archive-key"},
+    }  # fmt: skip
+    groups = [{"name": "a", "members": 2}]
+    made = BrokerCluster.make("demo", brokerGroups=groups, archive=archive, analytics={"source": "Archive"})
+    objects = {o["kind"]: o for o in manifests.render(made, URLS, "spark:1", token=True)}
+    driver = driver_of(objects)
+    job = job_from_args(arguments().parse_args(driver["containers"][0]["args"][1:]))
+    assert (job.paths, job.brokers) == (("s3://shop-archive/prod",), ())
+    folders = {
+        "archive-s3": "/etc/gantry-archive/archive/archive-s3",
+        "archive-key": "/etc/gantry-archive/archive/archive-key",
+    }
+    assert job.read_options == {
+        "endpoint": "http://s3:7070",
+        "credentials": folders["archive-s3"],
+        "keyFile": f"{folders['archive-key']}/encryptionKey",
+    }
+    mounted = {m["name"]: m["mountPath"] for m in driver["containers"][0]["volumeMounts"]}
+    secrets = {v["secret"]["secretName"]: mounted[v["name"]] for v in driver["volumes"] if "secret" in v}
+    assert {s: secrets[s] for s in folders} == folders
+    conf = conf_of(objects)
+    assert {s: conf[f"spark.kubernetes.executor.secrets.{s}"] for s in folders} == folders
+
+
+@pytest.mark.parametrize("archive", [None, {"url": "file:///backup"}])
+def test_an_archive_that_spark_cannot_reach_is_refused(archive: dict[str, str] | None) -> None:
+    with pytest.raises(ValidationError, match="there is no archive that Spark's pods reach"):
+        BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], archive=archive, analytics={"source": "Archive"})
 
 
 def test_without_executors_and_with_a_path() -> None:

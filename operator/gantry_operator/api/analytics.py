@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -46,6 +46,11 @@ class Analytics(Model):
         None, description="Time zone of the schedule, for example Europe/Berlin. Default: the control plane's.",
         max_length=64, pattern=ZONE,
     )  # fmt: skip
+    source: Literal["Brokers", "Archive"] = Field(
+        "Brokers",
+        description="Where the logs are read. Archive: from spec.archive, without any load on brokers; the report then "
+        "lacks the lag of consumer groups.",
+    )
     suspend: bool = Field(False, description="Keep the schedule, but start no run.")
     topics: list[Annotated[str, Field(max_length=127)]] = Field(
         default_factory=list,

@@ -207,6 +207,12 @@ class BrokerGroup(Model):
     )
 
 
+def _readable_by_spark(spec: BrokerClusterSpec) -> bool:
+    if spec.analytics is None or spec.analytics.source != "Archive":
+        return True
+    return spec.archive is not None and not spec.archive.url.startswith("file:")
+
+
 def _one_offset(spec: BrokerClusterSpec) -> bool:
     source = None if spec.bootstrap is None else spec.bootstrap.fromArchive
     return source is None or source.offset is None or len(spec.brokerGroups) == 1
@@ -391,6 +397,14 @@ class BrokerClusterSpec(Model):
             "the smallest brokerGroups[].members",
             _enough_members,
             "minInSyncReplicas",
+        ),
+        Rule(
+            f"!has(self.analytics) || {either('self.analytics.source', 'Brokers')} != 'Archive' || "
+            "(has(self.archive) && !self.archive.url.startsWith('file:'))",
+            "analytics.source is Archive, but there is no archive that Spark's pods reach: write spec.archive with a "
+            "bucket, or analytics.source: Brokers",
+            _readable_by_spark,
+            "analytics",
         ),
         Rule(
             "!has(self.bootstrap) || !has(self.bootstrap.fromArchive) || !has(self.bootstrap.fromArchive.offset) || "

@@ -14,6 +14,7 @@ import yaml
 
 from gantry_operator.api import GROUP, BrokerCluster, cron
 from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.archive import ENCRYPTION_KEY
 from gantry_operator.api.base import parse_duration, parse_quantity
 from gantry_operator.plan import AUTHORITIES
 from gantry_operator.platforms.kubernetes import access, names, pods
@@ -207,7 +208,7 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
     """The report's arguments (`python -m gantry_spark.report`)."""
     out = [
         "report",
-        "--brokers", ",".join(broker_urls),
+        *_source(cluster, spec, broker_urls),
         "--name", cluster.name,
         "--out", spec.output.path or REPORTS,
         "--since", f"{max(1, int(parse_duration(spec.window)))}s",
@@ -224,6 +225,34 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
     if _https(cluster):
         out += ["--ca-file", f"{pods.CA_DIR}/{AUTHORITIES}"]
     return out
+
+
+def _source(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str]) -> list[str]:
+    """The arguments that say where the logs are."""
+    archive = cluster.spec.archive
+    if spec.source == "Brokers" or archive is None:
+        return ["--brokers", ",".join(broker_urls)]
+    found = ["--path", archive.url]
+    if archive.endpoint is not None:
+        found += ["--endpoint", archive.endpoint]
+    if archive.region is not None:
+        found += ["--region", archive.region]
+    if archive.credentialsSecret is not None:
+        found += ["--credentials", str(pods.archive_secret("archive", archive.credentialsSecret))]
+    if archive.encryption is not None:
+        secret = pods.archive_secret("archive", archive.encryption.secretName)
+        found += ["--key-file", str(secret / ENCRYPTION_KEY)]
+    return found
+
+
+def _archive_secrets(cluster: BrokerCluster, spec: Analytics) -> dict[str, str]:
+    """The Secrets that Spark needs for the archive, with the folder of each."""
+    archive = cluster.spec.archive
+    if spec.source == "Brokers" or archive is None:
+        return {}
+    encryption = archive.encryption
+    names_of = (archive.credentialsSecret, None if encryption is None else encryption.secretName)
+    return {secret: str(pods.archive_secret("archive", secret)) for secret in names_of if secret is not None}
 
 
 def _https(cluster: BrokerCluster) -> bool:
@@ -291,6 +320,8 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
         conf[f"spark.kubernetes.executor.secrets.{names.admin_secret(cluster.name)}"] = TOKEN_DIR
     if _https(cluster):
         conf[f"spark.kubernetes.executor.secrets.{names.ca_cert_secret(cluster.name)}"] = pods.CA_DIR
+    for secret, folder in _archive_secrets(cluster, spec).items():
+        conf[f"spark.kubernetes.executor.secrets.{secret}"] = folder
     if spec.output.path is None:
         # The volume can be mounted on one node only, so executors run on the driver's node.
         volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.reports"
@@ -377,6 +408,9 @@ def _driver(
     if _https(cluster):
         mounts.append({"name": "ca", "mountPath": pods.CA_DIR, "readOnly": True})
         volumes.append({"name": "ca", "secret": {"secretName": names.ca_cert_secret(cluster.name)}})
+    for number, (secret, folder) in enumerate(_archive_secrets(cluster, spec).items()):
+        mounts.append({"name": f"archive-{number}", "mountPath": folder, "readOnly": True})
+        volumes.append({"name": f"archive-{number}", "secret": {"secretName": secret}})
     container: dict[str, Any] = {
         "name": DRIVER,
         "image": image,
