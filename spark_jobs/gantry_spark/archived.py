@@ -29,7 +29,7 @@ SMALL_READ: Final = 64 * 1024
 
 @dataclass(frozen=True)
 class ArchivePlace:
-    """Where an archive lies; see `gantry_broker.config.ArchivePlace`. Tasks open it anew."""
+    """Where an archive lies; see `gantry_broker.config.ArchivePlace`. Each task opens it again."""
 
     url: str
     endpoint: str | None = None
