@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gantry_broker.timeslice import GRANT_S
+from gantry_broker.timeslice import GRANT_S, SLICE_S
 
 if TYPE_CHECKING:
     from gantry_broker.timeslice import TimeSlices
@@ -71,19 +71,23 @@ class Inbox:
     def received(self, data: bytes) -> None:
         """Handle the bytes of one read, now as far as there is time."""
         slices = self._slices
-        if self._more or self._parts or self._held or len(data) > self._piece or slices.left_s <= 0:
+        used_s = slices.used_s
+        if (
+            self._parts
+            or used_s >= SLICE_S
+            or self._more
+            or self._held
+            or len(data) > self._piece
+            or (slices.queue and not slices.stepping)
+        ):
             self._parts.append(data)
             self.size += len(data)
             self._go_on()
             return
-        begun, used = slices.clock(), slices.used_s
-        self._working = True
-        try:
-            self._more = self._owner.handle(data)
-        finally:
-            self._working = False
-            slices.spent(begun, used)
-        if self._more:
+        begun = slices.clock()
+        self._more = more = self._owner.handle(data)
+        slices.read(begun, used_s)
+        if more:
             self._go_on()
 
     def hold(self, wait: bool) -> None:

@@ -20,6 +20,8 @@ _LONG_S: Final = 0.02
 
 SLICE_S: Final = 0.01
 """Seconds of costly work in one pass of the event loop, approximately."""
+HALF_S: Final = SLICE_S / 2
+"""See `TimeSlices.read`."""
 GRANT_S: Final = 0.002
 """Seconds that a coroutine works before others get their turn."""
 
@@ -30,26 +32,24 @@ class TimeSlices:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         """Seconds of a monotonic clock."""
-        self._used_s = 0.0
-        self._pass_ends = False
-        self._stepping = False
-        self._queue: deque[Callable[[], None]] = deque()
+        self.used_s = 0.0
+        """Seconds of work in this pass. They may be too many by `HALF_S`: see `read`."""
+        self.pass_ends = False
+        """Whether `used_s` is set back at the end of this pass."""
+        self.stepping = False
+        """Whether a step runs now."""
+        self.queue: deque[Callable[[], None]] = deque()
         self.on_ran: Callable[[float], None] = lambda seconds: None
         """Called with the seconds of each long step."""
 
     def __len__(self) -> int:
         """The number of waiting steps and coroutines."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def left_s(self) -> float:
         """Return the rest of this pass's time; 0 when something waits already, except for the running one."""
-        return 0.0 if self._queue and not self._stepping else max(SLICE_S - self._used_s, 0.0)
-
-    @property
-    def used_s(self) -> float:
-        """Return the seconds of costly work in this pass."""
-        return self._used_s
+        return 0.0 if self.queue and not self.stepping else max(SLICE_S - self.used_s, 0.0)
 
     def spent(self, begun: float, used_s: float) -> None:
         """Note that work ended that began at `begun` by the clock, when `used_s` was used: parts of it that were
@@ -58,18 +58,31 @@ class TimeSlices:
         seconds = self.clock() - begun
         if seconds > _LONG_S:
             self.on_ran(seconds)
-        self.charge(max(used_s + seconds - self._used_s, 0.0))
+        self.charge(max(used_s + seconds - self.used_s, 0.0))
+
+    def read(self, begun: float, used_s: float) -> None:
+        """As `spent`, for the many short reads. Only when they have taken `HALF_S`, over however many passes, the end
+        of the pass is waited for: that costs as much as a tenth of a short read.
+        """
+        seconds = self.clock() - begun
+        used_s += seconds
+        if used_s > self.used_s:
+            self.used_s = used_s
+            if used_s > HALF_S:
+                if seconds > _LONG_S:
+                    self.on_ran(seconds)
+                self.charge(0.0)
 
     def later(self, work: Callable[[], None]) -> None:
         """Run a step in its turn, not now. It must not raise."""
-        self._queue.append(work)
+        self.queue.append(work)
         self.charge(0.0)
 
     def charge(self, seconds: float) -> None:
         """Note costly work in this pass, in seconds."""
-        self._used_s += seconds
-        if not self._pass_ends:
-            self._pass_ends = True
+        self.used_s += seconds
+        if not self.pass_ends:
+            self.pass_ends = True
             asyncio.get_running_loop().call_soon(self._next_pass)
 
     def run(self, work: Callable[[], None]) -> bool:
@@ -94,7 +107,7 @@ class TimeSlices:
                 turn.set_result(None)
                 self.charge(GRANT_S)
 
-        self._queue.append(begin)
+        self.queue.append(begin)
         self.charge(0.0)
         await turn
 
@@ -112,18 +125,18 @@ class TimeSlices:
             yield item
 
     def _step(self, work: Callable[[], None]) -> None:
-        begun, used_s = self.clock(), self._used_s
-        outer, self._stepping = self._stepping, True
+        begun, used_s = self.clock(), self.used_s
+        outer, self.stepping = self.stepping, True
         try:
             work()
         finally:
-            self._stepping = outer
+            self.stepping = outer
             self.spent(begun, used_s)
 
     def _next_pass(self) -> None:
-        self._pass_ends = False
-        self._used_s = 0.0
-        while self._queue and self._used_s < SLICE_S:
-            self._step(self._queue.popleft())
-        if self._queue:
+        self.pass_ends = False
+        self.used_s = 0.0
+        while self.queue and self.used_s < SLICE_S:
+            self._step(self.queue.popleft())
+        if self.queue:
             self.charge(0.0)
