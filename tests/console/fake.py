@@ -110,7 +110,12 @@ class FakeSource:
             {"type": "Degraded", "status": "False", "message": "all ready", "lastTransitionTime": "2026-01-01"},
         ]
         rows = [{"name": f"fake-a-{n}", "group": "a", "inSync": True} for n in range(3)]
+        archive = {
+            "recoverableFrom": "2026-01-01T00:00:00Z", "archivedUntil": "2026-01-02T00:00:00Z", "offset": 4_000_000,
+            "behindBytes": 2_048, "behindSeconds": 61, "bytes": 1_000_000, "objects": 12, "gaps": 1, "error": "<b>no",
+        }  # fmt: skip
         status = {"phase": "Running", "conditions": conditions, "members": rows, "events": [], "nameServerMembers": []}
+        status["groups"] = [{"name": "a", "archive": archive}, {"name": "b", "archive": {"gaps": 0, "error": "away"}}]
         return {"spec": {}, "metadata": {"name": "fake"}, "status": status}
 
     async def audit(self) -> AuditView:

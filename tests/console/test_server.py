@@ -221,6 +221,15 @@ def test_a_broker_without_an_answer_delays_no_page() -> None:
                 time.sleep(0.2)
 
 
+def test_the_archive_is_beside_the_members() -> None:
+    source = FakeSource()
+    with running(source) as console, console.client() as client:
+        until_figures(console)
+        page = client.get(f"{HERE}/members").text
+    for text in ("2026-01-01T00:00:00Z", "2.0 KiB", "it lacks 1 ranges", "&lt;b&gt;no", "not known yet"):
+        assert text in page
+
+
 def test_a_cluster_that_cannot_be_read_has_pages() -> None:
     source = FakeSource()
 

@@ -271,6 +271,7 @@ def make_app(
         return page(
             request, place, "members.html", "members", live=True, members=members_of(place.snapshot, place.now),
             servers=place.snapshot.status.get("nameServerMembers") or [],
+            archives=[g for g in place.snapshot.status.get("groups") or [] if g.get("archive")],
         )  # fmt: skip
 
     @app.get("/c/{space}/{name}/topics")

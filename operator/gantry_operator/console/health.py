@@ -31,6 +31,9 @@ BAD_IF: Final[Mapping[str, tuple[str, Tone]]] = {
     "Progressing": ("True", "warn"),
     "CertificatesValid": ("False", "warn"),
     "Ready": ("False", "bad"),
+    "Archiving": ("False", "warn"),
+    "DiskPressure": ("True", "warn"),
+    "ReportComplete": ("False", "warn"),
 }
 CHANGING: Final = ("Creating", "Updating", "Paused", "Pending", "Deleting", "Hibernated")
 """Phases in which a cluster is not ready because somebody wanted it so: that needs attention, and is no fault."""
