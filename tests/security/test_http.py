@@ -28,6 +28,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import BrokerAddresses, plan
 from gantry_operator.plan import broker_config as render
+from gantry_operator.plan.process_config import ArchiveFiles
 
 from tests.support.free_ports import free_ports
 
@@ -251,6 +252,7 @@ def test_metrics_can_want_the_token_too(tmp_path: Path) -> None:
     planned = render(
         cluster, member, addresses, listen_host="127.0.0.1", data_dir=tmp_path, name_servers=[],
         registration_addresses=[], token_file=tmp_path / "token",
+        archives=ArchiveFiles("uid-1", lambda use, secret: tmp_path / use / secret),
     )  # fmt: skip
     assert planned.metrics_need_token
     process = started("gantry_broker.broker", broker_config(tmp_path, metrics_need_token=True), tmp_path)
