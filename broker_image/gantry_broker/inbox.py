@@ -46,6 +46,25 @@ class Owner(Protocol):
         """End the connection at once."""
 
 
+class _Nobody:
+    """The owner of an inbox whose connection has ended."""
+
+    def handle(self, data: bytes) -> bool:
+        return False
+
+    def pause_input(self, wait: bool) -> None:
+        """Do nothing."""
+
+    def input_ended(self) -> None:
+        """Do nothing."""
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+_NOBODY: Final = _Nobody()
+
+
 class Inbox:
     """What one connection has brought, until its turn."""
 
@@ -102,6 +121,13 @@ class Inbox:
         self._parts.clear()
         self._more = False
         self.size = 0
+
+    def leave(self) -> None:
+        """Drop what waits, and let go of the owner, whose connection has ended: both refer to each other, and only a
+        full collection would free what the owner holds.
+        """
+        self.clear()
+        self._owner = _NOBODY
 
     def _go_on(self) -> None:
         if self._slices.left_s > 0 and not self._queued:

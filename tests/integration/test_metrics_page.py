@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from gantry_broker.archive.archiver import Report
 from gantry_broker.client import Message, Producer
-from gantry_broker.config import OtlpConfig
+from gantry_broker.config import ArchiveConfig, OtlpConfig
+from gantry_broker.http.metrics import archive_families
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.service import metrics as name_server_page
 from gantry_broker.namesrv.settings import NameServerSettings
@@ -84,7 +86,10 @@ async def test_the_page_has_every_metric_with_its_type_and_labels(tmp_path: Path
         await cluster.close()
     what = ("gantry_send_latency_seconds_bucket", "gantry_append_latency_seconds_bucket")
     assert examples == {(name, "ab" * 16) for name in what}
-    code = served(families)
+    # Only brokers with an archive have its metrics.
+    place = ArchiveConfig(url="s3://b/p", uid="u")
+    archive = archive_families(Report(known=True), place, lambda value: [(dict.fromkeys(COMMON["gantry"], ""), value)])
+    code = served(families) | {name: (kind, set(rows[0][0])) for name, kind, _, rows in archive}
     rocketmq = {name: row for name, row in code.items() if name.startswith("rocketmq_")}
     compare(documented(page, "RocketMQ's metrics"), rocketmq, COMMON["rocketmq"])
     source = (ROOT / "broker_image" / "gantry_broker" / "remoting" / "tls_ports.py").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import random
 import socket
 import struct
@@ -293,6 +294,29 @@ async def test_unfinished_frames_of_all_connections_are_bounded(served: Served, 
     assert (await client.request(served.address, Frame(ECHO, body=body), 5)).body == body, (
         "what they held is free again"
     )
+
+
+async def test_an_ended_connection_is_freed_at_once(served: Served) -> None:
+    """Its incomplete frame with it: a cycle of references would wait for a full collection, and be in no account."""
+
+    def left() -> int:
+        return sum(isinstance(found, Connection) for found in gc.get_objects())
+
+    begun = encode_frame(Frame(ECHO, body=bytes(100_000)))[:-1]
+    gc.collect()
+    gc.disable()
+    try:
+        before = left()
+        streams = [await asyncio.open_connection("127.0.0.1", served.server.port) for _ in range(3)]
+        for _, writer in streams:
+            writer.write(begun)
+        await until(lambda: served.server.shared.held == 3 * len(begun), "all is read")
+        assert left() == before + 3
+        for _, writer in streams:
+            writer.close()
+        await until(lambda: served.handler.closed == 3 and left() == before, "the connections are freed")
+    finally:
+        gc.enable()
 
 
 async def test_a_slow_answer_does_not_end_a_connection_that_answers_others(

@@ -290,6 +290,12 @@ class FrameDecoder:
         """Whether a frame has begun and not ended, kept or dropped."""
         return self._buffered > 0 or self._skip > 0
 
+    def clear(self) -> None:
+        """Drops what it holds: the connection has ended."""
+        self._chunks.clear()
+        self._buffered = 0
+        self.more = False
+
     def feed(self, data: bytes, most: int = _ALL) -> list[Frame]:
         """Returns the frames that `data` completes, in order. After `most` of them `more` is true: the next call, with
         b"" or further bytes, goes on with the rest.

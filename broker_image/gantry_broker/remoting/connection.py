@@ -393,6 +393,8 @@ class Connection(asyncio.Protocol):
         self.closed = True
         self._drop_gathered()
         self.drop_input()
+        if self._inbox is not None:
+            self._inbox.leave()
         self._shared.forget(self)
         pending, self._pending = self._pending, {}
         reason = f"connection to {self.peer[0]}:{self.peer[1]} ended" + (f": {exc}" if exc else "")
@@ -562,7 +564,8 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def drop_input(self) -> None:
-        """Forget what was read and waits for its turn."""
+        """Forget what was read: what waits for its turn, and the incomplete frame. The connection is about to end."""
+        self._decoder.clear()
         if self._inbox is not None:
             self._inbox.clear()
 

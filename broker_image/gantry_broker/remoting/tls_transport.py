@@ -166,7 +166,7 @@ class TlsTransport(asyncio.Protocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         if self._inbox is not None:
-            self._inbox.clear()
+            self._inbox.leave()
         if self._shared is not None:
             self._shared.hold(self, 0)
         overseer, self._overseer = self._overseer, None

@@ -334,7 +334,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self._inbox.clear()
+        self._inbox.leave()
         self._shared.forget(self)
         for stream in list(self.core.streams.values()):
             self.core.streams.pop(stream.id, None)
