@@ -21,11 +21,11 @@ from typing import Final
 
 from gantry_broker.archive import chain, upload
 from gantry_broker.archive.chain import Archive, GroupArchive
-from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced
+from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Overtaken
 from gantry_broker.archive.manifest import Change, Gap, Owner, Part, State
 from gantry_broker.archive.segment import BLOCK, SegmentWriter, read_range
 from gantry_broker.archive.threads import in_daemon_thread
-from gantry_broker.archive.upload import Begin, Cut, MarkGap, Merge, Prune, Settings, Upload, View, Wait
+from gantry_broker.archive.upload import Begin, Cut, MarkGap, Merge, Prune, Settings, Upload, View, Wait, Waiting
 from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
 from gantry_broker.store.log.record_reader import size_of_first, size_of_whole
@@ -38,6 +38,10 @@ FOLLOW_S: Final = 15.0
 """Seconds between two looks at the manifest by the others."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
+OVERTAKEN_AT: Final = 3
+"""So many steps in a row that another member overtook are shown as an error."""
+SMALLEST_PART: Final = 1 << 20
+"""Each failure halves what the next try uploads, down to this: a slow way to the store takes a small object in time."""
 CLEAN_S: Final = 3_600.0
 """Seconds between two searches for objects and entries that no reader needs."""
 GRACE_MS: Final = 24 * 3_600_000
@@ -111,7 +115,9 @@ class Archiver:
         self._state: State | None = None
         self._owner: Owner | None = None
         self._last_upload_ms = 0
-        self._waiting_since_ms = 0
+        self._waiting = Waiting()
+        self._noted: State | None = None
+        self._failures = 0
         self._cleaned = 0.0
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -138,38 +144,47 @@ class Archiver:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        pause, failures = 0.0, 0
+        pause = 0.0
         while True:
             self._wake.clear()
             if pause:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)
+            pause = await self._look()
+
+    async def _look(self) -> float:
+        """Do one step, note how it ended, and return the seconds until the next one."""
+        view, uploads, error, fenced = None, self.report.uploads, "", ""
+        try:
             view, uploads = self._view(), self._turn()
             if view is None:
-                pause = LOOK_S
-                continue
-            try:
-                step = partial(self._step, view, self._settings(), uploads)
-                more = await in_daemon_thread(step)
-                failures = 0
-                pause = 0.0 if more else (LOOK_S if uploads else FOLLOW_S)
-                self._note(view, uploads, "", "")
-            except Fenced as error:
-                self._state = None
-                failures += 1
-                pause = _pause(failures)
-                self._note(view, uploads, str(error), str(error) if self._owner is None else "")
-            except (ArchiveError, OSError) as error:
-                if failures == 0 or str(error) != self.report.error:
-                    log.warning("the archive: %s", error)
-                failures += 1
-                pause = _pause(failures)
-                self._note(view, uploads, str(error), "")
-            except Exception as error:  # The loop must go on: a thread that ends silently would archive nothing more.
-                log.exception("the archive's step failed")
-                failures += 1
-                pause = _pause(failures)
-                self._note(view, uploads, f"{type(error).__name__}: {error}", "")
+                return LOOK_S
+            more = await in_daemon_thread(partial(self._step, view, self._settings(), uploads))
+            self._failures = 0
+            pause = 0.0 if more else (LOOK_S if uploads else FOLLOW_S)
+        except Overtaken as overtaken:
+            # Two members had their turn at the same time: no failure, but it does not go on for ever unseen.
+            log.info("the archive: %s", overtaken)
+            self._state = None
+            pause, error = self._failed(), str(overtaken) if self._failures > OVERTAKEN_AT else ""
+        except Fenced as refused:
+            self._state = None
+            pause, error = self._failed(), str(refused)
+            fenced = error if self._owner is None else ""
+        except (ArchiveError, OSError) as failed:
+            if str(failed) != self.report.error:
+                log.warning("the archive: %s", failed)
+            pause, error = self._failed(), str(failed)
+        except Exception as unexpected:  # The loop must go on: one that ends silently would archive nothing more.
+            log.exception("the archive's step failed")
+            pause, error = self._failed(), f"{type(unexpected).__name__}: {unexpected}"
+        if view is not None:
+            self._note(view, uploads, error, fenced)
+        return pause
+
+    def _failed(self) -> float:
+        self._failures += 1
+        return _pause(self._failures)
 
     # On the event loop
 
@@ -177,11 +192,7 @@ class Archiver:
         before, state, now = self.report, self._state, self._clock_ms()
         end = before.end if state is None else state.end
         behind = max(view.confirmed - end, 0) if state is not None or before.known else 0
-        if not behind:
-            self._waiting_since_ms = 0
-        elif not self._waiting_since_ms or now < self._waiting_since_ms or end > before.end:
-            self._waiting_since_ms = now
-        waiting = self._waiting_since_ms
+        self._waiting.note(view.confirmed, view.confirmed - behind, now)
         report = replace(
             before,
             uploads=uploads,
@@ -189,10 +200,11 @@ class Archiver:
             error_ms=now if error else before.error_ms,
             fenced=fenced,
             behind_bytes=behind,
-            behind_ms=now - waiting if waiting else 0,
+            behind_ms=self._waiting.for_ms(now),
             last_upload_ms=self._last_upload_ms,
         )
-        if state is not None:
+        if state is not None and state is not self._noted:
+            self._noted = state
             report = replace(
                 report,
                 known=True,
@@ -211,7 +223,7 @@ class Archiver:
 
     def _step(self, view: View, settings: Settings, uploads: bool) -> bool:
         """Do one step; True: there may be more to do. Raises ArchiveError, Fenced, OSError."""
-        self._state = self._group.load(self._state)
+        self._state = self._group.load(self._state, checked=not uploads)
         if not uploads:
             return False
         if self._owner is None:
@@ -221,19 +233,24 @@ class Archiver:
         if state.owner is not None and state.owner.number > self._owner.number:
             self._owner = None
             raise Fenced("the archive has another owner now")
+        settings = replace(settings, part=self._part(settings.part))
         step = upload.next_step(state, view, settings, self._clock_ms(), self._last_upload_ms)
         match step:
             case Wait():
                 self._clean(state)
                 return False
-            case Begin(base, epochs):
-                self._write(state, Change(base=(base, epochs)), view, ())
+            case Begin(base, epochs, cut):
+                if cut is not None:
+                    log.error("the archive begins once more at %d: an unclean promotion undid all that it had", base)
+                self._write(state, Change(cut=cut, base=(base, epochs)), view, ())
             case Cut(at, across):
                 log.warning("the archive is cut at %d: an unclean promotion undid what it has from there on", at)
                 self._cut(state, at, across, view)
             case MarkGap(start, end):
                 log.error("the archive lacks [%d, %d) of the log for ever: the disk no longer has it", start, end)
-                self._write(state, Change(gap=Gap(start, end, "removed from the disk before its upload")), view, ())
+                gap = Gap(start, end, "removed from the disk before its upload")
+                # Without the epochs in the gap the archive would seem to differ from the log for ever.
+                self._write(state, Change(gap=gap), view, [e for e in view.epochs if start <= e.start < end])
             case Upload(start, limit, most):
                 self._upload(state, start, limit, most, view)
             case Merge(parts):
@@ -243,6 +260,9 @@ class Archiver:
                 self._write(state, Change(start=start), view, ())
                 self._group.remove_parts(gone)
         return True
+
+    def _part(self, most: int) -> int:
+        return max(most >> min(self._failures, 6), min(most, SMALLEST_PART))
 
     def _write(self, state: State, change: Change, view: View, epochs: Sequence[EpochStart]) -> None:
         assert self._owner is not None
@@ -301,7 +321,7 @@ class Archiver:
     def _throttle(self, size: int) -> None:
         rate = self._rate()
         if rate:
-            self._stopping.wait(min(size / rate, LONGEST_PAUSE_S))
+            self._stopping.wait(size / rate)
 
     def _merge(self, state: State, parts: tuple[Part, ...], view: View) -> None:
         writer = self._writer(parts[0].start, view)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from gantry_broker.archive import manifest
-from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Unavailable
+from gantry_broker.archive.errors import ArchiveError, Damaged, Fenced, Missing, Overtaken, Unavailable
 from gantry_broker.archive.manifest import WHOLE_EVERY, Change, Owner, Part, State
 from gantry_broker.archive.objects import Objects
 from gantry_broker.archive.sealing import Plain, Sealer
@@ -169,13 +169,14 @@ class GroupArchive:
 
     # Manifest
 
-    def load(self, known: State | None = None) -> State:
+    def load(self, known: State | None = None, *, checked: bool = True) -> State:
         """Return the newest state, from `known` on if it is given. An archive without entries gives `State()`.
 
-        Raises ArchiveError.
+        Without `checked` it may be an old one where `known` is older than what `forget_entries` keeps: for a writer,
+        whose `append` finds that out. Raises ArchiveError.
         """
         state = known
-        if state is None or state.n == 0:
+        if state is None or state.n == 0 or (checked and self._is_forgotten(state.n)):
             state = self._load_from_listing()
         for _ in range(MAX_PROBES):
             try:
@@ -202,8 +203,15 @@ class GroupArchive:
         assert state is not None
         return state
 
+    def _is_forgotten(self, n: int) -> bool:
+        """Whether there are entries behind `n`. If entry `n + 1` is not one of them, `forget_entries` has removed it: a
+        member that knew `n` last has slept since, and must not write at a number that was used.
+        """
+        return next(iter(self._objects.list(f"{self._prefix}manifest/", after=self._entry(n))), None) is not None
+
     def append(self, state: State, change: Change, epochs: Sequence[EpochStart]) -> None:
-        """Write the entry that leads to `state`. Raises Fenced when another entry has its number, ArchiveError.
+        """Write the entry that leads to `state`. Raises Overtaken when another entry has its number, or had it until it
+        was removed, ArchiveError.
 
         It reads the entry back: a store that only says that it has written it is found out.
         """
@@ -215,7 +223,9 @@ class GroupArchive:
         except Missing:
             raise Unavailable(f"group {self.name}: the object store lost entry {state.n} of the manifest") from None
         if written != data:
-            raise Fenced(f"group {self.name}: another member wrote entry {state.n} of the manifest")
+            raise Overtaken(f"group {self.name}: another member wrote entry {state.n} of the manifest")
+        if self._is_forgotten(state.n):
+            raise Overtaken(f"group {self.name}: others wrote entries behind {state.n} of the manifest")
 
     def _entry(self, n: int) -> str:
         return f"{self._prefix}manifest/{n:012d}.json"
@@ -304,7 +314,7 @@ def write(
     now_ms: int,
     check: Callable[[], None] = lambda: None,
 ) -> State:
-    """Append one entry and return the new state. `check` runs just before the write. Raises ArchiveError, Fenced."""
+    """Append one entry and return the new state. `check` runs just before the write. Raises ArchiveError, Overtaken."""
     new = state.next(change, owner=owner, segment_size=segment_size, epochs=epochs, at_ms=now_ms)
     check()
     group.append(new, change, epochs)

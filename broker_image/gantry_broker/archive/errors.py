@@ -15,6 +15,10 @@ class Fenced(ArchiveError):
     """Another cluster owns the archive, or a newer manifest exists. The text says what to do."""
 
 
+class Overtaken(Fenced):
+    """Another member of the group wrote to the manifest meanwhile: read it again, and decide again."""
+
+
 class Unavailable(ArchiveError):
     """The object store does not answer, or refuses for now. The same call may work later."""
 

@@ -149,7 +149,7 @@ class State:
         gaps = list(self.gaps)
         if change.cut is not None:
             cut = change.cut
-            if not self.start <= cut <= self.end:
+            if cut > self.end or (cut < self.start and change.base is None):
                 raise ArchiveError(f"a cut at {cut} is outside of the archive, {self.start} to {self.end}")
             if any(p.start < cut < p.end and p.name not in removed for p in parts):
                 raise ArchiveError(f"the part across the cut at {cut} stays")
@@ -158,7 +158,7 @@ class State:
             all_epochs = [e for e in all_epochs if e.start < cut]
         if change.base is not None:
             base, before = change.base
-            if parts or (self.n and base < self.end):
+            if parts or (self.n and change.cut is None and base < self.end):
                 raise ArchiveError(f"the archive has parts up to {self.end} and cannot begin at {base}")
             state = replace(state, base=base)
             all_epochs = list(before)

@@ -125,7 +125,13 @@ def restore(
     log_dir.mkdir(parents=True, exist_ok=True)
     mark.parent.mkdir(parents=True, exist_ok=True)
     goal: dict[str, object] = {"group": group.name, "offset": target.offset, "timeMs": target.time_ms}
-    end, fetched = _begun(mark, goal, log_dir) or plan.start, 0
+    end, fetched = _begun(mark, goal, log_dir), 0
+    if end and not plan.start <= end <= plan.end:  # The archive was pruned or cut since the restore was broken off.
+        for path in log_dir.iterdir():
+            path.unlink()
+        fsync_dir(log_dir)
+        end = 0
+    end = end or plan.start
     files: dict[int, int] = {}
     try:
         for part in plan.parts:
@@ -145,6 +151,9 @@ def restore(
     finally:
         for descriptor in files.values():
             os.close(descriptor)
+    if end == plan.start:
+        mark.unlink()
+        raise Missing(f"the archive has no record before the target: write one behind its start, {plan.start}")
     fsync_dir(log_dir)
     EpochFile(state.segment_size, truncate_epochs(state.epochs, end)).save(store / "config" / "epochs.json")
     atomic_write(store / RESTORED, orjson.dumps({**goal, "end": end}), durable=True)

@@ -4,9 +4,11 @@ The rules:
 1. Only confirmed bytes are uploaded, so what the archive has can be undone by an unclean promotion alone.
 2. An upload continues the archive's end. A member whose log is behind, or of another history, waits.
 3. After an unclean promotion the archive is cut where the new history begins, by a member that is in a later epoch.
+   Where that is at or below its start, all of it is undone, and it begins once more.
 4. Bytes that the disk no longer has and the archive never had become a gap, which the manifest names.
 5. Small parts that follow each other are merged, so that their number grows with the log, not with time.
-6. Retention removes whole segments, all of whose records are older than the recovery window.
+6. Retention removes whole segments, all of whose records are older than the recovery window, from the oldest on. One
+   record of a clock that was wrong removes nothing younger.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ PART: Final = 32 << 20
 """Bytes of the log in one part at most, plus one record."""
 MERGE_AT: Final = 8
 """Parts that follow each other and fit into one are merged when there are so many."""
+
+MARKS: Final = 512
+"""Moments at most that `Waiting` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Write the first entry: the archive begins at `base`."""
+    """Write the first entry: the archive begins at `base`. `cut`: all that it has is undone, so it begins once more;
+    None: it has nothing yet.
+    """
 
     base: int
     epochs: LeaderEpochs
+    cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +133,14 @@ def has_turn(leadership: LeadershipRecord, member: int, behind_ms: int, interval
 def next_step(state: State, view: View, settings: Settings, now_ms: int, last_upload_ms: int) -> Step:
     """Return the next step. `last_upload_ms`: when this member last uploaded, or began to watch; Unix ms."""
     if state.n == 0:
-        before = tuple(e for e in view.epochs if e.start <= view.start)
-        return Begin(view.start, before)
+        return Begin(view.start, _before(view))
     if state.segment_size != view.segment_size:
         return Wait(f"the archive has segments of {state.segment_size} bytes, this member {view.segment_size}")
     differs = _divergence(state, view)
     if isinstance(differs, Wait):
         return differs
+    if differs is not None and differs <= state.start:
+        return Begin(view.start, _before(view), cut=differs)
     if differs is not None:
         return Cut(differs, next((p for p in state.parts if p.start < differs < p.end), None))
     if state.end > view.confirmed:
@@ -148,15 +157,17 @@ def next_step(state: State, view: View, settings: Settings, now_ms: int, last_up
         or now_ms < last_upload_ms
     ):
         return Upload(state.end, limit, settings.part)
-    merge = _mergeable(state, view.segment_size, settings.part)
-    if merge:
-        return Merge(merge)
     keep_from = state.start
     if settings.retention_ms is not None:
         keep_from = expired_below(state, settings.retention_ms, now_ms)
     if keep_from > state.start:
         return Prune(keep_from)
-    return Wait()
+    merge = _mergeable(state, view.segment_size, settings.part)
+    return Merge(merge) if merge else Wait()
+
+
+def _before(view: View) -> LeaderEpochs:
+    return tuple(e for e in view.epochs if e.start <= view.start)
 
 
 def _divergence(state: State, view: View) -> int | Wait | None:
@@ -169,7 +180,6 @@ def _divergence(state: State, view: View) -> int | Wait | None:
         return Wait("this member is in an earlier epoch than the archive")
     cuts = [start for epoch, start in local.items() if archived.get(epoch) != start and start < state.end]
     cuts += [start for epoch, start in archived.items() if local.get(epoch) != start and start >= view.start]
-    cuts = [at for at in cuts if at >= state.start]
     if not cuts:
         return None
     if view.epochs[-1].epoch == state.epochs[-1].epoch:
@@ -204,11 +214,36 @@ def _mergeable(state: State, segment_size: int, most: int) -> tuple[Part, ...]:
 
 def expired_below(state: State, retention_ms: int, now_ms: int) -> int:
     """Return the first offset of the segment from which a recovery window needs the archive."""
-    start = state.start
-    for _, following in pairwise(state.parts):
-        # A restore to a time needs the segment whose records are the last before it.
-        if following.first_ms == 0 or following.first_ms > now_ms - retention_ms:
+    start, horizon = state.start, now_ms - retention_ms
+    for part, following in pairwise(state.parts):
+        # A restore to a time needs the segment whose records are the last before it. A part without records has 0.
+        if part.last_ms > horizon or following.first_ms > horizon:
             break
         if following.start % state.segment_size == 0:
             start = following.start
     return start
+
+
+class Waiting:
+    """For how long confirmed records have waited for their upload: since the oldest of them was seen.
+
+    An archive that grows, but slower than the log, is behind by more and more time.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[int, int]] = []
+        """Ends of the log and when they were seen (ms), both rising."""
+
+    def note(self, confirmed: int, archived: int, now_ms: int) -> None:
+        """`archived`: the end of the archive, at most `confirmed`."""
+        seen = [(end, at) for end, at in self._seen if archived < end <= confirmed and at <= now_ms]
+        if confirmed > archived and (not seen or seen[-1][0] < confirmed):
+            seen.append((confirmed, now_ms))
+        if len(seen) > MARKS:
+            # The oldest stays. A younger one that goes makes its records as old as those after it: less, by little.
+            del seen[1:-1:2]
+        self._seen = seen
+
+    def for_ms(self, now_ms: int) -> int:
+        """Milliseconds that the oldest record has waited; 0: none waits."""
+        return max(now_ms - self._seen[0][1], 0) if self._seen else 0
