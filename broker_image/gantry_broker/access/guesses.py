@@ -13,7 +13,7 @@ from gantry_broker.access.quota import Bucket
 
 WRONG_A_SECOND: Final = 20
 """Wrong signatures of one address that are answered at once."""
-UNSIGNED_A_SECOND: Final = 200
+UNSIGNED_A_SECOND: Final = 1_000
 """Requests without a signature of one address that are answered at once."""
 HOLD_S: Final = 1.0
 """Seconds for which more of them hold their connection, or their call, before it ends."""
