@@ -315,7 +315,9 @@ async def test_requests_reach_the_right_client_of_a_shared_session(empty_cluster
 async def test_a_failed_message_is_handled_again_if_send_back_fails(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: type[Consumer]
 ) -> None:
-    """A property value of another producer contains a separator, which the client cannot encode again."""
+    """The broker takes no writes, and a property value of another producer contains a separator, so that the client
+    cannot encode a copy either.
+    """
     monkeypatch.setattr(consumer_module, "LOCAL_RETRY_SECONDS", 0.05)
     seen: list[bytes] = []
 
@@ -332,7 +334,9 @@ async def test_a_failed_message_is_handled_again_if_send_back_fails(
         frame, _ = producer._frame(Message("T", b"odd"))
         frame.ext["i"] += "\x02odd\x01a\x01b"
         producer._set_queue(frame, queue)
-        await producer.session.call_checked(cluster.brokers["a"].address, frame, "send")
+        address = cluster.brokers["a"].address
+        await producer.session.call_checked(address, frame, "send")
+        await Admin(producer.session).update_broker_config(address, {"brokerPermission": "4"})
         await consumer.subscribe("T", handle)
         await until(lambda: seen == [b"odd"] * 3, "it is handled again")
         await until(lambda: consumer.in_flight == 0, "it counts as consumed")
