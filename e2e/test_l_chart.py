@@ -217,7 +217,7 @@ def test_gantry_top_shows_one_frame(demo: Cluster) -> None:
 def test_uninstalled_and_installed_again(demo: Cluster) -> None:
     before = demo.uids()
     load = Load(demo, "uninstall")
-    run("helm", "uninstall", "gantry", "-n", SYSTEM, "--wait", timeout=120)
+    run("helm", "uninstall", "gantry", "-n", SYSTEM, "--wait", timeout=360)  # the hook may take 280 s
     until("the operators are gone", lambda: not operators(), 60)
     assert kubectl("get", "crd", "brokerclusters.gantry.dev", "-o", "name"), "the definition stays"
     assert demo.object()["metadata"]["name"] == "demo"
