@@ -18,13 +18,13 @@ async def follow(config: Path, every_s: float = LOOK_S) -> None:
 
     Only this field is read: the others count at the next start. A file that is being replaced is read again.
     """
-    seen = _stamp(config)
+    seen = await asyncio.to_thread(_stamp, config)
     while True:
         await asyncio.sleep(every_s)
-        stamp = _stamp(config)
+        stamp = await asyncio.to_thread(_stamp, config)
         if stamp is None or stamp == seen:
             continue
-        level = level_in(config)
+        level = await asyncio.to_thread(level_in, config)
         if level is None:
             continue
         seen = stamp

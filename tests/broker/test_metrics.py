@@ -22,6 +22,7 @@ from gantry_broker.http.openmetrics import LARGE, content_type, metric, pieces
 from gantry_broker.http.rocketmq_metrics import version_name
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from gantry_broker.store.types import DiskUsage
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest as text_of_library
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_of_library
@@ -295,7 +296,8 @@ def test_the_kinds_of_requests_are_bounded() -> None:
 def forecast(frees: list[int]) -> int | None:
     found = DiskForecast()
     for number, free in enumerate(frees):
-        found.note(number * FORECAST_MS, free)
+        found.note(number * FORECAST_MS, DiskUsage(1_000, free, 0.5))
+        found.note(number * FORECAST_MS + 1, None)
     return found.full_in_s
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import append, retention
+from gantry_broker.store import append
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
@@ -32,6 +32,8 @@ SEEDS: Final = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ els
 ANOTHER_BOOT: Final = "another"
 WITHOUT_RECORDS: Final = ("abort", "checkpoint", "lock")
 """Small files that are written as a whole, as in config/."""
+
+FULL = DiskUsage(10**6, 0, 0.99)
 
 
 class Disk:
@@ -224,7 +226,6 @@ def test_a_reset_is_durable_with_the_queue_offsets_of_empty_queues(config: Store
 def test_retention_removes_only_records_whose_queue_offsets_are_durable(
     config: StoreConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
     store = MessageStore.open(config)
     store.begin_epoch(1, b"", 1)
     check_point(store)
@@ -234,14 +235,14 @@ def test_retention_removes_only_records_whose_queue_offsets_are_durable(
     store.confirm(store.end)
     store.mark_flushed(store.flush())
     store.run_periodic_tasks(10**12)
-    assert store.expire(10**13) == 0
+    assert store.expire(10**13, disk=FULL) == 0
     store.close(clean=False)
     disk.lose()
     store = MessageStore.open(config)
     assert next_numbers(store) == [10] * 3
     store.confirm(store.end)
     check_point(store)
-    assert store.expire(10**13) > 0
+    assert store.expire(10**13, disk=FULL) > 0
     store.close(clean=False)
     disk.lose()
     store = MessageStore.open(config)
@@ -282,7 +283,6 @@ def test_epochs_without_room_for_their_file_survive_retention(
     quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A truncated epoch must not come back after retention has removed its offset."""
-    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
     leader.begin_epoch(1, b"", 1)
@@ -310,7 +310,7 @@ def test_epochs_without_room_for_their_file_survive_retention(
     follower.confirm(follower.end)
     follower.run_periodic_tasks(10**12 + 5_000)
     check_point(follower)
-    follower.expire(10**13)
+    follower.expire(10**13, disk=FULL)
     follower.close(clean=False)
     monkeypatch.setattr(os, "open", opens)
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))

@@ -79,8 +79,7 @@ def test_a_disk_is_as_full_as_df_says(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def store(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
-    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(100 << 30, 90 << 30, 0.1))
+def store(quick_dir: Path) -> Iterator[MessageStore]:
     made = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
     yield made
     made.close(clean=False)
@@ -128,8 +127,7 @@ def test_damage_at_the_start_of_a_segment_keeps_no_other_segment(
     assert reported == ([at] if damaged == "unreadable" else [])
     at = 2 * SEGMENT
     assert store.expire(now) == SEGMENT
-    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(100 << 30, 5 << 30, 0.95))
-    assert store.expire(now) == 2 * SEGMENT
+    assert store.expire(now, disk=DiskUsage(100 << 30, 5 << 30, 0.95)) == 2 * SEGMENT
 
 
 def test_expired_segments_go_with_their_queue_and_index_files(store: MessageStore, quick_dir: Path) -> None:

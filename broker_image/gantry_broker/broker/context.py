@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.dead_letters import DeadLetters
     from gantry_broker.broker.disk_forecast import DiskForecast
+    from gantry_broker.broker.disk_watch import DiskWatch
     from gantry_broker.broker.group_notifier import GroupNotifier
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.latencies import Latencies
@@ -94,6 +95,7 @@ class BrokerContext:
     counts: MessageCounts
     latencies: Latencies
     dead_letters: DeadLetters
+    disk: DiskWatch
     disk_forecast: DiskForecast
     slices: TimeSlices
     """Turns for costly work on the event loop."""

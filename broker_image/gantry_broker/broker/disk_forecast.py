@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gantry_broker.store.types import DiskUsage
 
 FORECAST_MS: Final = 60_000
 """Between two samples."""
@@ -21,9 +24,10 @@ class DiskForecast:
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int]] = deque(maxlen=WINDOW + 1)
 
-    def note(self, now_ms: int, free: int) -> None:
-        """Add a sample. `now_ms`: monotonic; `free`: bytes."""
-        self._samples.append((now_ms, free))
+    def note(self, now_ms: int, usage: DiskUsage | None) -> None:
+        """Add a sample. `now_ms`: monotonic; `usage` None: not known, which is no sample."""
+        if usage is not None:
+            self._samples.append((now_ms, usage.free))
 
     @property
     def full_in_s(self) -> int | None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.errors import StoreError, StoreFull
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.disk_watch import DiskWatch
     from gantry_broker.broker.events import Events
     from gantry_broker.broker.role import RoleState
     from gantry_broker.config import BrokerConfig
@@ -42,6 +44,7 @@ class MemberHealth:
         self,
         config: BrokerConfig,
         store: MessageStore,
+        disk: DiskWatch,
         replication: ReplicationService,
         role: RoleState,
         events: Events,
@@ -53,6 +56,9 @@ class MemberHealth:
         self._config = config
         self._settings = store.config.settings
         self._store = store
+        self._disk = disk
+        self._full_at = 0.0
+        """When the store last refused a batch for lack of room, by the monotonic clock."""
         self._replication = replication
         self._role = role
         self._role_changed = events.role_changed
@@ -80,6 +86,8 @@ class MemberHealth:
 
     def store_failed(self, error: StoreError) -> None:
         """Notes that the store refused a batch."""
+        if isinstance(error, StoreFull):
+            self._full_at = time.monotonic()
         if isinstance(error, StoreFull) and not self.disk_full:
             self.disk_full = True
             log.error("the disk is full: sends are refused until there is room: %s", error)
@@ -103,9 +111,11 @@ class MemberHealth:
     def _check_room(self) -> None:
         """Checks the room on the disk: a member that does not lead gets no send that would show it."""
         self._next_check = None
-        if self.disk_full and not self._role.leading and self._store.disk().free >= ROOM_BYTES:
+        usage = self._disk.since(self._full_at)
+        if self.disk_full and not self._role.leading and usage is not None and usage.free >= ROOM_BYTES:
             self.store_took()
         if self.disk_full:
+            self._disk.refresh()
             self._check_later()
 
     def _store_failed_for_good(self) -> None:

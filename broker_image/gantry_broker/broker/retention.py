@@ -22,6 +22,7 @@ from gantry_broker.timeslice import SLICE_S
 if TYPE_CHECKING:
     from gantry_broker.broker.archiving import Archiving
     from gantry_broker.broker.clock import Clock
+    from gantry_broker.broker.disk_watch import DiskWatch
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.changes import MetadataChanges
     from gantry_broker.broker.metadata.tables import Metadata
@@ -37,9 +38,16 @@ class LogRetention:
     """Removes expired segments that no follower needs."""
 
     def __init__(
-        self, store: MessageStore, meta: Metadata, replication: ReplicationService, archiving: Archiving, clock: Clock
+        self,
+        store: MessageStore,
+        disk: DiskWatch,
+        meta: Metadata,
+        replication: ReplicationService,
+        archiving: Archiving,
+        clock: Clock,
     ) -> None:
         self._archiving = archiving
+        self._disk = disk
         self._store = store
         self._meta = meta
         self._replication = replication
@@ -57,7 +65,11 @@ class LogRetention:
             return True
         store = self._store
         needed = (waiting, self._archiving.needed_from(), self._replication.needed_from(), store.confirmed)
-        start = store.expire(self._clock.unix_ms(), min(offset for offset in needed if offset is not None))
+        start = store.expire(
+            self._clock.unix_ms(),
+            min(offset for offset in needed if offset is not None),
+            disk=self._disk.since(store.removed_at),
+        )
         self._meta.forget_deletions(start)
         return False
 

@@ -18,7 +18,7 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
     """The status of the member. `connections`: open connections of clients."""
     config = broker.config
     fields = broker.replication.status_fields()
-    usage = broker.store.disk()
+    usage = broker.disk.usage
     if broker.health.disk_full and not fields["reason"]:
         fields["reason"] = "the disk is full: sends are refused, reads go on"
     fields["writable"] = bool(fields["writable"]) and not broker.health.disk_full
@@ -29,8 +29,8 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         name=config.name,
         not_promotable=broker.health.not_promotable,
         disk=DiskStatus(
-            total_bytes=usage.total,
-            free_bytes=usage.free,
+            total_bytes=0 if usage is None else usage.total,
+            free_bytes=0 if usage is None else usage.free,
             full=broker.health.disk_full,
             full_in_s=-1 if broker.disk_forecast.full_in_s is None else broker.disk_forecast.full_in_s,
         ),

@@ -22,6 +22,7 @@ from gantry_broker.broker.context import BrokerContext
 from gantry_broker.broker.dead_letters import DeadLetters
 from gantry_broker.broker.delay import Delays
 from gantry_broker.broker.disk_forecast import FORECAST_MS, DiskForecast
+from gantry_broker.broker.disk_watch import REFRESH_MS, DiskWatch
 from gantry_broker.broker.dispatch import Dispatcher
 from gantry_broker.broker.events import Events
 from gantry_broker.broker.forward import Forwarder
@@ -126,7 +127,8 @@ def wire(
     stats = Stats(started_ms)
     counts = MessageCounts(stats, config.cluster)
     latencies = Latencies()
-    disk_forecast = DiskForecast()
+    disk, disk_forecast = DiskWatch(store), DiskForecast()
+    disk.refresh()
     next_opaque = opaque_numbers()
 
     # The tables, and what follows when records are confirmed.
@@ -159,7 +161,7 @@ def wire(
     store.on_queue_damage = log_repair.suspect_queue
     client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
     role = RoleState(config, replication, replay, locks, events)
-    health = MemberHealth(config, store, replication, role, events)
+    health = MemberHealth(config, store, disk, replication, role, events)
     registrar = Registrar(
         config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
         clock=clock, access=access,
@@ -174,7 +176,7 @@ def wire(
     live_settings = LiveSettings(config.settings, settings, meta, changes, role, events)
     creation = OnDemandCreation(settings, meta, changes, role=role, health=health, slices=slices, clock=clock)
     archiving = Archiving(config, store, delay_levels, replication=replication, events=events, clock=clock)
-    retention = LogRetention(store, meta, replication, archiving, clock)
+    retention = LogRetention(store, disk, meta, replication, archiving, clock)
     topic_retention = TopicRetention(store, meta, changes, role, health, clock)
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
@@ -240,6 +242,7 @@ def wire(
         counts=counts,
         latencies=latencies,
         dead_letters=dead_letters,
+        disk=disk,
         disk_forecast=disk_forecast,
         slices=slices,
         loop_watch=loop_watch,
@@ -289,7 +292,8 @@ def wire(
             PeriodicTask("statistics", lambda: 10_000, lambda now: stats.sample(clock.unix_ms())),
             PeriodicTask("snapshots", flush_interval_ms, lambda now: snapshots.save_changed()),
             PeriodicTask("dead letters", lambda: 5_000, lambda now: dead_letters.look()),
-            PeriodicTask("disk forecast", lambda: FORECAST_MS, lambda now: disk_forecast.note(now, store.disk().free)),
+            PeriodicTask("disk", lambda: REFRESH_MS, lambda now: disk.refresh()),
+            PeriodicTask("disk forecast", lambda: FORECAST_MS, lambda now: disk_forecast.note(now, disk.usage)),
             PeriodicTask("retention", lambda: 10_000, lambda now: retention.expire()),
             PeriodicTask("retention of topics", lambda: 10_000, lambda now: topic_retention.expire()),
         ],

@@ -93,8 +93,7 @@ async def gantry_families(
 ) -> list[Family]:
     """Return all families of one page. `http_refused`: refused HTTP requests and connections, by reason."""
     status = broker.replication.status_fields()
-    store = broker.store
-    usage = store.disk()
+    usage = broker.disk.usage
     forecast = broker.disk_forecast.full_in_s
     full = broker.health.disk_full
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -113,6 +112,9 @@ async def gantry_families(
 
     def one(value: float) -> list[Row]:
         return [(me, value)]
+
+    def room(value: int | None) -> list[Row]:
+        return [] if value is None else one(value)  # No sample where nothing is known.
 
     def topic_labels(topic: str) -> Labels:
         return Labels(me, topic=topic)
@@ -201,8 +203,8 @@ async def gantry_families(
         ("gantry_timer_messages", "gauge", "Timer messages and recalls that wait.", one(broker.timers_waiting())),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
-        ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
-        ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
+        ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", room(usage and usage.free)),
+        ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", room(usage and usage.total)),
         (
             "gantry_disk_full_forecast_seconds",
             "gauge",

@@ -149,7 +149,7 @@ class LeaderLink(_Model):
 
 
 class DiskStatus(_Model):
-    total_bytes: int
+    total_bytes: int = Field(description="0: not known, because the disk does not answer.")
     free_bytes: int
     full: bool = False
     full_in_s: int = Field(

@@ -50,9 +50,14 @@ class TokenFile:
         self._problem = problem
         return self._token
 
-    async def current(self) -> str | None:
-        """Return the file's token, at most LOOK_AGAIN_S old. The event loop does not wait for the disk."""
-        if time.monotonic() - self._looked_at < LOOK_AGAIN_S and self._reading is None:
+    @property
+    def last(self) -> str | None:
+        """The token as of the last look at the file. Blocks for a read of the file if there was none."""
+        return self.read() if self._looked_at == float("-inf") else self._token
+
+    async def current(self, max_age_s: float = LOOK_AGAIN_S) -> str | None:
+        """Return the file's token, at most `max_age_s` old. The event loop does not wait for the disk."""
+        if time.monotonic() - self._looked_at < max_age_s and self._reading is None:
             return self._token
         if self._reading is None:
             self._reading = asyncio.create_task(asyncio.to_thread(self.read))

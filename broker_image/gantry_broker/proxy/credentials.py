@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,28 +18,42 @@ MAX_BYTES: Final = 4_096
 
 
 class FileCredentials:
-    """Signs with the key that the file holds, at most a second old. Without a key requests go unsigned, and a broker
-    that asks for a signature refuses them.
+    """Signs with the key that the file held at the last look, one each second. Without a key requests go unsigned, and
+    a broker that asks for a signature refuses them.
     """
 
-    def __init__(self, access_key: str, path: Path, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, access_key: str, path: Path) -> None:
+        """Blocks for a look at the file."""
         self._access_key = access_key
         self._path = path
-        self._now = now
-        self._look_at = 0.0
+        self._task: asyncio.Task[None] | None = None
         self._stamp: tuple[int, int, int] | None = None
         self._credentials: Credentials | None = None
         self._problem = ""
+        self.look()
+
+    def start(self) -> None:
+        """Look for changes each second."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await asyncio.to_thread(self.look)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
 
     def sign(self, frame: Frame) -> None:
-        if self._now() >= self._look_at:
-            self._look()
         if self._credentials is not None:
             self._credentials.sign(frame)
 
-    def _look(self) -> None:
-        """Keeps the former key while a new one cannot be read."""
-        self._look_at = self._now() + LOOK_S
+    def look(self) -> None:
+        """Keep the former key while a new one cannot be read. Blocks for a look at the file."""
         try:
             found = self._path.stat()
             stamp = found.st_ino, found.st_size, found.st_mtime_ns

@@ -52,7 +52,8 @@ class Proxy:
     def __init__(self, config: ProxyConfig) -> None:
         """Blocks for a read of the files. Raises OSError, and ValueError (TlsError is one) for unusable files."""
         self.config = config
-        self._session = Session(config.name_servers, tls=_tls_options(config), credentials=_credentials(config))
+        self._credentials = _credentials(config)
+        self._session = Session(config.name_servers, tls=_tls_options(config), credentials=self._credentials)
         self._producer = Producer(self._session, f"gantry-proxy-{config.name}"[:200].replace(".", "-"))
         access = config.access
         self.authentication = Authentication("Disabled" if access is None else access.authentication)
@@ -105,6 +106,8 @@ class Proxy:
                 shared=shared,
             )
             self._certificates.start()
+        if self._credentials is not None:
+            self._credentials.start()
         if self._table is not None:
             self._table.read()
             self._table.start()
@@ -148,6 +151,8 @@ class Proxy:
         await self.service.close()
         if self._pages is not None:
             self._pages.close()
+        if self._credentials is not None:
+            await self._credentials.close()
         if self._table is not None:
             await self._table.close()
         if self._certificates is not None:

@@ -312,7 +312,8 @@ class RemotingClient:
         loop = asyncio.get_running_loop()
         if self._tls is None:
             return (await loop.create_connection(make, ip, port))[1]
-        context, name = self._tls.context(), self._tls.server_name(host)
+        context = await asyncio.to_thread(self._tls.context)  # It looks at the files.
+        name = self._tls.server_name(host)
         end = CallingEnd(make)
         _, tls = await loop.create_connection(
             lambda: TlsTransport(context, end, server_side=False, server_name=name), ip, port

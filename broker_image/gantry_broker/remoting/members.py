@@ -17,6 +17,7 @@ from gantry_broker.descriptors import MAX_MEMBERS
 from gantry_broker.http.token import TokenFile
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.handshake import (
+    MAX_HANDSHAKE_FRAME,
     NONCE_BYTES,
     HandshakeClient,
     HandshakeError,
@@ -57,13 +58,50 @@ class Membership:
         self._file = None if token_file is None else TokenFile(token_file)
 
     def token(self) -> bytes:
-        """Return the token. Raises HandshakeError when the file never held one."""
+        """Return the token as of the last `look`. Raises HandshakeError when the file never held one."""
         if self._file is None:
             return b""
-        token = self._file.read()
+        token = self._file.last
         if token is None:
             raise HandshakeError("token_file", self._file.problem)
         return token.encode()
+
+    async def look(self) -> None:
+        """Read the file in a thread: a slow disk does not hold the event loop. Several handshakes share one read."""
+        if self._file is not None:
+            await self._file.current(max_age_s=0)
+
+    @property
+    def reads(self) -> bool:
+        """Whether there is a file to read."""
+        return self._file is not None
+
+
+class TokenLook:
+    """Keeps what the other end sends back until the token was read for this handshake."""
+
+    def __init__(self, membership: Membership, then: Callable[[bytes], None]) -> None:
+        """`then` gets the bytes that came meanwhile, if any. Create it when the connection is made."""
+        self._then = then
+        self._early = b""
+        self._task = asyncio.ensure_future(membership.look()) if membership.reads else None
+        if self._task is not None:
+            self._task.add_done_callback(self._looked)
+
+    def keeps(self, data: bytes) -> bool:
+        """Keep the bytes; False: they are to be read now."""
+        if self._task is None or len(self._early) + len(data) > MAX_HANDSHAKE_FRAME:
+            return False  # The handshake refuses so many before it needs the token.
+        self._early += data
+        return True
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # The last token counts.
+        if self._early:
+            early, self._early = self._early, b""
+            self._then(early)
 
 
 Admit = Callable[[Identity, asyncio.Transport], None]
@@ -116,6 +154,7 @@ class PendingConnection(asyncio.Protocol):
         self._guard = guard
         self._admit = admit
         self._machine = HandshakeServer(guard.membership.me, guard.membership.token, os.urandom(NONCE_BYTES))
+        self._look: TokenLook | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -123,11 +162,12 @@ class PendingConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         text = f"the handshake was not complete within {HANDSHAKE_S:g} s"
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.fail, "timeout", text)
+        self._look = TokenLook(self._guard.membership, self.data_received)
         self._guard.opened(self)
 
     def data_received(self, data: bytes) -> None:
         transport = self._transport
-        if transport is None:
+        if transport is None or (self._look is not None and self._look.keeps(data)):
             return
         try:
             answer = self._machine.receive(data)
@@ -182,6 +222,8 @@ class ConnectingMember(asyncio.Protocol):
 
     def __init__(self, membership: Membership, make: Callable[[], Connection]) -> None:
         self._make = make
+        self._membership = membership
+        self._look: TokenLook | None = None
         self._machine = HandshakeClient(membership.me, membership.token, os.urandom(NONCE_BYTES))
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
@@ -199,11 +241,12 @@ class ConnectingMember(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._look = TokenLook(self._membership, self.data_received)
         self._transport.write(self._machine.hello())
 
     def data_received(self, data: bytes) -> None:
         transport = self._transport
-        if transport is None or self._done.done():
+        if transport is None or self._done.done() or (self._look is not None and self._look.keeps(data)):
             return
         try:
             answer = self._machine.receive(data)

@@ -250,7 +250,7 @@ class CallingTls:
         self.context()
 
     def context(self) -> ssl.SSLContext:
-        """Raises TlsError when files were replaced by some that cannot be used."""
+        """Blocks for a look at the files. Raises TlsError when they were replaced by some that cannot be used."""
         given = self._given
         if isinstance(given, Certificates):
             assert given.client is not None

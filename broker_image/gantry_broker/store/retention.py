@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.read import Reader
+from gantry_broker.store.removals import Removals
 from gantry_broker.store.state import StoreState
 from gantry_broker.store.types import DiskUsage
 
@@ -75,6 +77,7 @@ class Retention:
         queues: QueueTable,
         index: KeyIndex | None,
         reader: Reader,
+        removals: Removals,
         settings: BrokerSettings,
     ) -> None:
         self._state = state
@@ -82,9 +85,12 @@ class Retention:
         self._queues = queues
         self._index = index
         self._stored_ms = reader.stored_ms
+        self._removals = removals
         self._settings = settings
+        self._removed_to = 0
+        """No file has records below this offset, though files up to `log.start` may still wait for their removal."""
 
-    def expire(self, now_ms: int, keep_from: int | None) -> int:
+    def expire(self, now_ms: int, keep_from: int | None, disk: DiskUsage | None) -> int:
         """See `MessageStore.expire`."""
         state, log = self._state, self._log
         keep = state.confirmed if keep_from is None else min(keep_from, state.confirmed)
@@ -93,21 +99,26 @@ class Retention:
         # Below the last checkpoint, the queue entries (which give the next numbers), the list of their ends and the
         # epoch file are durable, so the records can go.
         keep = min(keep, state.recovery_point.durable, state.ends_offset)
-        bases = log.bases()
+        if self._removals.ended != math.inf:
+            self._removed_to = log.start
+        else:
+            self._removals.add(())  # The disk may have refused the last removal.
         ends = []
-        for base in bases[:MOST_AT_ONCE]:
+        for base in range(log.start, log.end, log.segment_size)[:MOST_AT_ONCE]:
             end = base + log.segment_size
             if end >= log.end:
                 break  # It is not full yet, or no next record shows when it was full.
             ends.append((end, self._filled_ms(end, now_ms)))
-        if not ends:
-            return log.start
-        disk = disk_usage(log.directory)
-        share = log.segment_size / disk.total if disk.total else 0.0
-        count = segments_to_remove(ends, now_ms, self._settings, disk.ratio, share, keep)
-        if count:
-            self.remove_before(ends[count - 1][0])
-        return log.start
+        if ends:
+            used, share = 0.0, 0.0  # Of a disk that does not say how full it is, no segment goes for lack of room.
+            if disk is not None and disk.total:
+                used, share = disk.ratio, log.segment_size / disk.total
+            count = segments_to_remove(ends, now_ms, self._settings, used, share, keep)
+            if count:
+                self.remove_before(ends[count - 1][0])
+        if self._removals.ended != math.inf:
+            self._removed_to = log.start
+        return self._removed_to
 
     def _filled_ms(self, end: int, now_ms: int) -> int:
         """When the segment that ends at `end` was full: the store time of the next record.
@@ -124,7 +135,10 @@ class Retention:
     def remove_before(self, offset: int) -> None:
         """See `MessageStore.remove_before`."""
         # Entries go after their records: after a crash in between, `min_at` skips the entries that are left.
-        self._log.drop_before(offset)
-        self._queues.drop_before(self._log.start)
-        if self._index is not None:
-            self._index.drop_before(self._log.start)
+        dropped = self._log.drop_before(offset)
+        try:
+            self._queues.drop_before(self._log.start, dropped)
+            if self._index is not None:
+                dropped += self._index.drop_before(self._log.start)
+        finally:
+            self._removals.add(dropped)

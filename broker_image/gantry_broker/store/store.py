@@ -30,6 +30,7 @@ from gantry_broker.store.log.record_reader import decode_records, delay_table
 from gantry_broker.store.read import LogPieces, Reader
 from gantry_broker.store.recovery import Recovery, lock_store, lost_epochs, segment_size
 from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
+from gantry_broker.store.removals import Removals
 from gantry_broker.store.retention import Retention, disk_usage
 from gantry_broker.store.scrub import Scrubber
 from gantry_broker.store.state import StoreState
@@ -74,12 +75,14 @@ class MessageStore:
             state, log, queues, index, epochs, unconfirmed, indexer, delays, host, checkpointer.mark_failed
         )
         self._reader = Reader(state, log, queues, index, scrubber, indexer)
-        self._truncator = Truncator(state, log, queues, index, epochs, unconfirmed, indexer, checkpointer)
-        self._retention = Retention(state, log, queues, index, self._reader, settings)
+        self._removals = removals = Removals(warnings)
+        self._truncator = Truncator(state, log, queues, index, epochs, unconfirmed, indexer, checkpointer, removals)
+        self._retention = Retention(state, log, queues, index, self._reader, removals, settings)
         ends = QueueEnds.load(root / "config" / queue_ends.NAME) if known else None
         queues.use_file_size(None if ends is None else ends.file_size)
         self._recovery = Recovery(root, state, log, queues, index, epochs, indexer, checkpointer, point_file, ends)
         self._lock: int | None = None
+        self._in_background: Callable[[Callable[[], None]], None] = _now
 
     # Opening and closing
 
@@ -119,6 +122,7 @@ class MessageStore:
             return
         state = self.state
         try:
+            self._removals.close()  # No thread may remove a file once another process has the lock.
             if clean and state.failed is None:
                 self._indexer.write_out(None)
                 self._flush_all()
@@ -409,8 +413,16 @@ class MessageStore:
         self._checkpointer.checkpointed(done)
 
     def set_background_writer(self, writer: Callable[[Callable[[], None]], None] | None) -> None:
-        """Set the function that runs writes of small files that no caller waits for; None: write at once."""
+        """Set the function that runs work on the disk that no caller waits for, in its order; None: at once.
+
+        It writes small files, removes expired ones, and looks how full the disk is.
+        """
         self._checkpointer.set_background_writer(writer)
+        self._removals.in_background = self._in_background = writer or _now
+
+    def in_background(self, work: Callable[[], None]) -> None:
+        """Run work on the disk where `set_background_writer` says."""
+        self._in_background(work)
 
     # Reading: confirmed records only
 
@@ -616,19 +628,31 @@ class MessageStore:
     # Retention
 
     def disk(self) -> DiskUsage:
-        """Usage of the file system of the log. Raises OSError."""
+        """Usage of the file system of the log. Blocks on the disk: the event loop asks `DiskWatch`. Raises OSError."""
         return disk_usage(self.log.directory)
 
-    def expire(self, now_ms: int, keep_from: int | None = None) -> int:
-        """Remove expired segments, none at or above `keep_from`; returns the new `start`. Call it about every 10 s.
-
-        Raises OSError.
+    @property
+    def removed_at(self) -> float:
+        """When the last expired file was removed, by the monotonic clock; infinity: some wait for it. A usage of the
+        disk that was read before is too high.
         """
-        return self._retention.expire(now_ms, keep_from)
+        return self._removals.ended
+
+    def expire(self, now_ms: int, keep_from: int | None = None, disk: DiskUsage | None = None) -> int:
+        """Remove expired segments, none at or above `keep_from`. Call it about every 10 s.
+
+        `disk`: None when it is not known; then no segment goes for lack of room. Returns the offset below which no
+        file has records: the new `start` may be higher while the files wait for their removal. Raises OSError.
+        """
+        return self._retention.expire(now_ms, keep_from, disk)
 
     def remove_before(self, offset: int) -> None:
         """Remove the segments below `offset`, the first offset of a segment, and what refers only to them.
 
-        Raises OSError.
+        The files go in the background. Raises OSError when a queue cannot be read.
         """
         self._retention.remove_before(offset)
+
+
+def _now(work: Callable[[], None]) -> None:
+    work()

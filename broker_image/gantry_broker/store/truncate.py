@@ -15,6 +15,7 @@ from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.epochs import EpochCache, check_epochs, truncate_epochs
 from gantry_broker.store.log.record_reader import HEAD_SIZE, begins_at
 from gantry_broker.store.recovery_point import RecoveryPoint, boot_id
+from gantry_broker.store.removals import Removals
 from gantry_broker.store.state import StoreState
 from gantry_broker.store.unconfirmed import UnconfirmedBuffer
 
@@ -32,6 +33,7 @@ class Truncator:
         unconfirmed: UnconfirmedBuffer,
         indexer: Indexer,
         checkpointer: Checkpointer,
+        removals: Removals,
     ) -> None:
         self._state = state
         self._log = log
@@ -41,6 +43,7 @@ class Truncator:
         self._unconfirmed = unconfirmed
         self._indexer = indexer
         self._checkpointer = checkpointer
+        self._removals = removals
 
     def truncate(self, to: int) -> None:
         """End the log at `to`, a record boundary. Raises OffsetGone, ValueError within a record, OSError."""
@@ -51,6 +54,7 @@ class Truncator:
             return
         if not begins_at(log.read(to, min(HEAD_SIZE, log.room(to))), to, log.room(to)):
             raise ValueError(f"no record begins at {to}")
+        self._removals.settle()  # Queues look for their first file, and a new file may get the name of a removed one.
         # Lower the recovery point first: after a crash half way, the missing records must not look like damage.
         self._checkpointer.lower(self._state.recovery_point.at_most(to))
         try:
@@ -87,14 +91,12 @@ class Truncator:
             state.reset_in_progress = False  # The log is empty, as the reset wants it.
 
     def reset(self, to: int, epochs: Sequence[tuple[int, int]], queue_starts: Mapping[tuple[str, int], int]) -> None:
-        """
-
-        mpty the log, which goes on at `to`, with the leader's epochs and queue offsets; see `MessageStore.reset`.
-        """
+        """Empty the log; it goes on at `to`, with the leader's epochs and queue offsets. See `MessageStore.reset`."""
         state, queues = self._state, self._queues
         if to < 0 or to % self._log.segment_size:
             raise ValueError(f"{to} is not the first offset of a segment of {self._log.segment_size} bytes")
         checked = check_epochs(epochs)
+        self._removals.settle()
         self._checkpointer.lower(RecoveryPoint(boot=boot_id()))
         state.truncations += 1
         self._epochs.set(())

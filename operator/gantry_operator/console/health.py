@@ -125,7 +125,7 @@ class MemberView:
 def disk_of(status: Mapping[str, Any], growth: tuple[float, float] | None) -> DiskView | None:
     """The disk of a member, with the time until it is full. `growth`: bytes a second, and over how many seconds."""
     disk = status.get("disk")
-    if not disk:
+    if not disk or not disk["total_bytes"]:
         return None
     rate, measured = growth or (0.0, 0.0)
     full_in = None

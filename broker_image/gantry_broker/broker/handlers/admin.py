@@ -68,7 +68,10 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
     """
     store, stats, settings = broker.store, broker.stats, broker.settings
     unix = broker.clock.unix_ms()
-    usage = store.disk()
+    usage = broker.disk.usage
+    # Source: `UtilAll.getDiskPartitionSpaceUsedPercent` gives -1 for what is not known.
+    ratio = -1 if usage is None else round(usage.ratio, 2)
+    room = "not known" if usage is None else f"Total : {readable(usage.total)}, Free : {readable(usage.free)}."
     cluster = broker.config.cluster
     put_tps = stats.tps("BROKER_PUT_NUMS", cluster, unix)
     get_tps = stats.tps("BROKER_GET_NUMS", cluster, unix)
@@ -135,10 +138,10 @@ def runtime_info(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame
         "earliestMessageTimeStamp": _earliest(broker),
         "commitLogMinOffset": store.start,
         "commitLogMaxOffset": store.confirmed,
-        "commitLogDirCapacity": f"Total : {readable(usage.total)}, Free : {readable(usage.free)}.",
-        "commitLogDiskRatio": round(usage.ratio, 2),
-        f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": round(usage.ratio, 2),
-        "consumeQueueDiskRatio": round(usage.ratio, 2),
+        "commitLogDirCapacity": room,
+        "commitLogDiskRatio": ratio,
+        f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": ratio,
+        "consumeQueueDiskRatio": ratio,
         "gantryGroup": broker.config.group,
         "gantryRole": broker.replication.role.value,
         "gantryEpoch": broker.replication.epoch,

@@ -489,22 +489,19 @@ class ConsumeQueue:
 
     # Retention
 
-    def drop_before(self, phys: int) -> list[str]:
-        """Remove files whose entries all lie below `phys`, except the last file, which gives the next queue offset.
+    def drop_before(self, phys: int, dropped: list[str]) -> None:
+        """Give up files whose entries all lie below `phys`, except the last file, which gives the next queue offset.
 
-        Returns the removed files. Raises OSError.
+        Adds the files to remove to `dropped`. Raises OSError.
         """
-        removed = []
-        bases = self._bases()
-        for base in bases[:-1]:
-            last = base // ENTRY_SIZE + self.file_size // ENTRY_SIZE - 1
-            if self.entry(last)[0] >= phys:
+        per_file = self.file_size // ENTRY_SIZE
+        number = self._first - self._first % per_file
+        while number + per_file < self.written:
+            after = number + per_file
+            if self.entry(after - 1)[0] >= phys:
                 break
-            path = self._path(base)
+            path = self._path(number * ENTRY_SIZE)
             self._fds.close(path)
-            os.unlink(path)
-            removed.append(path)
-            self._first = max(self._first, last + 1)
-        if removed:
+            dropped.append(path)
+            self._first = number = after
             self._min_for = -1
-        return removed

@@ -141,10 +141,15 @@ class KeyIndex:
         """The files with keys of records at or above `phys`."""
         return [file.path for file in self._files if file.end_phys >= phys]
 
-    def drop_before(self, phys: int) -> None:
-        """Remove files whose records all lie below `phys`, except the newest. Raises OSError."""
+    def drop_before(self, phys: int) -> list[str]:
+        """Give up files whose records all lie below `phys`, except the newest; returns them."""
+        dropped = []
         while len(self._files) > 1 and self._files[0].end_phys < phys:
-            self._remove(self._files.pop(0))
+            file = self._files.pop(0)
+            file.close()
+            self.unsynced.discard(file.path)
+            dropped.append(file.path)
+        return dropped
 
     def clear(self, position: int) -> None:
         """Remove all files and continue at `position`. Raises OSError."""

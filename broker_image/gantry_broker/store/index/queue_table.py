@@ -230,11 +230,11 @@ class QueueTable:
         self.deletion_watermarks.clear()
         self.next_overrides.clear()
 
-    def drop_before(self, phys: int) -> None:
-        """Remove files whose records all lie below `phys`. Raises OSError."""
+    def drop_before(self, phys: int, dropped: list[str]) -> None:
+        """Give up files whose records all lie below `phys`; adds them to `dropped`. Raises OSError."""
         for queue in self.loaded():
-            for path in queue.drop_before(phys):
-                self.unsynced.discard(path)
+            queue.drop_before(phys, dropped)
+        self.unsynced.difference_update(dropped)
 
     def close(self) -> None:
         """Close all files."""

@@ -240,17 +240,14 @@ class CommitLog:
         return opened.fd
 
     def drop_before(self, offset: int) -> list[str]:
-        """Remove whole segments below `offset`, never the last one; returns the removed files. Raises OSError."""
-        removed = []
-        for base in self.bases():
-            if base + self.segment_size > offset or base + self.segment_size > self.end:
-                break
-            path = self.path(base)
+        """Take whole segments below `offset` out of the log, never the last one; returns the files to remove."""
+        dropped = []
+        while self.start + self.segment_size <= min(offset, self.end):
+            path = self.path(self.start)
             self._fds.close(path)
-            os.unlink(path)
-            removed.append(path)
-            self.start = base + self.segment_size
-        return removed
+            dropped.append(path)
+            self.start += self.segment_size
+        return dropped
 
     def close(self) -> None:
         """Close all files."""
