@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +42,12 @@ _KEYS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "file": {},
 }
 """By scheme: the setting, and the names of the file or key of the Secret that has it."""
+
+NO_BUCKET: Final = "NoSuchBucket"
+_REFUSED: Final = re.compile(r"status code: 40[13] ")
+MAX_ERROR: Final = 16_384
+"""Characters of an error that are looked through."""
+_SAID: Final = re.compile(r"<Code>([^<]{1,100})</Code>\s*<Message>([^<]{1,300})</Message>")
 
 
 class Found(NamedTuple):
@@ -135,7 +142,7 @@ class ObjectStore:
                 return False
             return True
 
-        return self._call(put, f"write {name}")
+        return self._call(put, f"write {name}", new=True)
 
     def get(self, name: str) -> bytes:
         import obstore
@@ -160,10 +167,10 @@ class ObjectStore:
         def first(store: Any) -> Any:
             return obstore.list(store, prefix, offset=after or None, chunk_size=1_000)
 
-        stream = self._call(first, f"list {prefix}")
+        stream = self._call(first, f"list {prefix}", new=True)
         found: list[Found] = []
         while True:
-            page = self._call(lambda _: next(iter(stream), None), f"list {prefix}")
+            page = self._call(lambda _: next(iter(stream), None), f"list {prefix}", new=True)
             if page is None:
                 break
             found += [Found(o["path"], int(o["size"]), int(o["last_modified"].timestamp() * 1000)) for o in page]
@@ -178,20 +185,29 @@ class ObjectStore:
 
         self._call(remove, f"remove {name}")
 
-    def _call(self, call: Callable[[Any], T], what: str) -> T:
+    def _call(self, call: Callable[[Any], T], what: str, *, new: bool = False) -> T:
+        """`new`: the call needs no object that exists, so "not found" is said of the bucket."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         try:
             return call(self._open())
         except FileNotFoundError as error:
+            if new or NO_BUCKET in str(error):
+                raise self._without_bucket(what) from error
             raise Missing(f"{self._location.url}: cannot {what}: there is no such object") from error
-        except (PermissionDeniedError, UnauthenticatedError) as error:
-            self._read = None
-            raise Unavailable(
-                f"{self._location.url}: may not {what}: {_short(error)}; check the credentials"
-            ) from error
         except (BaseError, OSError, ValueError) as error:
+            # The library has no kind of its own for a list that is refused.
+            if NO_BUCKET in str(error):
+                raise self._without_bucket(what) from error
+            if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or _REFUSED.search(str(error)):
+                self._read = None
+                raise Unavailable(
+                    f"{self._location.url}: may not {what}: {_short(error)}; check the credentials"
+                ) from error
             raise Unavailable(f"{self._location.url}: cannot {what}: {_short(error)}") from error
+
+    def _without_bucket(self, what: str) -> Unavailable:
+        return Unavailable(f"{self._location.url}: cannot {what}: its bucket is not there; make it, or correct the url")
 
     def _open(self) -> Any:
         """Raises ArchiveError."""
@@ -249,6 +265,9 @@ class ObjectStore:
 
 
 def _short(error: Exception) -> str:
-    """The first line of an error, without the library's debugging text."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:500]
+    """The first line of an error without the library's debugging text, and what an S3 server says in its XML."""
+    text = str(error).strip()
+    lines = text.splitlines() or [type(error).__name__]
+    said = _SAID.search(text[:MAX_ERROR])
+    reason = "" if said is None else f" {said[1]}: {said[2]}"
+    return lines[0].partition("<?xml")[0].strip()[:500] + reason
