@@ -1,0 +1,74 @@
+"""A real broker whose object store fails in every way: senders go on, and the archive is whole in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.archive.archiver import Report
+from gantry_broker.archive.inspection import verify
+from gantry_broker.archive.opening import open_archive
+from gantry_broker.broker.process import BrokerProcess
+from gantry_broker.config import ArchiveConfig
+
+from benchmarks.rig.golang import GoMissing
+from tests.archive.faulty_proxy import FaultyProxy
+from tests.archive.s3 import S3Server, s3_server
+from tests.archive.test_broker import config, lead, put, until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    try:
+        with s3_server(tmp_path_factory.mktemp("s3")) as found:
+            yield found
+    except GoMissing as error:
+        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
+
+
+@pytest.mark.parametrize(
+    ("fault", "times", "said"),
+    [
+        (429, 8, ""), (500, 8, "500"), (503, 8, "503"), (403, 2, "check the credentials"), ("cut", 8, ""),
+        ("torn", 1, ""), ("lie", 1, "lost"), ("lost", 3, ""),
+    ],
+)  # fmt: skip
+async def test_the_archive_is_whole_after_each_fault(
+    server: S3Server, tmp_path: Path, fault: str | int, times: int, said: str
+) -> None:
+    proxy = FaultyProxy(server.port)
+    async with proxy.running():
+        archive = ArchiveConfig(
+            url=server.bucket(f"faulty-{fault}"), endpoint=f"http://127.0.0.1:{proxy.port}", uid="u-1", interval_s=1,
+            credentials=server.credentials(tmp_path / "keys"),
+        )  # fmt: skip
+        process = BrokerProcess(config(tmp_path, "shop", archive=archive))
+        errors: set[str] = set()
+
+        def report() -> Report:
+            found = process.broker.archiving.report
+            assert found is not None
+            errors.add(found.error)
+            return found
+
+        async with process:
+            await lead(process)
+            put(process, 0)
+            await until(lambda: report().known and report().end > 0 and report().parts > 0)
+            proxy.plan([fault] * times)
+            for number in range(1, 50):
+                put(process, number)
+            await until(lambda: process.store.confirmed == process.store.end)
+            end = process.store.end
+            await until(lambda: report().end >= end and not proxy.faults, 90)
+        assert proxy.done[fault] == times
+        assert proxy.most_puts == 1, "one part is in flight"
+        assert any(said in error for error in errors if error) or not said, errors
+        group = open_archive(archive.model_copy(update={"endpoint": server.endpoint})).group("a")
+        state = group.load()
+        assert state.end >= end
+        assert verify(group, state).faults == ()
+        assert not state.gaps
