@@ -5,8 +5,19 @@ from __future__ import annotations
 import struct
 
 import pytest
+from gantry_broker.broker.handlers.requests import json_body
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import FLAG_RESPONSE, GantryCode, RequestCode, ResponseCode
-from gantry_broker.protocol.frame import MAX_FRAME, SMALL_FRAME, SMALL_HEADER, Frame, FrameDecoder, encode_frame
+from gantry_broker.protocol.frame import (
+    MAX_FRAME,
+    SMALL_FRAME,
+    SMALL_HEADER,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    encode_frame,
+)
 from gantry_broker.protocol.limits import BODIES, HEADER, MAX_FIELDS, MEMBERS_BODIES, SENDS, RequestLimits
 
 
@@ -100,3 +111,47 @@ def test_impossible_lengths_are_still_no_frame() -> None:
 
     with pytest.raises(FrameError):
         decoder().feed(struct.pack(">iI", 100_000, 200_000) + bytes(100))
+
+
+def _framed(header: bytes, serialize: int = 0) -> bytes:
+    return struct.pack(">iI", 4 + len(header), serialize << 24 | len(header)) + header
+
+
+def _costly(flag: int) -> list[bytes]:
+    """Large headers of many parts: fields of both forms, and a list that is no field."""
+    fields = b"".join([struct.pack(">h", 4) + b"%04x" % n + struct.pack(">i", 0) for n in range(25_000)])
+    compact = struct.pack(">hBhiiii", 10, 0, 0, 7, flag, 0, len(fields)) + fields
+    names = b",".join([b'"%04x":1' % n for n in range(25_000)])
+    begin = b'{"code":10,"opaque":7,"flag":%d,' % flag
+    nested = b",".join([b"[]"] * 80_000)
+    return [
+        _framed(compact, 1),
+        _framed(begin + b'"extFields":{' + names + b"}}"),
+        _framed(begin + b'"x":[' + nested + b"]}"),
+    ]
+
+
+@pytest.mark.parametrize("flag", [0, FLAG_RESPONSE])
+@pytest.mark.parametrize("kind", range(3))
+def test_a_header_of_many_parts_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, kind: int, flag: int
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("gantry_broker.protocol.frame._decode_compact", lambda *_: read.append("compact"))
+    monkeypatch.setattr("gantry_broker.protocol.frame._decode_unusual_json", lambda *_: read.append("json"))
+    with pytest.raises(FrameError, match="over 4096 names and values"):
+        decoder().feed(_costly(flag)[kind])
+    assert read == []
+
+
+@pytest.mark.parametrize("text", ["a,[{" * 8_000, '"' * 20_000, "\\" * 20_001, '\\"' * 9_000])
+def test_text_in_a_header_has_no_parts(text: str) -> None:
+    (frame,) = decoder().feed(encode_frame(Frame(10, 4, ext={"properties": text})))
+    assert frame.ext["properties"] == text
+
+
+def test_a_large_body_in_the_dialect_is_for_members_alone() -> None:
+    body = b"{" + b",".join([b'{"a":%d}:1' % n for n in range(8_000)]) + b"}"
+    assert len(fastjson.loads(body)) == 8_000
+    with pytest.raises(BodyError, match="is not JSON"):
+        json_body(Frame(RequestCode.HEART_BEAT, body=body), "heartbeat")

@@ -116,7 +116,7 @@ def _route(frame: Frame, _: Records) -> list[Need]:
 
 def _json(frame: Frame, what: str) -> Any:
     try:
-        return fastjson.loads(frame.body)
+        return fastjson.loads(frame.body, fastjson.MAX_REQUEST_DIALECT)
     except fastjson.JsonError as error:
         raise BodyError(f"the body ({what}) cannot be read: {error}") from None
 

@@ -18,6 +18,8 @@ from gantry_broker.protocol.digits import MAX_INT, MIN_INT
 
 MAX_DIALECT_BYTES: Final = 8 * 1024 * 1024
 """Bytes of the longest text in the dialect. The parser is Python, reads some 10 MB/s, and blocks the event loop."""
+MAX_REQUEST_DIALECT: Final = 64 * 1024
+"""The same for the body of a client's request: no client writes large ones in the dialect."""
 MAX_DEPTH: Final = 32
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -42,15 +44,16 @@ class JsonError(ValueError):
     """A text that is neither JSON nor fastjson's dialect."""
 
 
-def loads(data: bytes) -> Any:
-    """Parses a body. Bare number keys become strings, message-queue keys `MessageQueue`. Raises JsonError.
+def loads(data: bytes, dialect: int = MAX_DIALECT_BYTES) -> Any:
+    """Parses a body, at most `dialect` bytes of it in the dialect. Raises JsonError.
 
-    Keys that are other objects become tuples of their (name, value) pairs.
+    Bare number keys become strings, message-queue keys `MessageQueue`. Keys that are other objects become tuples of their
+    (name, value) pairs.
     """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        if len(data) > MAX_DIALECT_BYTES:
+        if len(data) > dialect:
             raise JsonError(f"text of {len(data)} bytes is not JSON: {error}") from None
     try:
         text = data.decode()

@@ -29,6 +29,8 @@ SMALL_FRAME: Final = 64 * 1024
 """A frame up to this size is within the body limit of every request code, so its code is not looked up."""
 SMALL_HEADER: Final = 16 * 1024
 """A header up to this size is within the header limit of every request code."""
+MAX_ELEMENTS: Final = 4_096
+"""Names, values and brackets of a large header. Beside them it is text, which costs little to read."""
 _FEW_CHUNKS: Final = 64
 _CHUNK: Final = 4096
 """An unfinished frame is kept in at most `_FEW_CHUNKS` parts and one more for each `_CHUNK` bytes: a peer that sends
@@ -441,6 +443,8 @@ class FrameDecoder:
             return False, False
         head = data[start : start + size]
         serialize = mark >> 24
+        if size > SMALL_HEADER:
+            _check_elements(head, serialize)
         frame = _decode_unusual_json(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
         refusal = limits.refusal(frame, size, length - 4 - size)
         if refusal is None:
@@ -465,6 +469,42 @@ class FrameDecoder:
         raise FrameError(
             f"frame of {length} bytes is over the limit of {self._max_frame}", opaque=frame.opaque, serialize=serialize
         )
+
+
+def _check_elements(head: bytes, serialize: int) -> None:
+    """Raise FrameError for a header whose parts cost much to read, before they are read."""
+    if serialize == _JSON:
+        plain = head.replace(b"\\\\", b"").replace(b'\\"', b"")
+        elements = plain.count(b'"') // 2
+        if elements <= MAX_ELEMENTS:
+            between = b"".join(plain.split(b'"')[::2])
+            elements = max(elements, between.count(b",") + between.count(b"[") + between.count(b"{"))
+    elif serialize == _ROCKETMQ:
+        elements = _compact_fields(head)
+    else:
+        return
+    if elements > MAX_ELEMENTS:
+        raise FrameError(
+            f"header of {len(head)} bytes has over {MAX_ELEMENTS} names and values, which is the limit",
+            serialize=serialize,
+        )
+
+
+def _compact_fields(head: bytes) -> int:
+    """Count the fields of a compact header, one more than the limit at most; 0: it is not such a header."""
+    try:
+        position = 21 + _INT.unpack_from(head, 13)[0]  # The remark, and the length of all fields.
+        for count in range(MAX_ELEMENTS + 2):
+            if position >= len(head):
+                return count
+            name = _SHORT.unpack_from(head, position)[0]
+            value = _INT.unpack_from(head, position + 2 + name)[0]
+            if name < 0 or value < 0:
+                return 0
+            position += 6 + name + value
+    except struct_error:
+        return 0
+    return MAX_ELEMENTS + 1
 
 
 def _decode_unusual_json(header: bytes, body: bytes) -> Frame:

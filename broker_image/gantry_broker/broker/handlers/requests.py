@@ -30,7 +30,7 @@ HandlerFunction = Callable[["BrokerContext", "Connection", Frame], Result]
 def json_body(request: Frame, what: str) -> Any:
     """Returns the value of a JSON body. Raises BodyError."""
     try:
-        return fastjson.loads(request.body)
+        return fastjson.loads(request.body, fastjson.MAX_REQUEST_DIALECT)
     except fastjson.JsonError as error:
         raise BodyError(f"the body ({what}) cannot be read: {error}") from None
 
