@@ -17,6 +17,7 @@ from gantry_broker.protocol.codes import (
     ResponseCode,
     SysFlag,
 )
+from gantry_broker.protocol.limits import MAX_KEYS
 from gantry_broker.protocol.message import BatchItem, encode_batch, encode_record, format_properties, pack_host
 
 from tests.broker.conftest import Bench
@@ -127,3 +128,20 @@ async def test_a_send_with_short_names_has_one_topic(bench: Bench, code: int) ->
     await bench.ask(code, ext, body)
     assert bench.store.max_offset("secret", 0) == before
     assert bench.store.max_offset("mine", 0) == 2
+
+
+@pytest.mark.parametrize(
+    ("props", "sys_flag"),
+    [
+        ("KEYS\x01" + " ".join(map(str, range(MAX_KEYS + 1))), 0),
+        ("TRANSACTION_CHECK_TIMES\x01\u00b2", 0),
+        ("A\x01" + "x" * 32_000, 0),
+        ("A\x01x", int(SysFlag.TRANSACTION_PREPARED)),
+    ],
+)
+async def test_a_reply_has_the_limits_of_a_send(bench: Bench, props: str, sys_flag: int) -> None:
+    await bench.send(b"", "mine")
+    ext = bench.send_ext("mine", properties=props) | {"f": str(sys_flag)}
+    answer = await bench.ask(RequestCode.SEND_REPLY_MESSAGE_V2, ext, b"x")
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert bench.store.max_offset("mine", 0) == 1

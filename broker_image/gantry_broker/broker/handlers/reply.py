@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata.tables import takes_sends
 from gantry_broker.broker.metadata.topics import NOT_SENDABLE, topic_fault
-from gantry_broker.broker.send.messages import build_put
+from gantry_broker.broker.send.messages import (
+    MessageIllegal,
+    build_put,
+    check_keys,
+    check_properties,
+    without_broker_properties,
+)
 from gantry_broker.broker.send.sender import check_sizes
 from gantry_broker.protocol.codes import (
     DEFAULT_REGION,
@@ -18,6 +24,7 @@ from gantry_broker.protocol.codes import (
     RequestCode,
     ResponseCode,
     SendStatus,
+    SysFlag,
 )
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PushReplyHeader, SendAnswer, SendHeader
@@ -53,6 +60,13 @@ async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> F
     if not topic.perm & Perm.WRITE:
         raise RequestRejected(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
     props = parse_properties(header.properties or "")
+    text = without_broker_properties(header.properties or "", props)
+    if header.sysFlag & SysFlag.TRANSACTION_MASK:
+        raise MessageIllegal(
+            f"the message is illegal: a reply cannot be part of a transaction (sysFlag {header.sysFlag})"
+        )
+    check_keys(props)
+    check_properties(props, len(text.encode("utf-8", "replace")))
     code, remark = await _push(broker, conn, frame, header, dict(props))
     queue_id = header.queueId if 0 <= header.queueId < topic.write_queues else 0
     put = build_put(
