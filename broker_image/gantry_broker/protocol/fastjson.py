@@ -47,8 +47,8 @@ class JsonError(ValueError):
 def loads(data: bytes, dialect: int = MAX_DIALECT_BYTES) -> Any:
     """Parses a body, at most `dialect` bytes of it in the dialect. Raises JsonError.
 
-    Bare number keys become strings, message-queue keys `MessageQueue`. Keys that are other objects become tuples of their
-    (name, value) pairs.
+    Bare number keys become strings, message-queue keys `MessageQueue`. Keys that are other objects become tuples of
+    their (name, value) pairs.
     """
     try:
         return orjson.loads(data)
