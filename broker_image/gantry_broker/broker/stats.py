@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gantry_broker.histogram import SIZE_BYTES, Histogram
 
 if TYPE_CHECKING:
-    from gantry_broker.store.types import Put, Stored
+    from gantry_broker.store.types import Row, Stored
 
 MAX_KEYS = 20_000
 """The most keys that are counted, so that memory is bounded. Further keys are ignored."""
@@ -153,12 +153,12 @@ class MessageCounts:
         self._pulled_to = stats.pulled_to
         self._cluster = cluster
 
-    def puts(self, puts: list[Put], stored: list[Stored]) -> None:
+    def puts(self, puts: list[Row], stored: list[Stored]) -> None:
         """Counts a batch of sends, once per topic."""
         self.put_count += len(puts)
         add = self._add
-        first = puts[0].topic
-        if all([put.topic == first for put in puts]):
+        first = puts[0][0]
+        if all([put[0] == first for put in puts]):
             add("TOPIC_PUT_NUMS", first, len(puts), len(puts))
             sizes = [where[1] for where in stored]
             size = sum(sizes)
@@ -168,9 +168,9 @@ class MessageCounts:
             size = 0
             for put, where in zip(puts, stored, strict=True):
                 size += where.size
-                add("TOPIC_PUT_NUMS", put.topic, 1)
-                add("TOPIC_PUT_SIZE", put.topic, where.size)
-                self._add_sizes(put.topic, [where.size])
+                add("TOPIC_PUT_NUMS", put[0], 1)
+                add("TOPIC_PUT_SIZE", put[0], where.size)
+                self._add_sizes(put[0], [where.size])
         add("BROKER_PUT_NUMS", self._cluster, len(puts), len(puts))
         add("BROKER_PUT_SIZE", self._cluster, size, len(puts))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
@@ -23,7 +23,7 @@ from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.epochs import EPOCH_PROPERTY, FOREIGN, EpochCache, EpochStart, LeaderEpochs, extend_epochs
 from gantry_broker.store.log.record_reader import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
 from gantry_broker.store.state import StoreState
-from gantry_broker.store.types import Put, Stored
+from gantry_broker.store.types import Put, Row, Stored, row_of
 from gantry_broker.store.unconfirmed import UnconfirmedBuffer
 
 _U16: Final = tuple(n.to_bytes(2, "big") for n in range(2048))
@@ -57,7 +57,7 @@ class Appender:
         self._host = host
         self._mark_failed = mark_failed
 
-    def put(self, batch: Sequence[Put], now_ms: int, *, room_min: int = ROOM_MIN) -> list[Stored]:
+    def put(self, batch: Iterable[Row], now_ms: int, *, room_min: int = ROOM_MIN) -> list[Stored]:
         """Append messages, all or none, and give them queue offsets. `room_min`: least room for a record, in bytes.
 
         Raises StoreFull, MessageTooLarge, ValueError for an impossible topic, queue or number, FlushFailed after a
@@ -85,19 +85,29 @@ class Appender:
         try:
             if state.failed is not None:
                 raise FlushFailed(f"the store takes no writes after: {state.failed}")
-            for message in batch:
-                topic = topics.get(message.topic) or table.topic(message.topic)
-                body = message.body
-                properties = message.properties
+            for (
+                name,
+                queue_id,
+                flag,
+                sys_flag,
+                born_ms,
+                born_host,
+                body,
+                properties,
+                reconsume_times,
+                prepared_offset,
+                code,
+                names,
+            ) in batch:
+                topic = topics.get(name) or table.topic(name)
                 if b"\0" in properties:
                     properties = _with_zeros(properties)
                 size = topic.fixed + len(body) + len(properties)
-                sys_flag = message.sys_flag
-                quick = plain and len(message.born_host) == 8 and len(properties) < short
+                quick = plain and len(born_host) == 8 and len(properties) < short
                 if quick:
                     sys_flag &= ~0x30
                 else:
-                    size += len(message.born_host) + len(host) - 16
+                    size += len(born_host) + len(host) - 16
                     if len(properties) > MAX_PROPERTIES:
                         raise MessageTooLarge(f"properties have {len(properties)} bytes; {MAX_PROPERTIES} fit")
                 if room < room_min or size + FILLER_MIN > room:
@@ -109,12 +119,11 @@ class Appender:
                     phys = piece_at = phys + room
                     room = segment
                 if sys_flag & 12 in (0, 8):
-                    queue = topic.queues.get(message.queue_id)
+                    queue = topic.queues.get(queue_id)
                     if queue is None or queue.next < 0:
-                        queue = table.queue(topic, message.queue_id)
+                        queue = table.queue(topic, queue_id)
                     number = queue.next
                     queue.next = number + 1
-                    code = message.tags_hash
                     if topic.is_schedule:
                         code = tags_code(topic.name, properties, now_ms, self._delays)
                     entries.append((queue, number, pack_entry(phys, size, code)))
@@ -126,17 +135,17 @@ class Appender:
                             size,
                             topic.magic,
                             crc32(body) & 0x7FFFFFFF,
-                            message.queue_id,
-                            message.flag,
+                            queue_id,
+                            flag,
                             number,
                             phys,
                             sys_flag,
-                            message.born_ms,
-                            message.born_host,
+                            born_ms,
+                            born_host,
                             now_ms,
                             host,
-                            message.reconsume_times,
-                            message.prepared_offset,
+                            reconsume_times,
+                            prepared_offset,
                             len(body),
                         ),
                         body,
@@ -145,9 +154,26 @@ class Appender:
                         properties,
                     )
                 else:
-                    parts.append(_encode(message, properties, number, phys, now_ms, host))
+                    parts.append(
+                        encode_record(
+                            topic=name.encode(),
+                            body=body,
+                            properties=properties,
+                            queue_id=queue_id,
+                            flag=flag,
+                            queue_offset=number,
+                            phys_offset=phys,
+                            sys_flag=sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6),
+                            born_ms=born_ms,
+                            born_host=born_host,
+                            store_ms=now_ms,
+                            store_host=host,
+                            reconsume_times=reconsume_times,
+                            prepared_offset=prepared_offset,
+                        )
+                    )
                 if indexed and sys_flag & 12 != 12:
-                    for key in message.keys:
+                    for key in names:
                         keys.append((topic.hasher.hash(key), phys, now_ms))
                 if topic.is_control:
                     made.control.append((phys, body))
@@ -203,7 +229,7 @@ class Appender:
             properties=format_properties({EPOCH_PROPERTY: str(epoch)}),
         )
         # It may begin where other records may not (rule 7): the leader epochs show the difference.
-        stored = self.put([record], now_ms, room_min=0)[0]
+        stored = self.put([row_of(record)], now_ms, room_min=0)[0]
         self._set_epochs((*before, EpochStart(epoch, stored.phys_offset)), end)
         return stored
 
@@ -274,22 +300,3 @@ def _with_zeros(properties: bytes) -> bytes:
     """
     properties = properties.replace(bytes(LOST - 1), b"")
     return properties + b"\x02" if properties.endswith(b"\0") else properties
-
-
-def _encode(message: Put, properties: bytes, number: int, phys: int, now_ms: int, host: bytes) -> bytes:
-    return encode_record(
-        topic=message.topic.encode(),
-        body=message.body,
-        properties=properties,
-        queue_id=message.queue_id,
-        flag=message.flag,
-        queue_offset=number,
-        phys_offset=phys,
-        sys_flag=message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6),
-        born_ms=message.born_ms,
-        born_host=message.born_host,
-        store_ms=now_ms,
-        store_host=host,
-        reconsume_times=message.reconsume_times,
-        prepared_offset=message.prepared_offset,
-    )

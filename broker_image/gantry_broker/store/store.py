@@ -35,7 +35,18 @@ from gantry_broker.store.retention import Retention, disk_usage
 from gantry_broker.store.scrub import Scrubber
 from gantry_broker.store.state import StoreState
 from gantry_broker.store.truncate import Truncator
-from gantry_broker.store.types import Confirmed, Damage, DiskUsage, FlushPoint, Got, Put, StoreConfig, Stored
+from gantry_broker.store.types import (
+    Confirmed,
+    Damage,
+    DiskUsage,
+    FlushPoint,
+    Got,
+    Put,
+    Row,
+    StoreConfig,
+    Stored,
+    row_of,
+)
 from gantry_broker.store.unconfirmed import UnconfirmedBuffer
 from gantry_broker.store.warnings import RateLimitedWarnings
 
@@ -251,6 +262,10 @@ class MessageStore:
         Raises StoreFull, MessageTooLarge, ValueError for an impossible topic, queue or number, FlushFailed after a
         failure of the disk, OSError.
         """
+        return self._appender.put(map(row_of, batch), now_ms)
+
+    def put_rows(self, batch: Sequence[Row], now_ms: int) -> list[Stored]:
+        """As `put`, for messages that are rows."""
         return self._appender.put(batch, now_ms)
 
     def begin_epoch(self, epoch: int, control_body: bytes, now_ms: int) -> Stored:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.settings import BrokerSettings
@@ -40,6 +42,13 @@ class Put:
     prepared_offset: int = 0
     tags_hash: int = 0
     keys: tuple[str, ...] = ()
+
+
+Row = tuple[str, int, int, int, int, bytes, bytes, bytes, int, int, int, tuple[str, ...]]
+"""The fields of a `Put`, in their order. The hot path makes one for every send: an object costs four times as much."""
+
+row_of: Final[Callable[[Put], Row]] = attrgetter(*(each.name for each in fields(Put)))
+"""Returns a message's fields."""
 
 
 class Stored(NamedTuple):

@@ -33,6 +33,7 @@ from gantry_broker.broker.send.messages import (
     without_broker_properties,
 )
 from gantry_broker.broker.send.responses import More, Pending, send_answers
+from gantry_broker.broker.send.shapes import UNIQUE, Shapes
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     FAQ,
@@ -46,9 +47,10 @@ from gantry_broker.protocol.codes import (
     SendStatus,
     SysFlag,
 )
+from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader, error_answer
-from gantry_broker.protocol.limits import MAX_REQUEST_KEYS
+from gantry_broker.protocol.limits import MAX_QUEUES, MAX_REQUEST_KEYS
 from gantry_broker.protocol.message import (
     BatchItem,
     decode_batch,
@@ -58,7 +60,7 @@ from gantry_broker.protocol.message import (
 from gantry_broker.protocol.recall_handle import RecallHandle
 from gantry_broker.store.errors import MessageTooLarge, StoreError
 from gantry_broker.store.log.record_reader import LOST
-from gantry_broker.store.types import Put, Stored
+from gantry_broker.store.types import Put, Row, Stored, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,8 +83,8 @@ _V2: Final = int(RequestCode.SEND_MESSAGE_V2)
 _OK: Final = int(ResponseCode.SUCCESS)
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _WRITE: Final = Perm.WRITE
-_INT_MAX: Final = 0x7FFFFFFF
-_LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
+SMALL: Final = 1_024
+"""Flags of nearly all messages, and queues of most topics, are below."""
 _WAIT: Final = "\x02WAIT\x01true\x02"
 
 KEYS_AT_ONCE: Final = 4_096
@@ -152,8 +154,11 @@ class Sender:
         self._usual = latencies.sends.add
         """Takes the times of nearly all sends."""
         self._slices = slices
-        self._sendable: dict[str, tuple[TopicConfig, int]] = {}
+        self._sendable: dict[str, tuple[str, int]] = {}
         """Checked topics with their number of queues; cleared at each change of topics."""
+        self._numbers = {str(number): number for number in range(SMALL)}
+        """Small numbers by their digits. A look-up checks digits and range, and costs less than doing both."""
+        self._shapes = Shapes()
         self._suffix = f"{Prop.CLUSTER}\x01{config.cluster}"
         events.tables_changed.subscribe(self._sendable.clear)
 
@@ -164,69 +169,95 @@ class Sender:
         No frame of a client makes it raise.
         """
         begun = time.perf_counter()
-        puts: list[Put] = []
+        puts: list[Row] = []
         asked: list[Asked] = []
         refused: list[bytes] = []
-        plain = True
+        plain = usual = True
         later: list[Frame] = []
         sendable = self._sendable
+        shapes = self._shapes.known
+        numbers = self._numbers
         suffix = self._suffix
         keys_taken = 0
         born_host = conn.peer_bytes
+        born_text, born_ms = "", 0
         max_body = self._settings.maxMessageSize
         plain_most = MOST_SENT - len(suffix) - 1
         for index, frame in enumerate(frames):
-            if keys_taken > KEYS_AT_ONCE or (not plain and time.perf_counter() - begun > AT_ONCE_S):
+            if not usual and (keys_taken > KEYS_AT_ONCE or (not plain and time.perf_counter() - begun > AT_ONCE_S)):
                 later += frames[index:]  # In their order.
                 break
             try:
                 if frame.code == _V2:
                     ext = frame.ext
-                    known = sendable.get(ext["b"])
-                    text = ext.get("i")
+                    name, queues = sendable[ext["b"]]
+                    text = ext["i"]
                     body = frame.body
-                    numbers = ext["e"] + ext["f"] + ext["g"] + ext["h"]
-                    if known is not None and text and text.isascii() and numbers.isdigit() and numbers.isascii():
-                        props = dict([piece.split("\x01", 1) for piece in text.split("\x02") if piece])
-                        queue_id = int(ext["e"])
-                        sys_flag = int(ext["f"])
-                        flag = int(ext["h"])
-                        born_ms = int(ext["g"])
-                        if (
-                            queue_id < known[1]
-                            and sys_flag <= _INT_MAX
-                            and flag <= _INT_MAX
-                            and born_ms <= _LONG_MAX
-                            and ext.get("j", "0") == "0"
-                            and len(body) <= max_body
-                            and len(text) <= plain_most
-                            and "\0" not in text
-                            and SPECIAL.isdisjoint(props)
-                            and props.get("WAIT", "true") == "true"
-                        ):
-                            tags = props.get("TAGS")
-                            uniq = props.get("UNIQ_KEY")
-                            keys = props.get("KEYS")
-                            if keys is not None:
-                                check_keys(props)
-                                keys_taken += keys.count(KEY_SEPARATOR)
-                            if "WAIT" in props:
-                                text = _without_wait(text)
-                            stored = text + suffix if not text or text[-1] == "\x02" else text + "\x02" + suffix
+                    queue_id = numbers[ext["e"]]
+                    sys_flag = numbers[ext["f"]]
+                    flag = numbers[ext["h"]]
+                    if born_text != ext["g"]:  # Messages of one read have few different times.
+                        born_ms, born_text = _born_ms(ext["g"]), ext["g"]
+                    if (
+                        queue_id < queues
+                        and born_text
+                        and text.isascii()
+                        and len(text) <= plain_most
+                        and "\0" not in text
+                        and ext.get("j", "0") == "0"
+                        and len(body) <= max_body
+                    ):
+                        before, _, rest = text.partition(UNIQUE)
+                        uniq, _, after = rest.partition("\x02")
+                        shape = shapes.get((before, after))
+                        if shape is not None and uniq:
+                            start, end, code = shape
+                            properties = f"{start}{uniq}{end}".encode("ascii")
                             puts.append(
-                                Put(
-                                    known[0].name,
+                                (
+                                    name,
                                     queue_id,
                                     flag,
                                     sys_flag & ~48,
                                     born_ms,
                                     born_host,
                                     body,
-                                    stored.encode("ascii"),
+                                    properties,
                                     0,
                                     0,
-                                    tags_hash(tags) if tags else 0,
-                                    (uniq,) if keys is None and uniq is not None else index_keys(props),
+                                    code,
+                                    (uniq,),
+                                )
+                            )
+                            asked.append((frame, queue_id, 1, None, True))
+                            continue
+                        props = dict([piece.split("\x01", 1) for piece in text.split("\x02") if piece])
+                        if text and SPECIAL.isdisjoint(props) and props.get("WAIT", "true") == "true":
+                            tags = props.get("TAGS")
+                            keys = props.get("KEYS")
+                            if keys is not None:
+                                check_keys(props)
+                                keys_taken += keys.count(KEY_SEPARATOR)
+                                usual = False
+                            known = _without_wait(text) if "WAIT" in props else text
+                            known = known + suffix if not known or known[-1] == "\x02" else known + "\x02" + suffix
+                            code = tags_hash(tags) if tags else 0
+                            if keys is None and uniq:
+                                self._shapes.learn(text, props.get("UNIQ_KEY", ""), known, code, now_ms)
+                            puts.append(
+                                (
+                                    name,
+                                    queue_id,
+                                    flag,
+                                    sys_flag & ~48,
+                                    born_ms,
+                                    born_host,
+                                    body,
+                                    known.encode("ascii"),
+                                    0,
+                                    0,
+                                    code,
+                                    index_keys(props),
                                 )
                             )
                             asked.append((frame, queue_id, 1, None, True))
@@ -245,10 +276,10 @@ class Sender:
                 if not frame.flag & FLAG_ONEWAY:
                     refused.append(encode_frame(answer))
                 continue
-            puts += made
+            puts += map(row_of, made)
             keys_taken += sum([len(put.keys) for put in made])
             asked.append((frame, queue_id, len(made), more, waits))
-            plain = False
+            plain = usual = False
         if refused:
             conn.write(b"".join(refused))
         if puts:
@@ -256,12 +287,12 @@ class Sender:
         return later
 
     def _store_puts(
-        self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int, begun: float, plain: bool
+        self, conn: Connection, puts: list[Row], asked: list[Asked], now_ms: int, begun: float, plain: bool
     ) -> None:
         """`begun`: when the sends arrived, by `time.perf_counter`. `plain`: all took the fast path."""
         append = time.perf_counter()
         try:
-            stored = self._store.put(puts, now_ms)
+            stored = self._store.put_rows(puts, now_ms)
         except Exception as error:
             if not isinstance(error, StoreError) or isinstance(error, MessageTooLarge):
                 self._store_each(conn, puts, asked, now_ms, begun, error)
@@ -297,7 +328,7 @@ class Sender:
             conn.write(send_answers(code, host, pending))
             now = time.perf_counter()
             if plain and code == _OK:
-                self._usual((now - begun, appended - append, now - appended, len(pending), now_ms, puts[0].properties))
+                self._usual((now - begun, appended - append, now - appended, len(pending), now_ms, puts[0][7]))
                 return
             self._latencies.append.observe(appended - append, len(puts))
             self._latencies.put_ms.observe((appended - append) * 1000, len(puts))
@@ -311,7 +342,7 @@ class Sender:
         self._appended(on_status)
 
     def _store_each(
-        self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int, begun: float, error: Exception
+        self, conn: Connection, puts: list[Row], asked: list[Asked], now_ms: int, begun: float, error: Exception
     ) -> None:
         """Store the sends of one read each by itself: one of them made the store refuse all."""
         if len(asked) > 1:
@@ -466,7 +497,9 @@ class Sender:
         if not known:
             self._creation.make_topic(topic)
         if not topic.name.startswith(RETRY_PREFIX):
-            self._sendable[topic.name] = (topic, max(topic.read_queues, topic.write_queues))
+            queues = max(topic.read_queues, topic.write_queues)
+            self._sendable[topic.name] = (topic.name, queues)
+            self._numbers.update((str(number), number) for number in range(len(self._numbers), min(queues, MAX_QUEUES)))
 
     def _batch(
         self, items: list[BatchItem], header: SendHeader, topic: TopicConfig, queue_id: int, born_host: bytes
@@ -515,6 +548,14 @@ class Sender:
                 )
             )
         return puts
+
+
+def _born_ms(text: str) -> int:
+    """Raises ValueError."""
+    number = whole_number(text)
+    if number is None:
+        raise ValueError(text)
+    return number
 
 
 def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
