@@ -41,6 +41,9 @@ class Counter:
         return {"sum": total, "tps": round(total / seconds, 2), "avgpt": round(total / times, 2) if times else 0.0}
 
 
+PutCounters = tuple[list[Counter], list[Counter], Histogram | None]
+"""Counters of messages, counters of their bytes, and their sizes."""
+
 ASIDE: Final = ("delay", "timer", "transaction", "retry")
 """What a record was for that was passed over: a delivery by level or by time, a check, another delivery."""
 
@@ -53,6 +56,8 @@ class Stats:
         self._counters: dict[tuple[str, str], Counter] = {}
         self.sizes: dict[str, Histogram] = {}
         """Stored bytes of the messages of producers, by topic."""
+        self.put_counters: dict[str, PutCounters] = {}
+        """What the sends to a topic move, by topic: the hot path finds all of it at once."""
         self.pulled: dict[str, dict[int, int]] = {}
         """The next offset that a group pulls, by "topic@group" and queue, since the start of this process."""
         self.refused: dict[int, int] = {}
@@ -66,13 +71,17 @@ class Stats:
         self.set_aside[kind] = self.set_aside.get(kind, 0) + 1
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
+        counter = self._counters.get((name, key)) or self.counter(name, key)
+        if counter is not None:
+            counter.value += value
+            counter.times += times
+
+    def counter(self, name: str, key: str) -> Counter | None:
+        """Returns the counter; None: there are too many already."""
         counter = self._counters.get((name, key))
-        if counter is None:
-            if len(self._counters) >= MAX_KEYS:
-                return
+        if counter is None and len(self._counters) < MAX_KEYS:
             counter = self._counters[name, key] = Counter(self._now_ms)
-        counter.value += value
-        counter.times += times
+        return counter
 
     def sample(self, now_ms: int) -> None:
         """Takes a sample of each counter; call it about every ten seconds."""
@@ -100,14 +109,12 @@ class Stats:
             "statsDay": counter.window(2, now_ms),
         }
 
-    def put_sizes(self, topic: str, sizes: list[int]) -> None:
-        """Counts the stored bytes of messages."""
+    def sizes_of(self, topic: str) -> Histogram | None:
+        """Returns the stored bytes of the messages of a topic; None: there are too many topics already."""
         histogram = self.sizes.get(topic)
-        if histogram is None:
-            if len(self.sizes) >= MAX_KEYS:
-                return
+        if histogram is None and len(self.sizes) < MAX_KEYS:
             histogram = self.sizes[topic] = Histogram(SIZE_BYTES)
-        histogram.observe_all(sizes)
+        return histogram
 
     def pulled_to(self, key: str, offsets: dict[int, int]) -> None:
         """Notes the next offsets that a group pulls, by queue. `key`: "topic@group"."""
@@ -132,6 +139,7 @@ class Stats:
 
     def forget(self, names: set[str]) -> None:
         """Drops the counters of deleted topics or groups."""
+        self.put_counters.clear()
         for entry in [e for e in self._counters if e[1] in names or not names.isdisjoint(e[1].split("@"))]:
             del self._counters[entry]
         for topic in names & self.sizes.keys():
@@ -149,30 +157,45 @@ class MessageCounts:
         self.get_count = 0
         """Messages given to consumers since the start."""
         self._add = stats.add
-        self._add_sizes = stats.put_sizes
+        self._counter = stats.counter
+        self._sizes_of = stats.sizes_of
+        self._put_counters = stats.put_counters
         self._pulled_to = stats.pulled_to
         self._cluster = cluster
 
     def puts(self, puts: list[Row], stored: list[Stored]) -> None:
         """Counts a batch of sends, once per topic."""
         self.put_count += len(puts)
-        add = self._add
         first = puts[0][0]
         if all([put[0] == first for put in puts]):
-            add("TOPIC_PUT_NUMS", first, len(puts), len(puts))
-            sizes = [where[1] for where in stored]
-            size = sum(sizes)
-            add("TOPIC_PUT_SIZE", first, size, len(puts))
-            self._add_sizes(first, sizes)
-        else:
-            size = 0
-            for put, where in zip(puts, stored, strict=True):
-                size += where.size
-                add("TOPIC_PUT_NUMS", put[0], 1)
-                add("TOPIC_PUT_SIZE", put[0], where.size)
-                self._add_sizes(put[0], [where.size])
-        add("BROKER_PUT_NUMS", self._cluster, len(puts), len(puts))
-        add("BROKER_PUT_SIZE", self._cluster, size, len(puts))
+            self._put(first, [where[1] for where in stored])
+            return
+        sizes: dict[str, list[int]] = {}
+        for put, where in zip(puts, stored, strict=True):
+            sizes.setdefault(put[0], []).append(where[1])
+        for topic, its_sizes in sizes.items():
+            self._put(topic, its_sizes)
+
+    def _put(self, topic: str, sizes: list[int]) -> None:
+        known = self._put_counters.get(topic)
+        if known is None:
+            known = self._put_counters[topic] = self._counters_of(topic)
+        numbers, totals, histogram = known
+        count, size = len(sizes), sum(sizes)
+        for counter in numbers:
+            counter.value += count
+            counter.times += count
+        for counter in totals:
+            counter.value += size
+            counter.times += count
+        if histogram is not None:
+            histogram.observe_all(sizes)
+
+    def _counters_of(self, topic: str) -> PutCounters:
+        counter = self._counter
+        numbers = (counter("TOPIC_PUT_NUMS", topic), counter("BROKER_PUT_NUMS", self._cluster))
+        sizes = (counter("TOPIC_PUT_SIZE", topic), counter("BROKER_PUT_SIZE", self._cluster))
+        return [c for c in numbers if c is not None], [c for c in sizes if c is not None], self._sizes_of(topic)
 
     def gets(self, topic: str, group: str, count: int, size: int, next_offsets: dict[int, int]) -> None:
         """Counts answered pulls. `size`: bytes; `next_offsets`: the first offset of the next pull, by queue."""

@@ -243,7 +243,6 @@ class FrameDecoder:
     """Splits a byte stream into frames. After a FrameError it accepts no more data."""
 
     __slots__ = (
-        "_buffered",
         "_chunks",
         "_layout",
         "_limits",
@@ -254,6 +253,7 @@ class FrameDecoder:
         "_small",
         "_small_header",
         "_unlike",
+        "held",
         "more",
         "refused",
     )
@@ -269,7 +269,8 @@ class FrameDecoder:
         self._small = max_frame if limits is None else min(max_frame, SMALL_FRAME)
         self._small_header = MAX_HEADER if limits is None else SMALL_HEADER
         self._chunks: list[bytes] = []
-        self._buffered = 0
+        self.held = 0
+        """Bytes of an unfinished frame in memory."""
         self._needed = 0
         self._skip = 0
         self._layout: Layout | None = None
@@ -283,14 +284,9 @@ class FrameDecoder:
         """Requests over their limit, in order; the caller answers and clears them."""
 
     @property
-    def held(self) -> int:
-        """Bytes of an unfinished frame in memory."""
-        return self._buffered
-
-    @property
     def unfinished(self) -> bool:
         """Whether a frame has begun and not ended, kept or dropped."""
-        return self._buffered > 0 or self._skip > 0
+        return self.held > 0 or self._skip > 0
 
     def clear(self) -> None:
         """Drops what it holds: the connection has ended."""
@@ -313,14 +309,14 @@ class FrameDecoder:
         if self._chunks:
             if data:
                 self._chunks.append(data)
-            self._buffered += len(data)
-            if self._buffered < self._needed and not self.more:
-                if len(self._chunks) > _FEW_CHUNKS + self._buffered // _CHUNK:
+            self.held += len(data)
+            if self.held < self._needed and not self.more:
+                if len(self._chunks) > _FEW_CHUNKS + self.held // _CHUNK:
                     self._chunks = [b"".join(self._chunks)]
                 return []  # joined once, so that a large frame in small reads causes no quadratic copying
             data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             self._chunks.clear()
-            self._buffered = 0
+            self.held = 0
             self.more = False
         frames: list[Frame] = []
         append = frames.append
@@ -408,8 +404,8 @@ class FrameDecoder:
         if position < end:
             rest = data[position:] if position else data
             self._chunks.append(rest)
-            self._buffered = len(rest)
-            if self._buffered < 8:
+            self.held = len(rest)
+            if self.held < 8:
                 self._needed = 8
         return frames
 

@@ -187,6 +187,7 @@ class Connection(asyncio.Protocol):
     """A connection. `attrs` belongs to the handler, `listener` is the listening server's name ("" for a client's)."""
 
     __slots__ = (
+        "_burst",
         "_decoder",
         "_drained",
         "_entered",
@@ -263,6 +264,7 @@ class Connection(asyncio.Protocol):
         """The peer's identity, on a port between members; None on ports for clients."""
         self._inbox = Inbox(self._shared.slices, self, READ) if accepted else None
         """None: this end has made the connection, and trusts its peer."""
+        self._burst = BURST if accepted else UNLIMITED
         self._eof = False
         """The peer has ended, and the connection ends once all that it sent is handled."""
         self._input_waits = False
@@ -326,7 +328,7 @@ class Connection(asyncio.Protocol):
             return False
         decoder = self._decoder
         try:
-            frames = decoder.feed(data, UNLIMITED if self._inbox is None else BURST)
+            frames = decoder.feed(data, self._burst)
         except FrameError as error:
             self._deliver(error.frames)
             self._refuse(error)

@@ -6,6 +6,7 @@ messages, which clients in other languages read; and recallHandle for timer mess
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -29,8 +30,7 @@ def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
     """Returns the frames of all answers. `host`: the store host in hexadecimal, as message ids begin with it."""
     parts: list[bytes] = []
     pack = _LENGTHS.pack
-    start = f'{{"code":{code},"extFields":{{"queueId":"'.encode()
-    middle = f'","TRACE_ON":"true","MSG_REGION":"{DEFAULT_REGION}","msgId":"{host}'.encode()
+    start, middle = _constant(code, host)
     for one in pending:
         opaque, serialize, queue_id, queue_offset, place, more = one
         if serialize == 0 and more is None and type(place) is int:
@@ -41,6 +41,13 @@ def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
         else:
             parts.append(_slow_path(code, host, one))
     return b"".join(parts)
+
+
+@lru_cache
+def _constant(code: int, host: str) -> tuple[bytes, bytes]:
+    """Returns the begin of a header, and what stands between its queue and its offset."""
+    start = f'{{"code":{code},"extFields":{{"queueId":"'
+    return start.encode(), f'","TRACE_ON":"true","MSG_REGION":"{DEFAULT_REGION}","msgId":"{host}'.encode()
 
 
 def _slow_path(code: int, host: str, pending: Pending) -> bytes:

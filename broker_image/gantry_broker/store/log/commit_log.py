@@ -106,16 +106,19 @@ class CommitLog:
         """
         try:
             # Open all files first: a shortage of descriptors then leaves nothing to take back.
+            fd = -1
             for offset, _ in pieces:
                 path = self.path(offset)
                 is_new = offset % self.segment_size == 0 and not os.path.exists(path)
                 try:
-                    self._fds.get(path, create_size=self.segment_size)
+                    fd = self._fds.get(path, create_size=self.segment_size)
                 finally:
                     if is_new:
                         self._new_names = True  # Afterwards: a concurrent flush would not find the name.
             for offset, data in pieces:
-                write_all(self._fds.get(self.path(offset)), data, offset % self.segment_size)
+                if len(pieces) > 1:
+                    fd = self._fds.get(self.path(offset))
+                write_all(fd, data, offset % self.segment_size)
         except OSError as error:
             self._erase(self.end)
             if error.errno in NO_ROOM:
