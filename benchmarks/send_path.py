@@ -69,6 +69,12 @@ class CountingTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
