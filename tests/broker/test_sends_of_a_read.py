@@ -41,14 +41,14 @@ async def test_whatever_the_store_cannot_take_refuses_itself_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     assert await codes(bench, good(bench)) == [0]
-    put = bench.store.put
+    put = bench.store.put_rows
 
     def failing(puts: Any, now_ms: int) -> Any:
         if any(one.body == b"bad" for one in puts):
             raise error
         return put(puts, now_ms)
 
-    monkeypatch.setattr(bench.store, "put", failing)
+    monkeypatch.setattr(bench.store, "put_rows", failing)
     bad = bench.frame(RequestCode.SEND_MESSAGE_V2, bench.send_ext(), b"bad")
     assert await codes(bench, good(bench), bad, good(bench), good(bench)) == [0, ResponseCode.SYSTEM_ERROR, 0, 0]
     assert bench.store.max_offset("T", 0) == 4

@@ -58,7 +58,6 @@ def test_json_has_numbers_of_ascii_digits_alone() -> None:
 ASCII_BESIDE = {
     "broker_image/gantry_broker/protocol/digits.py",
     "broker_image/gantry_broker/broker/pull/checks.py",
-    "broker_image/gantry_broker/broker/send/sender.py",
     "broker_image/gantry_broker/replication/wire.py",
 }
 """Hot paths that join several texts before they look."""
