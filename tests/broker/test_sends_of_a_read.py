@@ -44,7 +44,7 @@ async def test_whatever_the_store_cannot_take_refuses_itself_alone(
     put = bench.store.put_rows
 
     def failing(puts: Any, now_ms: int) -> Any:
-        if any(one.body == b"bad" for one in puts):
+        if any(one[6] == b"bad" for one in puts):
             raise error
         return put(puts, now_ms)
 

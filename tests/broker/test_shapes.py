@@ -9,8 +9,8 @@ from gantry_broker.broker.send.shapes import A_SECOND, MOST, UNIQUE, Shapes
 
 SUFFIX = "CLUSTER\x01demo"
 PIECES = [
-    "WAIT\x01true", "TAGS\x01TagA", "a\x01b", "MY_UNIQ_KEY\x01x", "UNIQ_KEY\x01second", "b\x01", "\x01c", "d\x01UNIQ_KEY",
-    "e\x01f\x01g", "UNIQ_KEY\x01",
+    "WAIT\x01true", "TAGS\x01TagA", "a\x01b", "MY_UNIQ_KEY\x01x", "UNIQ_KEY\x01second", "b\x01", "\x01c",
+    "d\x01UNIQ_KEY", "e\x01f\x01g", "UNIQ_KEY\x01",
 ]  # fmt: skip
 
 

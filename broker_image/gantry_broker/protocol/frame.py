@@ -291,7 +291,7 @@ class FrameDecoder:
     def clear(self) -> None:
         """Drops what it holds: the connection has ended."""
         self._chunks.clear()
-        self._buffered = 0
+        self.held = 0
         self.more = False
 
     def feed(self, data: bytes, most: int = _ALL) -> list[Frame]:
