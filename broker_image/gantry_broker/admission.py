@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from gantry_broker.access.decide import DISABLED
 from gantry_broker.access.gate import Caller
 from gantry_broker.access.guesses import HOLD_S
-from gantry_broker.access.requests import PLACES
 from gantry_broker.access.signature import ACCESS_KEY
 from gantry_broker.protocol.headers import error_answer
+from gantry_broker.protocol.requests import PLACES
 
 if TYPE_CHECKING:
     from gantry_broker.access.gate import Gate

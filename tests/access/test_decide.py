@@ -7,9 +7,10 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
-from gantry_broker.access.decide import ACTIONS, Policy, Rule, User
+from gantry_broker.access.decide import Policy, Rule, User
 from gantry_broker.access.table import AccessTable
 from gantry_broker.protocol.codes import CONTROL_TOPIC, TRACE_TOPIC, TRANS_HALF_TOPIC
+from gantry_broker.protocol.rights import ACTIONS
 
 NAMES = ["a", "ab", "abc", "orders", "orders-eu", "%RETRY%ab", "%DLQ%orders", TRANS_HALF_TOPIC, CONTROL_TOPIC, ""]
 SOURCES = ["10.0.0.0/8", "10.1.2.3", "192.168.0.0/16", "fd00::/8"]

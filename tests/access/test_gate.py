@@ -12,16 +12,17 @@ from typing import Any
 import orjson
 import pytest
 from gantry_broker.access.audit import RECENT, REFUSED_A_SECOND, AuditLog
-from gantry_broker.access.decide import ACTIONS, Policy
+from gantry_broker.access.decide import Policy
 from gantry_broker.access.gate import REASONS, WRONG, Caller, Gate
 from gantry_broker.access.guesses import MAX_ADDRESSES, WRONG_A_SECOND, Guesses
-from gantry_broker.access.requests import ADMINISTRATIVE, ROWS, USER_CODES
 from gantry_broker.access.signature import sign
 from gantry_broker.access.table import AccessTable
 from gantry_broker.admission import admit, admit_again
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, RepeatedPull, encode_frame
 from gantry_broker.protocol.message import BatchItem, encode_batch
+from gantry_broker.protocol.requests import ADMINISTRATIVE, RIGHTS, USER_CODES
+from gantry_broker.protocol.rights import ACTIONS
 
 KEYS = {"orders": "orders-key", "billing": "billing-key", "admin": "admin-key"}
 
@@ -261,7 +262,7 @@ def test_a_heartbeat_needs_each_group_and_subscription() -> None:
     assert reason(made, signed(RequestCode.HEART_BEAT, body=b"{")) == "malformed"
 
 
-@pytest.mark.parametrize("code", sorted({int(code) for code in RequestCode} - {int(code) for code in ROWS}))
+@pytest.mark.parametrize("code", sorted({int(code) for code in RequestCode} - {int(code) for code in RIGHTS}))
 def test_a_code_outside_the_table_needs_a_super_user(code: int) -> None:
     everything = {"type": "Any", "pattern": "Any", "actions": ["Any"]}
     made = gate({"name": "orders", "rules": [everything]}, {"name": "admin", "super": True})
@@ -269,7 +270,7 @@ def test_a_code_outside_the_table_needs_a_super_user(code: int) -> None:
     assert reason(made, signed(code, "admin")) == ""
 
 
-@pytest.mark.parametrize("code", sorted(int(code) for code in ROWS))
+@pytest.mark.parametrize("code", sorted(int(code) for code in RIGHTS))
 def test_no_request_passes_without_a_rule(code: int) -> None:
     """Also one without any field, which its handler would refuse: that answer is not given to a stranger."""
     made = gate({"name": "orders"}, {"name": "billing", "rules": [{"type": "Topic", "name": "x", "actions": ["Any"]}]})

@@ -16,14 +16,15 @@ from typing import Any, Final
 import orjson
 import pytest
 from gantry_broker.broker.handlers.table import HANDLERS
-from gantry_broker.broker.processing import SENDS
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.protocol.heartbeats import MAX_EXPRESSION
-from gantry_broker.protocol.limits import MAX_KEYS, MAX_REQUEST_KEYS, RequestLimits
+from gantry_broker.protocol.limits import MAX_KEYS, MAX_REQUEST_KEYS
 from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
+from gantry_broker.protocol.request_limits import RequestLimits
+from gantry_broker.protocol.requests import TO_SENDER
 from gantry_broker.remoting.connection import READ, Connection
 
 from tests.broker.conftest import Bench
@@ -261,7 +262,7 @@ async def best(measure: Callable[[], Any]) -> float:
     return min(found[1:] or found)
 
 
-@pytest.mark.parametrize("code", sorted({*HANDLERS, *SENDS}))
+@pytest.mark.parametrize("code", sorted({*HANDLERS, *TO_SENDER}))
 async def test_no_request_of_a_client_holds_the_loop(bench: Bench, code: int) -> None:
     ext, body = largest(code)()
     data = repeated(code, ext, body)

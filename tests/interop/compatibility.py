@@ -12,20 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker.broker.handlers.table import HANDLERS
-from gantry_broker.broker.processing import SENDS
 from gantry_broker.namesrv.service import SERVED
 from gantry_broker.protocol.codes import RequestCode as Code
+from gantry_broker.protocol.requests import TO_CLIENTS, TO_SENDER
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 CODES = ROOT / "tests" / "data" / "request_codes.json"
 BEGIN, END = "<!-- request codes: begin -->", "<!-- request codes: end -->"
-
-TO_CLIENTS = {
-    Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.RESET_CONSUMER_CLIENT_OFFSET,
-    Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
-}  # fmt: skip
-"""Requests from the broker to clients."""
 
 ANSWERS = "tests/interop/test_compatibility.py::test_answers"
 _CONSUME = "tests/interop/test_consume.py::"
@@ -158,7 +152,7 @@ WHY_NOT: dict[int, str] = {
 }
 """Why a code of 5.5.0 is not served."""
 
-BROKER = {int(code) for code in HANDLERS} | set(SENDS)
+BROKER = {int(code) for code in HANDLERS} | TO_SENDER
 NAME_SERVER = set(SERVED)
 
 

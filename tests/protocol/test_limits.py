@@ -18,7 +18,9 @@ from gantry_broker.protocol.frame import (
     FrameError,
     encode_frame,
 )
-from gantry_broker.protocol.limits import BODIES, HEADER, MAX_FIELDS, MEMBERS_BODIES, SENDS, RequestLimits
+from gantry_broker.protocol.limits import HEADER, MAX_FIELDS
+from gantry_broker.protocol.request_limits import RequestLimits
+from gantry_broker.protocol.requests import BODIES, MEMBERS_BODIES, SENDS
 
 
 def decoder(max_message: int = 100_000) -> FrameDecoder:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
-from gantry_broker.protocol.limits import RequestLimits
+from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting import client as client_module
 from gantry_broker.remoting.budget import DEFAULT_BUDGET
 from gantry_broker.remoting.client import RemotingClient, split_address

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gantry_broker.access.decide import ACTIONS
 from gantry_broker.access.plain_acl import rules_of, user_of
 from gantry_broker.access.table import Rule, User
+from gantry_broker.protocol.rights import ACTIONS
 
 KINDS: Final = {"topic": "Topic", "group": "Group", "cluster": "Cluster"}
 _ACTIONS: Final = {action.lower(): action for action in ACTIONS} | {"all": "Any", "any": "Any"}

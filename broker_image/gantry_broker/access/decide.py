@@ -29,22 +29,11 @@ from gantry_broker.protocol.codes import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
+from gantry_broker.protocol.rights import GROUP, PUB, SUB, TOPIC
 
-TOPIC: Final = "Topic"
-GROUP: Final = "Group"
-CLUSTER: Final = "Cluster"
 ANY: Final = "Any"
 LITERAL: Final = "Literal"
 PREFIX: Final = "Prefix"
-
-PUB: Final = "Pub"
-SUB: Final = "Sub"
-CREATE: Final = "Create"
-UPDATE: Final = "Update"
-DELETE: Final = "Delete"
-GET: Final = "Get"
-LIST: Final = "List"
-ACTIONS: Final = (PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST)
 
 ENABLED: Final = "Enabled"
 PERMISSIVE: Final = "Permissive"

@@ -13,24 +13,14 @@ from gantry_broker.access.audit import AuditLog
 from gantry_broker.access.decide import DISABLED, PERMISSIVE, Policy, Quota, User
 from gantry_broker.access.guesses import UNSIGNED_A_SECOND, Guesses
 from gantry_broker.access.quota import Meter
-from gantry_broker.access.requests import (
-    ADMINISTRATIVE,
-    MAX_NAME,
-    NAMED,
-    NAMES,
-    PLACES,
-    ROWS,
-    USER_CODES,
-    Need,
-    Records,
-)
 from gantry_broker.access.signature import ACCESS_KEY, SIGNATURE, Check, is_valid, repeated
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField
-from gantry_broker.protocol.limits import SENDS
 from gantry_broker.protocol.message import MAX_BATCH
+from gantry_broker.protocol.requests import ADMINISTRATIVE, NAMED, NAMES, PLACES, RIGHTS, SENDS, USER_CODES
+from gantry_broker.protocol.rights import MAX_NAME, Need, Records
 
 MAX_USERS: Final = 32
 """Users that one connection remembers."""
@@ -263,13 +253,13 @@ class Gate:
             else:
                 if named in known.granted.get(frame.code, ()):
                     return None
-        row = ROWS.get(frame.code)
-        if row is None:
+        right = RIGHTS.get(frame.code)
+        if right is None:
             return Refused(
                 _NO_PERMISSION, f"request {frame.code} is for super users, not for {known.user.name}", "permission"
             )
         try:
-            needs = row(frame, self._records)
+            needs = right(frame, self._records)
         except (BodyError, BadField) as error:
             return Refused(int(ResponseCode.SYSTEM_ERROR), str(error), "malformed")
         decisions = known.decisions
@@ -341,7 +331,7 @@ class Gate:
         of_user = self._meter(self._of_users, user.name, user.quota, now) if user is not None else None
         of_topic = None
         if policy is not None and policy.topic_quotas:
-            topic = frame.ext.get("topic" if frame.code in _LONG_NAMED else "b", "")
+            topic = frame.ext.get(NAMED[frame.code][0], "")
             of_topic = self._meter(self._of_topics, topic, policy.topic_quotas.get(topic), now)
         if of_user is None and of_topic is None:
             return None
@@ -372,7 +362,6 @@ _BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
 _NO_TABLE: Final = Refused(_BUSY, "no access table yet: this process waits for the users of the cluster", "no-table")
 _FLOW: Final = "[FLOW_CONTROL]broker busy, "
 """As remarks of RocketMQ's own flow control begin."""
-_LONG_NAMED: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_REPLY_MESSAGE)})
 
 
 def _count(frame: Frame) -> int:
@@ -388,13 +377,13 @@ def _count(frame: Frame) -> int:
 
 def _named(frame: Frame, records: Records) -> str:
     """Return the resources of an administrative request, for the audit log."""
-    row = ROWS.get(frame.code)
-    if row is None:
+    right = RIGHTS.get(frame.code)
+    if right is None:
         return next(
             (f"User:{frame.ext[name]}" for name in ("username", "subject", "accessKey") if name in frame.ext), ""
         )
     try:
-        needs = row(frame, records)
+        needs = right(frame, records)
     except (BodyError, BadField):
         return ""
     return ",".join(f"{need.kind}:{need.name}" for need in needs[:10])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.access.building import beside_loop
-from gantry_broker.access.decide import DISABLED, PUB, TOPIC, Policy
+from gantry_broker.access.decide import DISABLED, Policy
 from gantry_broker.access.gate import Gate
 from gantry_broker.access.table import (
     MAX_CHANGES,
@@ -35,6 +35,7 @@ from gantry_broker.protocol.codes import (
     Prop,
 )
 from gantry_broker.protocol.message import Record, RecordError, decode_record, parse_properties
+from gantry_broker.protocol.rights import PUB, TOPIC
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
 
@@ -59,7 +60,7 @@ class TooManyChanges(Exception):
 
 
 class StoredTopics:
-    """The topics of records in the log (`access.requests.Records`)."""
+    """The topics of records in the log (`protocol.rights.Records`)."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.admission import admit, left
-from gantry_broker.broker.processing import SENDS
 from gantry_broker.broker.pull.service import ASTRAY
-from gantry_broker.broker.relay import PULLS, RELAY, is_for_leader
+from gantry_broker.broker.relay import RELAY, is_for_leader
 from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.requests import FORWARDED, LEADER_ONLY, PULLS, TO_EVERY_MEMBER
 
 if TYPE_CHECKING:
     from gantry_broker.access.gate import Gate
@@ -25,54 +25,8 @@ if TYPE_CHECKING:
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
 
-WRITES: Final = SENDS | {
-    int(code)
-    for code in (
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        RequestCode.END_TRANSACTION,
-        RequestCode.RESUME_CHECK_HALF_MESSAGE,
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        RequestCode.SEND_REPLY_MESSAGE,
-        RequestCode.SEND_REPLY_MESSAGE_V2,
-        RequestCode.UPDATE_AND_CREATE_TOPIC,
-        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
-        RequestCode.DELETE_TOPIC_IN_BROKER,
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-        RequestCode.DELETE_SUBSCRIPTIONGROUP,
-        RequestCode.UPDATE_BROKER_CONFIG,
-        RequestCode.CLEAN_UNUSED_TOPIC,
-        RequestCode.POP_MESSAGE,
-        RequestCode.PEEK_MESSAGE,
-        RequestCode.NOTIFICATION,
-        RequestCode.POLLING_INFO,
-        RequestCode.ACK_MESSAGE,
-        RequestCode.BATCH_ACK_MESSAGE,
-        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-        RequestCode.RECALL_MESSAGE,
-        RequestCode.SET_MESSAGE_REQUEST_MODE,
-    )
-}
-"""Requests that only a master carries out: buffered and forwarded during a handover, refused by others."""
-OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
-"""Reads that a former master passes on while clients still take it for the master: a slave learns of the last confirmed
-record some milliseconds late, and a client must find the message that was acknowledged just before."""
-TO_EVERY_MEMBER: Final = frozenset(
-    int(code)
-    for code in (
-        RequestCode.DELETE_TOPIC_IN_BROKER,
-        RequestCode.CLEAN_UNUSED_TOPIC,
-        RequestCode.UPDATE_BROKER_CONFIG,
-    )
-)
-"""Writes that mqadmin sends to masters and slaves (`-c`), and gives up at the first refusal. RocketMQ's slaves carry
-them out by themselves; here they pass them on to the master, for which a second time changes nothing."""
-FOR_LEADER: Final = WRITES - TO_EVERY_MEMBER
-"""Writes that a client sends only to the member that it takes for the master."""
 GROUP: Final = "group"
 """`Connection.listener` of the port that only the leader binds."""
-FORWARDED: Final = WRITES | OF_THE_MASTER
-"""Requests that a former master passes on; a FORWARD may wrap no others."""
 
 
 class Dispatcher:
@@ -132,7 +86,7 @@ class Dispatcher:
                 return
         rest: list[Frame] = []
         kept: list[Frame] = []
-        ours = FORWARDED if self._role.has_stale_clients and forwarder.wants() else WRITES
+        ours = FORWARDED if self._role.has_stale_clients and forwarder.wants() else LEADER_ONLY
         for frame in frames:
             (kept if frame.code in ours else rest).append(frame)
         if rest:
@@ -160,7 +114,7 @@ class Dispatcher:
         for at, frame in enumerate(frames):
             if frame.code == RequestCode.HEART_BEAT:
                 relays.keep_heartbeat(conn, frame)
-            elif is_for_leader(frame, FOR_LEADER) or (frame.code in PULLS and ASTRAY in conn.attrs):
+            elif is_for_leader(frame) or (frame.code in PULLS and ASTRAY in conn.attrs):
                 if not relays.ready(conn):
                     relays.misled(conn)
                     break

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.admission import admit_again
-from gantry_broker.broker.dispatch import FORWARDED
 from gantry_broker.broker.forward import ForwardedConnection, Process, take_forwarded
 from gantry_broker.broker.processing import not_supported
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.message import unpack_host
+from gantry_broker.protocol.requests import FORWARDED, OF_FOLLOWERS
 
 if TYPE_CHECKING:
     from gantry_broker.access.gate import Gate
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from gantry_broker.replication.log_repair import LogRepair
     from gantry_broker.replication.service import ReplicationService
 
-OF_FOLLOWERS: Final = {
-    int(GantryCode.FORWARD): "forward",
-    int(GantryCode.READ_LOG): "read-log",
-    int(GantryCode.RELAY): "relay",
-}
-"""Codes that this leader takes from its followers only, with their names in metrics."""
 NO_FOLLOWER: Final = "this member does not lead, or the peer does not fetch from it"
 
 

@@ -16,7 +16,7 @@ from gantry_broker import descriptors
 from gantry_broker.broker.dispatch import GROUP
 from gantry_broker.broker.processing import ARRIVE_S
 from gantry_broker.broker.pull.service import SENT_MS
-from gantry_broker.protocol.limits import RequestLimits
+from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.server import RemotingServer

@@ -19,6 +19,7 @@ from gantry_broker.broker.pull.service import SENT_MS
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
+from gantry_broker.protocol.requests import CHEAP, POP_POLLS, TO_SENDER
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
@@ -28,34 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SENDS: Final = frozenset(
-    {
-        int(RequestCode.SEND_MESSAGE_V2),
-        int(RequestCode.SEND_MESSAGE),
-        int(RequestCode.SEND_BATCH_MESSAGE),
-    }
-)
 PULL: Final = int(RequestCode.PULL_MESSAGE)
-CHEAP: Final = frozenset(
-    int(code)
-    for code in (
-        RequestCode.PULL_MESSAGE,
-        RequestCode.LITE_PULL_MESSAGE,
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        RequestCode.QUERY_CONSUMER_OFFSET,
-        RequestCode.GET_MAX_OFFSET,
-        RequestCode.GET_MIN_OFFSET,
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        RequestCode.END_TRANSACTION,
-        RequestCode.POP_MESSAGE,
-        RequestCode.ACK_MESSAGE,
-        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-    )
-)
-"""Requests that cost 0.1 ms at most whatever they hold; all others run in slices of the event loop. A pull or a pop
-with an SQL92 filter takes slices by itself."""
-POLLS: Final = frozenset({int(RequestCode.POP_MESSAGE), int(RequestCode.NOTIFICATION)})
-"""Requests that wait for messages."""
 AT_ONCE: Final = 64
 """Cheap requests of one read that are handled at once. Clients seldom have more under way."""
 AT_ONCE_S: Final = 0.003
@@ -102,7 +76,7 @@ class RequestProcessor:
         pulls: list[Frame] = []
         others = 0
         for frame in frames:
-            if frame.code in SENDS:
+            if frame.code in TO_SENDER:
                 sends.append(frame)
             elif frame.code == PULL:
                 pulls.append(frame)
@@ -206,7 +180,7 @@ class RequestProcessor:
         if callable(result):
             result(lambda answer: self._answer(conn, frame, answer, begun))
             return
-        polls = frame.code in POLLS
+        polls = frame.code in POP_POLLS
         tasks = self._polls if polls else self._tasks
         if len(tasks) >= (MAX_POLLS if polls else MAX_TASKS):
             result.close()

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any, Final
 from gantry_broker.broker.forward import packed_host
 from gantry_broker.broker.processing import ARRIVE_S
 from gantry_broker.protocol import plausible
-from gantry_broker.protocol.codes import FLAG_ONEWAY, GantryCode, PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import FLAG_ONEWAY, GantryCode, PullFlag, ResponseCode
+from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.headers import error_answer
 from gantry_broker.protocol.limits import MAX_RELAYED
 from gantry_broker.protocol.message import unpack_host
+from gantry_broker.protocol.requests import FOR_LEADER, POLLS, POP_POLLS, PULLS
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 
@@ -54,10 +56,6 @@ HEARTBEAT: Final = "heartbeat"
 """Attributes of a connection: its relay, and its last heartbeat while this member does not lead."""
 LONGEST_HEARTBEAT: Final = 64 * 1024
 """Bytes of the body of a heartbeat that is kept."""
-PULLS: Final = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
-LOCKS: Final = frozenset({int(RequestCode.LOCK_BATCH_MQ), int(RequestCode.UNLOCK_BATCH_MQ)})
-POLLS: Final = PULLS | {int(code) for code in (RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)}
-"""Requests that a leader may hold for long. It answers them at once when it is asked to settle a client."""
 OPEN_S: Final = 2.0
 RETRY_S: Final = 0.2
 """Seconds after a leader that took no clients until the next attempt."""
@@ -72,16 +70,16 @@ LOOK_S: Final = 0.01
 NO_LEADER: Final = "service not available now: the master takes no clients of this member yet, send again"
 
 
-def is_for_leader(frame: Frame, writes: frozenset[int]) -> bool:
+def is_for_leader(frame: Frame) -> bool:
     """Whether a client sends this request only to the member that it takes for the leader.
 
     Clients clear the flag of a pull that commits an offset when they read from a slave.
     """
     code = frame.code
     if code in PULLS:
-        flags = frame.ext.get("sysFlag", "")
-        return flags.isascii() and flags.isdecimal() and len(flags) < 10 and int(flags) & PullFlag.COMMIT_OFFSET != 0
-    return code in writes or code in LOCKS
+        flags = whole_number(frame.ext.get("sysFlag", ""), high=MAX_INT)
+        return flags is not None and flags & PullFlag.COMMIT_OFFSET != 0
+    return code in FOR_LEADER
 
 
 class Relay:
@@ -106,7 +104,7 @@ class Relay:
 
     @property
     def pops(self) -> bool:
-        return any(frame.code in POLLS - PULLS for frame in self.outstanding.values())
+        return any(frame.code in POP_POLLS for frame in self.outstanding.values())
 
     @property
     def works(self) -> bool:
@@ -520,8 +518,8 @@ async def _settle_none(clients: set[Connection]) -> None:
 
 def _number(frame: Frame) -> int:
     """The number of a client; -1: it is no number."""
-    text = frame.ext.get("id", "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    number = whole_number(frame.ext.get("id", ""), high=MAX_INT)
+    return -1 if number is None else number
 
 
 def _carried(number: int, body: bytes = b"", *, end: bool = False, read: bool | None = None) -> bytes:

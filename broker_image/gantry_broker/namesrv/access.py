@@ -24,7 +24,7 @@ SECRET: Final = 0o600
 
 
 class NoRecords:
-    """A NameServer has no log (`access.requests.Records`)."""
+    """A NameServer has no log (`protocol.rights.Records`)."""
 
     def topic_at(self, offset: int) -> str:
         return ""

@@ -13,7 +13,7 @@ from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService, health, metrics
 from gantry_broker.namesrv.settings import NameServerSettings
-from gantry_broker.protocol.limits import RequestLimits
+from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard, Membership

@@ -10,7 +10,7 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import orjson
@@ -51,6 +51,7 @@ from gantry_broker.protocol.headers import (
     UnregisterBrokerHeader,
     WritePermHeader,
 )
+from gantry_broker.protocol.requests import REQUESTS
 from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.budget import CONNECTIONS_OF_ADDRESS, memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
@@ -587,37 +588,20 @@ def health(service: NameService) -> bytes:
     return orjson.dumps({"name": service.name, "status": "ok", "groups": sorted(service.routes.groups)})
 
 
-_ANSWERS: dict[int, Answer] = {
-    RequestCode.GET_KV_CONFIG: NameService._get_kv,
-    RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
-    RequestCode.GET_BROKER_CLUSTER_INFO: NameService._cluster_info,
-    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: NameService._all_topics,
-    RequestCode.DELETE_TOPIC_IN_NAMESRV: NameService._delete_topic,
-    RequestCode.GET_KVLIST_BY_NAMESPACE: NameService._kv_list,
-    RequestCode.GET_TOPICS_BY_CLUSTER: NameService._topics_by_cluster,
-    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: NameService._system_topics,
-    RequestCode.GET_UNIT_TOPIC_LIST: NameService._unit_topics,
-    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: NameService._unit_topics,
-    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: NameService._unit_topics,
-    RequestCode.UPDATE_NAMESRV_CONFIG: NameService._update_config,
-    RequestCode.GET_NAMESRV_CONFIG: NameService._get_config,
-}
-_ANSWERS_TO_BROKERS: dict[int, Answer] = {
-    RequestCode.REGISTER_BROKER: NameService._register,
-    GantryCode.REGISTER_CHANGES: NameService._register_changes,
-    RequestCode.UNREGISTER_BROKER: NameService._unregister,
-    RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
-    RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
-}
-_KEPT: Final = frozenset(
-    int(code)
-    for code in (
-        RequestCode.PUT_KV_CONFIG,
-        RequestCode.DELETE_KV_CONFIG,
-        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
-        RequestCode.ADD_WRITE_PERM_OF_BROKER,
-    )
-)
+CHANGE: Final = "_change_kv"
+"""The method that answers after the write to the disk, in a task."""
+ACCESS: Final = "_update_access"
+"""The method that reads an access table, in a task."""
+
+
+def _methods(names: Mapping[int, str]) -> dict[int, Answer]:
+    """Return the methods that answer at once. Raises AttributeError when the service has no such method."""
+    return {code: getattr(NameService, name) for code, name in names.items() if name and name not in (CHANGE, ACCESS)}
+
+
+_ANSWERS: Final = _methods({int(code): row.name_server for code, row in REQUESTS.items()})
+_ANSWERS_TO_BROKERS: Final = _methods({int(code): row.registration for code, row in REQUESTS.items()})
+_KEPT: Final = frozenset(int(code) for code, row in REQUESTS.items() if row.name_server == CHANGE)
 """Changes that the NameServer keeps on its disk."""
-SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS, *_KEPT))
-"""Return the request codes that a NameServer answers."""
+SERVED: Final = frozenset((*_ANSWERS, *_ANSWERS_TO_BROKERS, *_KEPT))
+"""The request codes that a NameServer counts each by itself."""

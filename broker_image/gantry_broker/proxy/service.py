@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from gantry_broker.access.decide import GET, GROUP, PUB, SUB, TOPIC
 from gantry_broker.access.guesses import HOLD_S
 from gantry_broker.client.producer import Producer
 from gantry_broker.protocol.bodies import QueueData, TopicRoute
 from gantry_broker.protocol.codes import MASTER_ID, Perm
 from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.rights import GET, GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.announcements import Announcements
 from gantry_broker.proxy.answers import FAILURES, OK, Answer, Refusal, no_route, refusal_of, set_status, status_bytes
 from gantry_broker.proxy.authentication import Authentication, Caller, Need, TooManyGuesses

@@ -8,7 +8,7 @@ import logging
 import time
 from typing import Any, Final, Protocol
 
-from gantry_broker.access.decide import GROUP, PUB, SUB, TOPIC
+from gantry_broker.protocol.rights import GROUP, PUB, SUB, TOPIC
 from gantry_broker.proxy.answers import FAILURES, Refusal, refusal_of, set_status
 from gantry_broker.proxy.authentication import Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers, GroupConfig

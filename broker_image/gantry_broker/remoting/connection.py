@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol, cast
 from gantry_broker.inbox import Inbox
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame, encode_head
-from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.protocol.message import pack_host
+from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.budget import DEFAULT_BUDGET, RemotingBudget
 from gantry_broker.remoting.errors import ConnectionLost, RequestTimeout
 from gantry_broker.remoting.handshake import Identity

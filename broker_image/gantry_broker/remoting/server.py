@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.descriptors import MAX_REMOTING_BACKLOG
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
-from gantry_broker.protocol.limits import RequestLimits
+from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard
