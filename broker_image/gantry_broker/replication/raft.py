@@ -62,6 +62,10 @@ class RaftOptions(Options):
     """The leader announces itself again to a member that has not fetched for this long."""
 
 
+WAITS_MS = 10_000
+"""Milliseconds between two lines of the log about a first election that does not begin."""
+
+
 class RaftReplica:
     """One member in Raft mode. Names equal those of `replica.Replica` wherever both have the same."""
 
@@ -99,6 +103,12 @@ class RaftReplica:
         self._election_step_ms = 0
         self._granted: set[MemberId] = set()
         self._uninitialized: dict[int, MemberId] = {}
+        self._announced: dict[int, str] = {}
+        """By number: the address of a configured or listed member, as itself names it. Its configured one may be old:
+        on one machine a member gets another port when a program takes its own just before the start.
+        """
+        self._waits_since_ms = now_ms
+        self._waits_said_ms = now_ms
         self._reported: dict[int, tuple[MemberId, frozenset[MemberId]]] = {}
         """By number: the identity of a listed member in its last answer, and the members that it named."""
         self._asked_about_ms = now_ms - options.gone_ms
@@ -254,14 +264,30 @@ class RaftReplica:
         others = set(self._addresses) - {self.me.member}
         if self.me.member == min(self._addresses) and set(self._uninitialized) >= others:
             found = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
-            members = tuple(Voter(found[n], self._addresses[n]) for n in sorted(found))
+            members = tuple(Voter(found[n], self._announced.get(n, self._addresses[n])) for n in sorted(found))
             # The next epoch is above those of the records of an archive.
             leadership = LeadershipRecord(last_epoch(self._log.leader_epochs))
             self._save(replace(self._state, first_members=members, leadership=leadership))
             self._campaign(RaftRequestKind.VOTE, now_ms)
             return
+        self._say_what_it_waits_for(others, now_ms)
         self._deadline = now_ms + self.options.gone_ms + self._rng.randrange(self.options.gone_ms)
         self._ask_all(RaftRequest(RaftRequestKind.FIND, self.epoch, self.me, self._my_address, self.rank))
+
+    def _say_what_it_waits_for(self, others: set[int], now_ms: int) -> None:
+        """Name the members whose answer the first election lacks, in the status at once and in the log now and then."""
+        silent = sorted(others - set(self._uninitialized))
+        known = sorted(n for n in silent if n in self._reported)
+        at = ", ".join(f"{n} at {' and '.join(self.addresses_of(n))}" for n in silent)
+        if not silent:
+            self.reason = f"the first election is held by member {min(self._addresses)}"
+            return
+        self.reason = f"the first election waits for members that say that their disks are new: {at}"
+        if known:
+            self.reason += f"; {', '.join(map(str, known))} answered otherwise"
+        if now_ms - self._waits_since_ms >= WAITS_MS and now_ms - self._waits_said_ms >= WAITS_MS:
+            self._waits_said_ms = now_ms
+            self._report(self.reason)
 
     def _count(self, now_ms: int) -> None:
         if not is_majority(self._granted, self.members):
@@ -277,13 +303,14 @@ class RaftReplica:
             self.outbox.append((number, request))
 
     def addresses_of(self, number: int) -> list[str]:
-        """Return where a member may be: its configured address, and the log's if that differs.
+        """Return where a member may be: the address that it names, its configured one, and the log's if they differ.
 
         A whole group that comes back on other ports finds its old ones in the log. A member that is added while this
         process runs has its address only there.
         """
         logged = (v.address for v in self.members if v.id.member == number)
-        return list(dict.fromkeys(a for a in (self._addresses.get(number, ""), *logged) if a))
+        places = (self._announced.get(number, ""), self._addresses.get(number, ""), *logged)
+        return list(dict.fromkeys(a for a in places if a))
 
     @property
     def _my_address(self) -> str:
@@ -335,6 +362,8 @@ class RaftReplica:
         granted = False
         if request.member.member == self.me.member or not self._counts(request, now_ms):
             return self._answer(request, now_ms, granted=False)
+        if request.address and request.member.member in self._numbers:
+            self._announced[request.member.member] = request.address
         if request.kind is RaftRequestKind.PRE_VOTE:
             free = not self._hears_leader(now_ms) and not self._goes_first(request, now_ms)
             granted = free and request.epoch > self.epoch and self._may_elect(request)

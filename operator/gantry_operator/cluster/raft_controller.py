@@ -140,7 +140,9 @@ class RaftController(GroupController):
         away = [e.name for e in endpoints if self.watches[e.member] not in heard]
         if 2 * len(heard) <= len(endpoints):
             return f"no majority: {', '.join(away)} does not answer"
-        return "the members elect a leader" + (f"; {', '.join(away)} does not answer" if away else "")
+        waits = [f"{w.name}: {reason}" for w in heard if (reason := str((w.status or {}).get("reason", "")))]
+        parts = ["the members elect a leader", *([f"{', '.join(away)} does not answer"] if away else []), *waits]
+        return "; ".join(parts)
 
     def _leads(self, leader: Report, former: LeadershipRecord | None, noticed_at: float | None) -> None:
         name = self.watches[leader.id.member].name
