@@ -184,7 +184,9 @@ async def test_a_page_of_many_topics_and_groups_holds_the_loop_for_short_slices_
             broker.meta.working.offsets[f"{topic}@group-{number}"] = dict.fromkeys(range(4), 0)
             broker.stats.add("TOPIC_PUT_NUMS", topic, 1)
             broker.stats.add("TOPIC_PUT_SIZE", topic, 1)
-            broker.stats.put_sizes(topic, [1])
+            sizes = broker.stats.sizes_of(topic)
+            assert sizes is not None
+            sizes.observe_all([1])
             broker.stats.add("GROUP_GET_NUMS", f"{topic}@group-{number}", 1)
         broker.slices.clock = lambda: lines / 1e6
         make = MetricsPage(http._families, broker.slices, 0.1)
