@@ -220,8 +220,10 @@ class LogPieces:
         except OSError:
             return None
         data = records[0] if len(records) == 1 else b"".join(records)
-        if in_files and count_named(queue, range(offset, offset + len(wanted)), wanted, [data]) < len(wanted):
-            return None
+        if in_files and offset < queue.trusted_from:
+            places = range(offset, offset + len(wanted))
+            if count_named(queue, places, wanted, [data]) < len(wanted):
+                return None
         return Got(GetStatus.FOUND, data, len(wanted), offset + len(wanted), low, high)
 
     def read(self, phys: int, size: int) -> bytes:
@@ -374,7 +376,7 @@ class Reader:
                         break
                     try:
                         raw = self._log.read(phys, size)
-                        if at <= queue.written and not count_named(queue, (at - 1,), [(phys, size)], [raw]):
+                        if at <= queue.trusted_from and not count_named(queue, (at - 1,), [(phys, size)], [raw]):
                             if count:
                                 at -= 1
                                 full = True
@@ -410,7 +412,7 @@ class Reader:
                     return self._damaged(wanted[0][0], places[0], low, high)
                 half = count // 2  # Until only the records before the unreadable place are left.
                 return self._collect(queue, offset, low, high, half, max_bytes, tag_hashes, record_filter, enough)
-            if places[0] < queue.written:
+            if places[0] < queue.trusted_from:
                 named = count_named(queue, places, wanted, data)
                 if named < len(wanted):
                     if named:

@@ -34,6 +34,7 @@ class ConsumeQueue:
         "key",
         "next",
         "pending",
+        "trusted_from",
         "written",
     )
 
@@ -43,6 +44,8 @@ class ConsumeQueue:
         self.pending = bytearray()
         self.written = 0
         """The queue offset after the last entry in a file."""
+        self.trusted_from = 0
+        """This process wrote the entries from here on. Reads compare those before it with the log."""
         self.next = -1
         """The queue offset of the next record, after unconfirmed ones too; -1: not loaded yet."""
         self._first = 0
@@ -101,6 +104,7 @@ class ConsumeQueue:
         else:
             if bases:  # A truncation emptied it after retention had removed earlier files.
                 self.written = self._first = bases[0] // ENTRY_SIZE
+        self.trusted_from = self.written
         self.next = self.max
         return self.next
 
@@ -168,6 +172,7 @@ class ConsumeQueue:
             self.written += low - within
             if low < per_file:
                 break
+        self.trusted_from = self.written
         self.next = self.max
 
     def cut(self, first: int, number: int) -> bool:
@@ -181,6 +186,7 @@ class ConsumeQueue:
             return changed
         self.written = number + 1  # So that everything behind it goes, however far the files reach.
         changed = self._forget_from(number)
+        self.trusted_from = max(self.trusted_from, self.written)
         self.next = self.max
         return changed
 
