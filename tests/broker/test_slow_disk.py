@@ -131,7 +131,7 @@ async def test_a_broker_goes_on_while_the_disk_holds_an_unlink(
         assert await disk.passes_while_held("unlink") == 50
         assert broker.store.start > 0
         assert broker.disk.since(broker.store.removed_at) is None, "files that still wait count as used"
-        assert forgotten == [0], "a start after a crash finds the records again, and must know what was deleted"
+        assert set(forgotten) == {0}, "a start after a crash finds the records again, and must know what was deleted"
         assert not disk.on_the_loop, disk.on_the_loop[0]
     finally:
         disk.answers()

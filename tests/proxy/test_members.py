@@ -143,12 +143,12 @@ def test_an_announcement_is_read_as_it_was_written() -> None:
         )
 
 
-async def test_a_new_master_is_told_of_all_clients_at_once() -> None:
-    told: list[tuple[str, int]] = []
+async def test_a_new_master_hears_of_all_clients_at_once() -> None:
+    sent: list[tuple[str, int]] = []
 
     class FakeSession:
         async def call(self, address: str, frame: Frame, timeout: float) -> Frame:
-            told.append((address, len(fastjson.loads(frame.body)["clients"])))
+            sent.append((address, len(fastjson.loads(frame.body)["clients"])))
             return Frame(0)
 
     class FakeBrokers:
@@ -162,21 +162,21 @@ async def test_a_new_master_is_told_of_all_clients_at_once() -> None:
     from gantry_broker.proxy.clients import Clients, answered_settings
 
     clients, brokers = Clients(), FakeBrokers()
-    told_by = announcements.Announcements(brokers, clients)  # type: ignore[arg-type]
-    await told_by.look(0.0)
+    announcer = announcements.Announcements(brokers, clients)  # type: ignore[arg-type]
+    await announcer.look(0.0)
     for number in range(450):
         client = clients.enter(str(number), "here")
         assert client is not None
         clients.set_settings(client, answered_settings(c.consumer("g", "T"), GroupConfig()))
-    await told_by.look(1.0)
-    assert told == [("m1", 200), ("m1", 200), ("m1", 50)]
-    told.clear()
-    await told_by.look(2.0)
-    assert not told
+    await announcer.look(1.0)
+    assert sent == [("m1", 200), ("m1", 200), ("m1", 50)]
+    sent.clear()
+    await announcer.look(2.0)
+    assert not sent
     brokers.masters = ("m1", "m2")
-    await told_by.look(3.0)
-    assert told == [("m2", 200), ("m2", 200), ("m2", 50)]
-    told.clear()
-    await told_by.look(21.5)
-    assert sum(count for _, count in told) == 450
+    await announcer.look(3.0)
+    assert sent == [("m2", 200), ("m2", 200), ("m2", 50)]
+    sent.clear()
+    await announcer.look(21.5)
+    assert sum(count for _, count in sent) == 450
     await asyncio.sleep(0)

@@ -94,7 +94,7 @@ def test_a_damaged_object_fails_the_read(tmp_path: Path) -> None:
         records(log)
 
 
-def test_a_folder_is_told_from_a_store(tmp_path: Path) -> None:
+def test_a_folder_of_an_archive_is_recognised(tmp_path: Path) -> None:
     store, url, _ = archive_of(tmp_path)
     store.close()
     assert archived.archive_url(str(tmp_path / "archive")) == url

@@ -353,7 +353,7 @@ class Relays:
             relay.conn.stop_reading()
         await self._until(lambda: not any(relay.works for relay in self._left(relays)), FORCE_S)
         for relay in self._left(relays):
-            self._tell(relay, "settle pops" if relay.pops else "settle")
+            self._send_end(relay, "settle pops" if relay.pops else "settle")
         await self._until(lambda: not any(relay.outstanding for relay in self._left(relays)), SETTLE_S)
         await asyncio.sleep(ARRIVE_S)
         for relay in self._left(relays):
@@ -388,9 +388,9 @@ class Relays:
     def _forget(self, relay: Relay) -> None:
         if self._relays.pop(relay.number, None) is not None:
             relay.conn.on_answers = None
-            self._tell(relay, "close")
+            self._send_end(relay, "close")
 
-    def _tell(self, relay: Relay, end: str) -> None:
+    def _send_end(self, relay: Relay, end: str) -> None:
         upstream = relay.upstream
         if upstream is not None and not upstream.lost:
             ext = {"id": str(relay.number), "end": end}

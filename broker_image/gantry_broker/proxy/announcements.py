@@ -95,9 +95,9 @@ class Announcements:
         for address in masters:
             if now >= self._next[address]:
                 self._next[address] = now + BEAT_S
-                works.append(self._tell(address, list(self._said.values()), gone))
+                works.append(self._announce(address, list(self._said.values()), gone))
             elif changed or gone:
-                works.append(self._tell(address, changed, gone))
+                works.append(self._announce(address, changed, gone))
         await asyncio.gather(*works)
 
     def _changes(self) -> tuple[list[ProxiedClient], list[ProxiedClient]]:
@@ -113,7 +113,7 @@ class Announcements:
                 changed.append(found)
         return changed, gone
 
-    async def _tell(self, address: str, clients: list[ProxiedClient], gone: list[ProxiedClient]) -> None:
+    async def _announce(self, address: str, clients: list[ProxiedClient], gone: list[ProxiedClient]) -> None:
         for some, left in _parts(clients, gone):
             frame = Frame(GantryCode.PROXY_CLIENTS, body=fastjson.dumps(announcement(some, left)))
             try:
