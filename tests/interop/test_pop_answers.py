@@ -51,9 +51,13 @@ REASONS: Final = {
 
 
 def shown(answer: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The fields of an error answer are 0 in 5.5.0, and left out here: clients read them after a success only."""
+    """The fields of an error answer are 0 in 5.5.0, and left out here: clients read them after a success only. Clients
+    of RocketMQ ignore the fields that Gantry adds for its own.
+    """
     if answer is None or answer.get("code") in (None, 0, 19, 209, 210):
-        return answer
+        if answer is None or "ext" not in answer:
+            return answer
+        return answer | {"ext": {k: v for k, v in answer["ext"].items() if not k.startswith("gantry")}}
     return {"code": answer["code"]}
 
 
