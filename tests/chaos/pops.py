@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from gantry_broker.client import BrokerError, ClientError, PoppedMessage, SimpleConsumer
@@ -94,7 +94,8 @@ class PopMembers:
 
 def acked_again(history: History) -> Iterator[str]:
     """A message that was sent once is not delivered after an acknowledgement. Each delivery has a higher count, so a
-    late answer to an earlier pop is none. A message that was sent again may have two copies.
+    late answer to an earlier pop is none. A message that was sent again may have two copies. In order, a message behind
+    one that is not acknowledged comes again with it.
     """
     never = float("inf")
     for group, deliveries in history.popped.items():
@@ -108,11 +109,25 @@ def acked_again(history: History) -> Iterator[str]:
             done = acked.get(popped.body)
             if done is None or popped is done:
                 continue
+            if group == ORDERLY and _behind_unfinished(popped, deliveries):
+                continue
             if popped.times > done.times or (popped.times == done.times and popped.at > done.acked):
                 yield (
                     f"ACKED AGAIN: {group} got {popped.body!r} for the {popped.times + 1}. time at {popped.place}, "
                     f"{popped.at - done.acked:.3f} s after its acknowledgement"
                 )
+
+
+def _behind_unfinished(popped: Popped, deliveries: Sequence[Popped]) -> bool:
+    """Whether a message before it in its queue was not acknowledged yet when this one came."""
+    if popped.place is None:
+        return False
+    ended: dict[int, float] = {}
+    for other in deliveries:
+        at = other.place
+        if at is not None and at.queue == popped.place.queue and at.offset < popped.place.offset:
+            ended[at.offset] = min(ended.get(at.offset, float("inf")), other.acked)
+    return any(acked > popped.at for acked in ended.values())
 
 
 def too_early(history: History) -> Iterator[str]:

@@ -9,7 +9,8 @@ import yaml
 
 from tests.local.cluster import Cluster, take_down
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+EXAMPLES = sorted(p for p in (Path(__file__).parents[2] / "examples").glob("*.yaml") if p.stem != "restore")
+"""A restore needs the archive that it names."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)

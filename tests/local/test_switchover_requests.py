@@ -187,7 +187,7 @@ async def test_the_status_shows_changes_in_progress_and_failures(folder: Cluster
         "True",
         "group a: the role registry does not answer",
     )
-    assert "group a: waiting for t-a-1: every disk must report first" in conditions["Available"].message
+    assert "waiting for t-a-1: every disk must report first" in conditions["Available"].message
     assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk must report first"
     server.close()
     await supervisor.close()

@@ -27,6 +27,7 @@ from gantry_spark.report import _end_checksums as end_checksums
 from gantry_spark.report import _repaired_segments as repaired_segments
 from gantry_spark.scan_state import CountedSegment, pending_scan
 from gantry_spark.summary import RECHECKED_DAMAGE, counted_segments
+from gantry_spark.trust import PLAINTEXT
 from pyspark.sql import functions as f
 
 from tests.spark.reference_log import LogWriter, Message, read_plain
@@ -254,10 +255,12 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
         "gantry_spark.environment.fetch_status",
         lambda *_: SimpleNamespace(address="", disk=SimpleNamespace(total_bytes=10**9, free_bytes=next(free))),
     )
+    monkeypatch.setattr("gantry_spark.environment.fetch_offsets", lambda *_: {})
     logs = []
     for name, url in (("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2"), ("c", "http://10.0.0.1:1")):
         log = object.__new__(RemoteLog)
-        log.name, log.master, log.unreachable, log.trust = name, url, (), None
+        log.name, log.master, log.unreachable, log.trust = name, url, (), PLAINTEXT
+        log.reserved_hours = None
         logs.append(log)
     a, b, c = read_environment(logs, None).disks
     assert a.is_same_disk(b)
