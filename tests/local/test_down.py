@@ -41,9 +41,10 @@ def test_nothing_is_ended_beside_one_that_does_not_end(folder: ClusterFolder, mo
 
 
 def test_no_process_is_started_while_the_cluster_ends(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end_all(folder: ClusterFolder, delete_data: bool) -> None:
+    def end_all(folder: ClusterFolder, delete_data: bool) -> str:
         with pytest.raises(AlreadySupervised):
             take_lock(folder)
+        return "nothing ran"
 
     monkeypatch.setattr(down, "_end_all", end_all)
     down.down(folder.root, None, delete_data=False)
