@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.rig.driver import Driver
+from benchmarks.rig.processes import until
 from benchmarks.rig.target import Target
 
 
@@ -32,10 +33,16 @@ def test_auto_created_topic(driver: Driver, target: Target, fresh: str) -> None:
     sent = driver.run("produce", topic=fresh, run=fresh, count=40)
     assert sent.summary["statuses"] == {"SEND_OK": 40}
     assert len(sent.summary["queues"]) == 4
-    offsets = [line["queue"] for line in driver.run("query", topic=fresh, offsets=True).of("queue")]
+    offsets: list[dict[str, int]] = []
+
+    def all_queued() -> bool:
+        """RocketMQ puts messages into queues after its answer."""
+        offsets[:] = [line["queue"] for line in driver.run("query", topic=fresh, offsets=True).of("queue")]
+        # Not 10 each: the client restarts its round-robin when it first gets the topic's own route.
+        return sum(q["max"] for q in offsets) == 40
+
+    until("40 messages are in the queues", all_queued, 30)
     assert [(q["queue"], q["min"]) for q in offsets] == [(n, 0) for n in range(4)]
-    # Not 10 each: the client restarts its round-robin when it first gets the topic's own route.
-    assert sum(q["max"] for q in offsets) == 40
 
 
 def test_send_result(driver: Driver, target: Target, fresh: str) -> None:
