@@ -173,6 +173,7 @@ def test_what_a_command_makes_is_kept_without_a_supervisor_and_made_later(cluste
 async def test_a_topic_with_unread_messages_waits_for_its_readers(cluster: Cluster) -> None:
     """Also for one with a delivery time, which nobody can have read."""
     cluster.gantry("produce", "Orders", "--count", "4")
+    await asyncio.to_thread(_read_orders, cluster, 4)
     async with Producer(cluster.name_servers) as producer:
         await producer.send(Message("Orders", b"later", properties={"TIMER_DELAY_SEC": "20"}))
     await asyncio.to_thread(_delete_orders, cluster)
@@ -194,12 +195,21 @@ async def test_a_topic_that_is_written_again_while_its_deletion_waits_stays(clus
     cluster.until("the deletion waits", lambda: condition(cluster, "topic", "again").get("reason") == "Unread")
 
 
+def _read_orders(cluster: Cluster, count: int) -> None:
+    cluster.gantry("consume", "Orders", "-g", "billing", "--count", str(count), "--timeout", "40", "-q")
+
+
 def _delete_orders(cluster: Cluster) -> None:
     assert "once nothing in it is unread" in cluster.gantry("topic", "delete", "Orders").stdout
-    cluster.until("it waits", lambda: condition(cluster, "topic", "orders").get("reason") == "Unread")
-    cluster.gantry("consume", "Orders", "-g", "billing", "--count", "4", "--timeout", "20", "-q")
-    cluster.until("it waits", lambda: "delayed messages" in condition(cluster, "topic", "orders").get("message", ""))
-    cluster.gantry("consume", "Orders", "-g", "billing", "--count", "1", "--timeout", "40", "-q")
+
+    def waits() -> dict[str, str]:
+        return condition(cluster, "topic", "orders")
+
+    cluster.until("it waits", lambda: "delayed messages" in waits().get("message", ""))
+    assert waits()["reason"] == "Unread"
+    cluster.until("the message is there", lambda: "has not read" in waits().get("message", ""))
+    assert waits()["reason"] == "Unread"
+    _read_orders(cluster, 1)
     cluster.until("it is gone", lambda: "orders" not in statuses(cluster, "topic"), 60)
     assert "Orders" not in listed(cluster, "topic")
     assert "being deleted" in cluster.gantry("group", "delete", "billing").stdout
