@@ -47,6 +47,10 @@ class MemoryObjects:
     def size(self, name: str) -> int:
         return len(self.get(name))
 
+    def modified_ms(self, name: str) -> int:
+        self.get(name)
+        return self.modified[name]
+
     def list(self, prefix: str, after: str = "") -> Iterator[Found]:
         self._may_fail(prefix)
         names = list(self.objects)

@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
-from gantry_broker.archive import manifest, restore, segment, upload
+from gantry_broker.archive import inspection, manifest, restore, segment, upload
 from gantry_broker.archive.archiver import Archiver
 from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing
@@ -308,11 +308,39 @@ def test_a_restore_that_is_broken_off_goes_on(quick_dir: Path) -> None:
         restore.restore(world.group, state, restore.Target(), new, progress=stop)
     with pytest.raises(ArchiveError, match="another restore"):
         restore.restore(world.group, state, restore.Target(time_ms=world.now), new)
+    with pytest.raises(ArchiveError, match="another restore"):
+        restore.restore(world.group, state, restore.Target(), new, source="s3://another/archive")
     begun = len(seen)
     assert restore.restore(world.group, state, restore.Target(), new, progress=seen.append) == state.end
     assert len(seen) - begun < len(state.parts)
     with pytest.raises(ArchiveError, match="has a log already"):
         restore.restore(world.group, state, restore.Target(), new)
+
+
+def test_a_clock_that_is_ahead_removes_nothing(quick_dir: Path) -> None:
+    """The object store's clock decides about age: neither retention nor the search for remains follows a member's."""
+    world = World(8, quick_dir)
+    world.settings = Settings(5_000, 600_000, 20_000)
+    world.run(150)
+    before = world.settle()
+    assert len(before.parts) > 1
+    world.objects.create("groups/a/parts/remains.gar", b"an upload that was broken off a moment ago")
+    world.now += 10 * 365 * 24 * 3_600_000
+    archiver = world.archivers[world.leader]
+    archiver._cleaned = archiver._compared = 0.0
+    for _ in range(3):
+        world.step(world.leader)
+    assert world.group.load().start == before.start
+    assert "groups/a/parts/remains.gar" in world.objects.objects
+    inspection.prune(world.archive, world.group, before, 600_000, world.now)
+    assert world.group.load().start == before.start
+    world.objects.now_ms = world.now
+    archiver._cleaned = archiver._compared = 0.0
+    for _ in range(3):
+        world.step(world.leader)
+    assert world.group.load().start > before.start, "now it is old by both clocks"
+    assert "groups/a/parts/remains.gar" not in world.objects.objects
+    assert not [name for name in world.objects.objects if "/clock/" in name]
 
 
 def test_a_time_before_the_archive_is_refused(quick_dir: Path) -> None:

@@ -44,6 +44,10 @@ SMALLEST_PART: Final = 1 << 20
 """Each failure halves what the next try uploads, down to this: a slow way to the store takes a small object in time."""
 CLEAN_S: Final = 3_600.0
 """Seconds between two searches for objects and entries that no reader needs."""
+COMPARE_S: Final = 60.0
+"""Seconds for which the difference between this clock and the store's counts: a clock may be set at any time."""
+AHEAD_MS: Final = 60_000
+"""A clock that is ahead by so much is worth a warning."""
 GRACE_MS: Final = 24 * 3_600_000
 """An object that the manifest does not have is removed after a day: a reader that began before may still read it."""
 
@@ -119,6 +123,8 @@ class Archiver:
         self._noted: State | None = None
         self._failures = 0
         self._cleaned = 0.0
+        self._ahead_ms = 0
+        self._compared = 0.0
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = threading.Event()
@@ -234,7 +240,9 @@ class Archiver:
             self._owner = None
             raise Fenced("the archive has another owner now")
         settings = replace(settings, part=self._part(settings.part))
-        step = upload.next_step(state, view, settings, self._clock_ms(), self._last_upload_ms)
+        step = self._decide(state, view, settings)
+        if isinstance(step, Prune) and self._compare_clocks():
+            step = self._decide(state, view, settings)
         match step:
             case Wait():
                 self._clean(state)
@@ -259,6 +267,20 @@ class Archiver:
                 gone = [p.name for p in state.parts if p.end <= start]
                 self._write(state, Change(start=start), view, ())
                 self._group.remove_parts(gone)
+        return True
+
+    def _decide(self, state: State, view: View, settings: Settings) -> upload.Step:
+        return upload.next_step(state, view, settings, self._clock_ms(), self._last_upload_ms, self._ahead_ms)
+
+    def _compare_clocks(self) -> bool:
+        """Find out by how much this member's clock is ahead of the store's. False: it was found out a moment ago."""
+        now = time.monotonic()
+        if self._compared and now - self._compared < COMPARE_S:
+            return False
+        self._ahead_ms = max(self._clock_ms() - self._group.clock_ms(), 0)
+        self._compared = now
+        if self._ahead_ms >= AHEAD_MS:
+            log.warning("this clock is ahead of the object store's by %d s: retention uses that", self._ahead_ms // 1000)
         return True
 
     def _part(self, most: int) -> int:
@@ -352,7 +374,9 @@ class Archiver:
             return
         self._cleaned = now
         self._group.forget_entries(state)
-        self._group.remove_parts(self._group.orphans(state, self._clock_ms() - GRACE_MS))
+        self._compare_clocks()
+        before_ms = self._clock_ms() - self._ahead_ms - GRACE_MS
+        self._group.remove_parts(self._group.orphans(state, before_ms))
 
 
 def _pause(failures: int) -> float:

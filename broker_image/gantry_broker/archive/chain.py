@@ -3,6 +3,7 @@
 identity/00000001.json                     who owns the archive; the highest number counts
 groups/a/manifest/000000000001.json        entries of the manifest of group a
 groups/a/parts/START-END-EPOCH-RANDOM.gar  ranges of its log
+groups/a/clock/RANDOM                      exists for a moment: its time shows the store's clock
 """
 
 from __future__ import annotations
@@ -288,8 +289,8 @@ class GroupArchive:
             self._objects.delete(self._part(name))
 
     def orphans(self, state: State, before_ms: int) -> list[str]:
-        """Return names of objects that the manifest does not have and that were written before `before_ms`: uploads
-        that were broken off, and parts that were replaced. Raises ArchiveError.
+        """Return names of objects that the manifest does not have and that were written before `before_ms` of the
+        store's clock: uploads that were broken off, and parts that were replaced. Raises ArchiveError.
         """
         known = {p.name for p in state.parts}
         found = []
@@ -298,6 +299,19 @@ class GroupArchive:
             if name not in known and item.modified_ms < before_ms:
                 found.append(name)
         return found
+
+    def clock_ms(self) -> int:
+        """Return the store's time, Unix ms: what is removed because of its age is removed by this clock, since a
+        member's own may be wrong. Raises ArchiveError.
+        """
+        name = f"{self._prefix}clock/{secrets.token_hex(6)}"
+        self._objects.create(name, b"")
+        try:
+            return self._objects.modified_ms(name)
+        except Missing:
+            raise Unavailable(f"group {self.name}: the object store lost {name}") from None
+        finally:
+            self._objects.delete(name)
 
     def _part(self, name: str) -> str:
         return f"{self._prefix}parts/{name}"

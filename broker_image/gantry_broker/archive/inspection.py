@@ -90,11 +90,12 @@ def verify(group: GroupArchive, state: State, progress: Callable[[int], None] = 
 
 
 def prune(archive: Archive, group: GroupArchive, state: State, older_than_ms: int, now_ms: int) -> State:
-    """Remove the segments whose records are all older than so many milliseconds; return the new state.
+    """Remove the segments whose records are all older than so many milliseconds; return the new state. `now_ms`: by
+    the caller's clock; an earlier time of the object store counts instead.
 
     Raises Fenced when another program wrote meanwhile, ArchiveError.
     """
-    start = upload.expired_below(state, older_than_ms, now_ms)
+    start = upload.expired_below(state, older_than_ms, min(now_ms, group.clock_ms()))
     if start <= state.start:
         return state
     identity = archive.identity()

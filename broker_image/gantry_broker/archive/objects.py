@@ -79,6 +79,10 @@ class Objects(Protocol):
         """Bytes of an object. Raises Missing."""
         ...
 
+    def modified_ms(self, name: str) -> int:
+        """When an object was written, Unix ms by the store's clock. Raises Missing."""
+        ...
+
     def list(self, prefix: str, after: str = "") -> Iterator[Found]:
         """Yield the objects below a prefix that ends with a slash, in the order of names, from behind `after` on."""
         ...
@@ -160,6 +164,14 @@ class ObjectStore:
         import obstore
 
         return self._call(lambda store: int(obstore.head(store, name)["size"]), f"look at {name}")
+
+    def modified_ms(self, name: str) -> int:
+        import obstore
+
+        def look(store: Any) -> int:
+            return int(obstore.head(store, name)["last_modified"].timestamp() * 1000)
+
+        return self._call(look, f"look at {name}")
 
     def list(self, prefix: str, after: str = "") -> Iterator[Found]:
         import obstore

@@ -113,10 +113,12 @@ def restore(
     target: Target,
     store: Path,
     *,
+    source: str = "",
     progress: Callable[[int], None] = lambda fetched: None,
 ) -> int:
     """Write the log up to the target into the store's folder, which is empty or has a part of the same restore; return
-    the log's end. Raises ArchiveError, OSError.
+    the log's end. `source`: the archive's URL, so that no other one continues what was begun. Raises ArchiveError,
+    OSError.
 
     `progress` gets the bytes fetched so far. Each part is written and flushed before the mark says so.
     """
@@ -124,7 +126,7 @@ def restore(
     log_dir, mark = store / "commitlog", store / MARK
     log_dir.mkdir(parents=True, exist_ok=True)
     mark.parent.mkdir(parents=True, exist_ok=True)
-    goal: dict[str, object] = {"group": group.name, "offset": target.offset, "timeMs": target.time_ms}
+    goal: dict[str, object] = {"url": source, "group": group.name, "offset": target.offset, "timeMs": target.time_ms}
     end, fetched = _begun(mark, goal, log_dir), 0
     if end and not plan.start <= end <= plan.end:  # The archive was pruned or cut since the restore was broken off.
         for path in log_dir.iterdir():
@@ -175,7 +177,7 @@ def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> int:
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArchiveError(f"{mark} is invalid: {error!r}; empty the folder") from None
     if found != goal:
-        raise ArchiveError(f"{mark} is of another restore: {found}; empty the folder")
+        raise ArchiveError(f"{mark} is of another restore: {found}; write the same again, or empty the folder")
     return upto
 
 

@@ -8,7 +8,8 @@ The rules:
 4. Bytes that the disk no longer has and the archive never had become a gap, which the manifest names.
 5. Small parts that follow each other are merged, so that their number grows with the log, not with time.
 6. Retention removes whole segments, all of whose records are older than the recovery window, from the oldest on. One
-   record of a clock that was wrong removes nothing younger.
+   record of a clock that was wrong removes nothing younger, nor does a member whose clock is ahead: the object store's
+   clock counts.
 """
 
 from __future__ import annotations
@@ -130,8 +131,14 @@ def has_turn(leadership: LeadershipRecord, member: int, behind_ms: int, interval
     return uploader(leadership) == member or behind_ms > interval_ms * (3 + member)
 
 
-def next_step(state: State, view: View, settings: Settings, now_ms: int, last_upload_ms: int) -> Step:
-    """Return the next step. `last_upload_ms`: when this member last uploaded, or began to watch; Unix ms."""
+def next_step(
+    state: State, view: View, settings: Settings, now_ms: int, last_upload_ms: int, ahead_ms: int = 0
+) -> Step:
+    """Return the next step. `last_upload_ms`: when this member last uploaded, or began to watch; Unix ms.
+
+    `ahead_ms`: by how much this member's clock is ahead of the store's, as far as is known. A `Prune` is carried out
+    only once it is.
+    """
     if state.n == 0:
         return Begin(view.start, _before(view))
     if state.segment_size != view.segment_size:
@@ -159,7 +166,7 @@ def next_step(state: State, view: View, settings: Settings, now_ms: int, last_up
         return Upload(state.end, limit, settings.part)
     keep_from = state.start
     if settings.retention_ms is not None:
-        keep_from = expired_below(state, settings.retention_ms, now_ms)
+        keep_from = expired_below(state, settings.retention_ms, now_ms - ahead_ms)
     if keep_from > state.start:
         return Prune(keep_from)
     merge = _mergeable(state, view.segment_size, settings.part)

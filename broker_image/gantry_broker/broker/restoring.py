@@ -110,7 +110,12 @@ def fill(wanted: RestoreConfig, data_dir: Path, progress: Progress) -> int:
     lock = lock_store(data_dir)
     try:
         return restore.restore(
-            group, state, target, data_dir, progress=lambda done: progress.fetched(done, total, time.monotonic())
+            group,
+            state,
+            target,
+            data_dir,
+            source=wanted.url,
+            progress=lambda done: progress.fetched(done, total, time.monotonic()),
         )
     finally:
         os.close(lock)

@@ -278,7 +278,7 @@ def prune(
         for n in _groups(archive, group):
             found = archive.group(n)
             state = found.load()
-            start = expired_below(state, age_ms, now)
+            start = expired_below(state, age_ms, min(now, found.clock_ms()))
             gone = [p for p in state.parts if p.end <= start]
             if not gone:
                 say(f"group {n}: no whole segment is older than {older_than}")
