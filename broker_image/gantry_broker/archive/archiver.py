@@ -280,7 +280,7 @@ class Archiver:
         self._ahead_ms = max(self._clock_ms() - self._group.clock_ms(), 0)
         self._compared = now
         if self._ahead_ms >= AHEAD_MS:
-            log.warning("this clock is ahead of the object store's by %d s: retention uses that", self._ahead_ms // 1000)
+            log.warning("this clock is %d s ahead of the object store, whose clock counts", self._ahead_ms // 1000)
         return True
 
     def _part(self, most: int) -> int:
