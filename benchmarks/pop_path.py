@@ -22,13 +22,13 @@ import tracemalloc
 from pathlib import Path
 
 import uvloop
+from gantry_broker.broker.pop.records import apply_record, whole_state
+from gantry_broker.broker.pop.requests import Pop
+from gantry_broker.broker.pop.state import PopState
 from gantry_broker.broker.process import BrokerProcess
-from gantry_broker.pop.batches import batch_of
-from gantry_broker.pop.handle import Handle
-from gantry_broker.pop.records import apply_record, whole_state
-from gantry_broker.pop.requests import Pop
-from gantry_broker.pop.state import PopState
 from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol.pop_batches import batch_of
+from gantry_broker.protocol.pop_handle import Handle
 from gantry_broker.remoting.connection import Connection
 from rig.alone import broker_alone
 from send_path import CountingTransport, reads

@@ -22,11 +22,11 @@ from typing import Any
 import uvloop
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
-from gantry_broker.pop.batches import NO_EFFECT
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.message import encode_record
+from gantry_broker.protocol.pop_batches import NO_EFFECT
 from gantry_broker.proxy import process
 from gantry_broker.proxy.authentication import Authentication
 from gantry_broker.proxy.brokers import Brokers

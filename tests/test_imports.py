@@ -1,4 +1,4 @@
-"""The modules of gantry_broker import each other in one direction: a circle of imports hides which part needs which."""
+"""Modules and folders import each other in one direction: a circle of imports hides which part needs which."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Final
 
 import gantry_broker
+import gantry_operator
+import gantry_spark
+import pytest
 
 ROOT: Final = Path(gantry_broker.__file__).parent
+OPERATOR: Final = Path(gantry_operator.__file__).parent
+SPARK: Final = Path(gantry_spark.__file__).parent
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -58,6 +63,84 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
+def folder_graph(graph: dict[str, set[str]], parent: str) -> dict[str, set[str]]:
+    """Which folder of `parent` imports which other one beside it. A module there counts as a folder of its own."""
+    found: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        for other in {name, *others}:
+            if name.startswith(f"{parent}.") and other.startswith(f"{parent}."):
+                here, there = (module.removeprefix(f"{parent}.").split(".")[0] for module in (name, other))
+                found.setdefault(there, set())
+                found.setdefault(here, set()).update({there} - {here})
+    return found
+
+
+def folder_circles(graph: dict[str, set[str]], root: str) -> list[list[str]]:
+    """Circles of the folders and modules right below `root`, and of the folders beside each other further down.
+
+    Further down, modules beside folders do not count: `broker/errors.py` is used by and uses `broker/send/`.
+    """
+    parents = {".".join(name.split(".")[:depth]) for name in graph for depth in range(1, name.count(".") + 1)}
+    found = []
+    for parent in sorted(parents):
+        beside = folder_graph(graph, parent)
+        if parent != root:
+            rooms = {name for name in beside if f"{parent}.{name}" in parents}
+            beside = {name: others & rooms for name, others in beside.items() if name in rooms}
+        found += [sorted(f"{parent}.{name}" for name in circle) for circle in circles(beside)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("root", "known"),
+    [
+        (ROOT, []),
+        (
+            OPERATOR,
+            [
+                ["gantry_operator.cli", "gantry_operator.console"],
+                ["gantry_operator.cluster", "gantry_operator.platforms"],
+            ],
+        ),
+        (
+            SPARK,
+            [
+                ["gantry_spark.main", "gantry_spark.report"],
+                ["gantry_spark.recommendations", "gantry_spark.report_model"],
+            ],
+        ),
+    ],
+    ids=["broker", "operator", "spark"],
+)
+def test_no_folders_import_each_other_in_a_circle(root: Path, known: list[list[str]]) -> None:
+    """`known`: the circles that are left; a new one is not allowed."""
+    graph = import_graph(root)
+    assert len(graph) > 20
+    found = [circle for circle in folder_circles(graph, root.name) if circle not in known]
+    assert not found, f"these folders import each other in a circle: {found}"
+
+
+def test_contracts_import_the_protocol_only() -> None:
+    graph = import_graph(ROOT)
+    contracts = {name for name in graph if name.startswith("gantry_broker.contracts")}
+    assert len(contracts) > 3
+    others = {other for name in contracts for other in graph[name]} - contracts
+    assert {other.split(".")[1] for other in others} <= {"protocol"}
+
+
+def test_a_client_imports_nothing_of_the_broker() -> None:
+    graph = import_graph(ROOT)
+    seen: set[str] = set()
+    waiting = [name for name in graph if name.startswith("gantry_broker.client")]
+    assert waiting
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting.extend(graph[name])
+    assert {name.split(".")[1] for name in seen if "." in name} & {"broker", "http", "replication", "store"} == set()
+
+
 def test_no_modules_of_the_broker_import_each_other_in_a_circle() -> None:
     graph = import_graph(ROOT)
     assert len(graph) > 100
@@ -83,3 +166,11 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
     (root / "inner" / "c.py").write_text("from .. import a\n")
     (root / "d.py").write_text("from package.a import other\n")
     assert circles(import_graph(root)) == [{"package.a", "package.b", "package.inner.c"}]
+
+
+def test_a_circle_of_folders_is_found() -> None:
+    graph = {"p": set(), "p.a.x": {"p.b.y"}, "p.b.y": set(), "p.b.z": {"p.a.w"}, "p.a.w": set()}
+    assert circles(graph) == []
+    assert folder_circles(graph, "p") == [["p.a", "p.b"]]
+    inner = {"p.b.c.x": {"p.b.d.y"}, "p.b.d.z": {"p.b.c.w"}, "p.b.d.y": set(), "p.b.c.w": set()}
+    assert folder_circles(inner, "p") == [["p.b.c", "p.b.d"]]

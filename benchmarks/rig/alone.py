@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
-from gantry_broker.replication.types import Assignment, LeadershipRecord
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 
 from .processes import free_port
 

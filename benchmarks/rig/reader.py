@@ -16,11 +16,12 @@ import select
 import sys
 from pathlib import Path
 
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.frame import encode_frame
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.replication import wire
 from gantry_broker.replication.messages import Fetch
-from gantry_broker.replication.types import EpochStart, LeaderEpochs, MemberId
+from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs
 
 from .wire import Wire
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
-from gantry_broker.http.models import (
+from gantry_broker.contracts.models import (
     AssignmentAnswer,
     AssignmentModel,
     DiskStatus,
@@ -33,7 +33,7 @@ from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, ApiError, KubeApi
 
 LINE_S = 1.0
-"""The interval of `gantry_broker.http.app`."""
+"""The interval of `gantry_broker.broker.http.app`."""
 LOG_BYTES = 10_000
 REVISION = "stand-in-1"
 

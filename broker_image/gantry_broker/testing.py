@@ -25,11 +25,11 @@ import uvloop
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.client import Admin, NoRoute
 from gantry_broker.config import BrokerConfig
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.proxy.config import ProxyConfig
 from gantry_broker.proxy.process import Proxy
-from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.settings import BrokerSettings
 
 HOST: Final = "127.0.0.1"

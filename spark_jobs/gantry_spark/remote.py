@@ -20,7 +20,7 @@ from typing import Final
 
 import httpx
 import orjson
-from gantry_broker.http.models import LogInfo, MemberStatus
+from gantry_broker.contracts.models import LogInfo, MemberStatus
 from gantry_broker.protocol.plausible import MAX_OFFSET
 
 from gantry_spark.errors import Expired, SourceError

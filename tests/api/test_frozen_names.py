@@ -13,14 +13,15 @@ from typing import Any
 import orjson
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.tables import Metadata, Tables
-from gantry_broker.http import models
+from gantry_broker.contracts import models
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication import wire
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import EpochStart, LeadershipRecord, MemberId
+from gantry_broker.store.log.epochs import EpochStart
 from gantry_operator.api import status
 from pydantic import BaseModel
 

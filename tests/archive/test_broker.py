@@ -13,7 +13,7 @@ from gantry_broker.archive.objects import Location, ObjectStore
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.broker.restoring import is_wanted, restore_first
 from gantry_broker.config import ArchiveConfig, BrokerConfig, RestoreConfig
-from gantry_broker.replication.types import Assignment, LeadershipRecord
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.types import Put
 

@@ -12,6 +12,7 @@ import pytest
 from gantry_broker.broker.pull.held import HeldPull
 from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
@@ -19,7 +20,6 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
-from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 

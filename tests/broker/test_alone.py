@@ -11,8 +11,8 @@ import pytest
 from gantry_broker.broker import health, registrar
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.support.free_ports import free_port, free_ports
 

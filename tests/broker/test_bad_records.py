@@ -11,6 +11,7 @@ import pytest
 from gantry_broker.broker import transactions
 from gantry_broker.broker.clock import Clock as BrokerClock
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
+from gantry_broker.broker.pop.retry import revived
 from gantry_broker.broker.send import messages
 from gantry_broker.broker.send.messages import (
     BROKER_ONLY,
@@ -21,7 +22,6 @@ from gantry_broker.broker.send.messages import (
     timer_bucket,
     without_broker_properties,
 )
-from gantry_broker.pop.retry import revived
 from gantry_broker.protocol.codes import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from fastapi import HTTPException
+from gantry_broker.broker.http.configs import add_configs, all_configs, mark
+from gantry_broker.broker.http.drain import DrainReports
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.tables import Metadata, Tables
-from gantry_broker.http.configs import add_configs, all_configs, mark
-from gantry_broker.http.drain import DrainReports
-from gantry_broker.http.models import ConfigsRequest, DrainReport, MarksRequest
+from gantry_broker.contracts.models import ConfigsRequest, DrainReport, MarksRequest
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import ConsumerData, Heartbeat, SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode

@@ -17,7 +17,7 @@ from gantry_broker.broker import health
 from gantry_broker.broker import process as main
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.config import BrokerConfig
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.types import Put
 

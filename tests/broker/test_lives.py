@@ -10,9 +10,9 @@ import orjson
 import pytest
 from gantry_broker.broker.metadata import changes, snapshots
 from gantry_broker.broker.process import BrokerProcess
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.support.unpacking import unpack
 

@@ -11,8 +11,8 @@ import pytest
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.live_settings import BadSetting, change_of, effective, parse_changes, stale
 from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.settings import BrokerSettings
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from gantry_broker.broker.dead_letters import AT_ONCE, DeadLetters
 from gantry_broker.broker.disk_forecast import FORECAST_MS, LONGEST_S, WINDOW, DiskForecast
+from gantry_broker.broker.http.app import MetricsPage
+from gantry_broker.broker.http.rocketmq_metrics import version_name
 from gantry_broker.broker.latencies import MAX_ROWS, MAX_RPC, UNSUPPORTED, Latencies, RpcLatencies, sampled_trace
 from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.exposition import Family, Labels, Remembered, text_page
 from gantry_broker.histogram import LATENCY_S, SIZE_BYTES, Histogram
-from gantry_broker.http.app import MetricsPage
 from gantry_broker.http.openmetrics import LARGE, content_type, metric, pieces
-from gantry_broker.http.rocketmq_metrics import version_name
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.store.types import DiskUsage

@@ -20,11 +20,11 @@ from gantry_broker.broker.handlers.admin import runtime_info
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.broker.status import member_status
 from gantry_broker.config import BrokerConfig
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.proxy.credentials import FileCredentials
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
-from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
@@ -244,7 +244,7 @@ async def test_a_handshake_and_a_signature_read_their_files_off_the_loop(
             opened.append(False)
         return real(path, *args, **named)
 
-    monkeypatch.setattr("gantry_broker.http.token.open", slow, raising=False)
+    monkeypatch.setattr("gantry_broker.contracts.token_file.open", slow, raising=False)
     disk = SlowDisk(monkeypatch.setattr, tmp_path)
     disk.hangs()
     try:

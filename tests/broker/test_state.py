@@ -17,10 +17,10 @@ from gantry_broker.broker.metadata.tables import Metadata, Tables, encode_change
 from gantry_broker.broker.metadata.topics import topic_fault
 from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.stats import Stats
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gantry_broker.http import undelivered
-from gantry_broker.http.models import MAX_UNDELIVERED
-from gantry_broker.http.undelivered import UndeliveredMessages
+from gantry_broker.broker.http import undelivered
+from gantry_broker.broker.http.undelivered import UndeliveredMessages
+from gantry_broker.contracts.models import MAX_UNDELIVERED
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import TRANS_HALF_TOPIC, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gantry_broker.http.models import LogInfo, MemberStatus
+from gantry_broker.contracts.models import LogInfo, MemberStatus
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.plan import plan

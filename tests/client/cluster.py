@@ -7,9 +7,9 @@ from pathlib import Path
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.client import ReceivedMessage
 from gantry_broker.config import BrokerConfig, OtlpConfig
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 from gantry_broker.namesrv.routes import RouteTable
 from gantry_broker.namesrv.server import NameServer
-from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.settings import BrokerSettings
 
 from tests.client.tour import until as until

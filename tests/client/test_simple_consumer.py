@@ -18,7 +18,7 @@ from gantry_broker.client import (
     Producer,
     SimpleConsumer,
 )
-from gantry_broker.pop import batches
+from gantry_broker.protocol import pop_batches as batches
 from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame

@@ -19,7 +19,8 @@ import httpx
 import pytest
 from gantry_broker.client import FromWhere, Producer, PullConsumer
 from gantry_broker.config import BrokerConfig
-from gantry_broker.http.models import AssignmentModel, MemberStatus
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.models import AssignmentModel, MemberStatus
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import TopicRoute
@@ -28,7 +29,6 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PullHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.cluster.service import Service
 from tests.cluster.test_switchover_by_service import MEMBERS, Load, first_send, served, stored_numbers

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from gantry_broker.http.models import DrainReport
+from gantry_broker.contracts.models import DrainReport
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.drain import Progress

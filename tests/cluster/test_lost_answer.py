@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.failover.model import MemberView, Observation, Promote, Report
 

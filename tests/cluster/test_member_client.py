@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from gantry_broker.http.models import AssignmentAnswer
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.models import AssignmentAnswer
 from gantry_operator.cluster.member_client import REFUSED_FOR_S, MemberClient
 from gantry_operator.cluster.member_http import httpx, make_client
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gantry_broker.http.models import FollowerStatus, LeaderLink, MemberRef, MemberStatus, ProposalModel
-from gantry_broker.replication.types import InSyncSetProposal, MemberId
+from gantry_broker.contracts.leadership import InSyncSetProposal, MemberId
+from gantry_broker.contracts.models import FollowerStatus, LeaderLink, MemberRef, MemberStatus, ProposalModel
 from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.failover import FollowerView, Report
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.replication.types import InSyncSetProposal, MemberId
+from gantry_broker.contracts.leadership import InSyncSetProposal, MemberId
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import QUIET_MS, MemberWatch, says_nothing_new
 from gantry_operator.failover.model import FollowerView, Report

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.cluster import group_controller as base
 from gantry_operator.cluster import raft_controller as raft
 from gantry_operator.cluster.group_controller import SwitchoverFailed

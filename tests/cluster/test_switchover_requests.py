@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster import master_slave_controller as loop
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController

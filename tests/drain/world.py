@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gantry_broker.http.models import DrainReport, Unread
+from gantry_broker.contracts.models import DrainReport, Unread
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_operator.drain import GroupConfigs, LeavingGroup, Progress, decide, homeless, missing_on
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import InSyncSetProposal, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_operator.failover import (
     Bootstrap,
     CancelHandover,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gantry_broker.replication.types import InSyncSetProposal, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_operator.failover import (
     Bootstrap,
     Demote,

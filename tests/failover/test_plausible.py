@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.http.models import FollowerStatus, LeaderLink, MemberRef, MemberStatus, ProposalModel
+from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipRecord, MemberId
+from gantry_broker.contracts.models import FollowerStatus, LeaderLink, MemberRef, MemberStatus, ProposalModel
 from gantry_broker.protocol.plausible import MAX_EPOCH, MAX_EPOCH_JUMP, MAX_MEMBER, MAX_OFFSET
-from gantry_broker.replication.types import InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_operator.cluster.member_messages import BadStatus, impossible_epoch, report_from
 from gantry_operator.failover import MemberView, Observation, Report
 from gantry_operator.failover.bootstrap import recover

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantry_broker.replication.types import MemberId
+from gantry_broker.contracts.leadership import MemberId
 from gantry_operator.failover.model import FollowerView, Report
 from gantry_operator.failover.raft import IN_SYNC_BYTES, keeping_up, leader_of, transfer_candidates
 

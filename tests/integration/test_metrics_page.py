@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gantry_broker.archive.archiver import Report
+from gantry_broker.broker.http.metrics import archive_families
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import ArchiveConfig, OtlpConfig
-from gantry_broker.http.metrics import archive_families
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.service import metrics as name_server_page
 from gantry_broker.namesrv.settings import NameServerSettings

@@ -194,7 +194,7 @@ async def test_a_handover_shows_no_error_loses_nothing_and_repeats_nothing(make_
 
 
 def _assignment(group: Group, master: int) -> Any:
-    from gantry_broker.replication.types import Assignment
+    from gantry_broker.contracts.leadership import Assignment
 
     return Assignment(group.leadership, group.members[master].replication_address)
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.api.status import Condition
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import client, names

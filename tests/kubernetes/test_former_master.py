@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cluster.rolling_change import member_states
 from gantry_operator.failover.model import Report

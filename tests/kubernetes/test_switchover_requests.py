@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan import plan

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import MemberPlan, plan
 from gantry_operator.platforms.local.folder import ClusterFolder

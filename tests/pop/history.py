@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gantry_broker.broker.errors import NotStored, NotWritable, RequestRejected
-from gantry_broker.pop.handle import BadHandle, Handle
-from gantry_broker.pop.requests import Ack, AckResult, ChangeInvisible, Pop, Popped
+from gantry_broker.broker.pop.requests import Ack, AckResult, ChangeInvisible, Pop, Popped
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.protocol.pop_handle import BadHandle, Handle
 
 from tests.pop.popbench import Message, messages_of
 from tests.pop.world import BROKER, World, acknowledged, acknowledged_together

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantry_broker.pop import clock, expiry, finding, log, records, service, state
+from gantry_broker.broker.pop import clock, expiry, finding, log, records, service, state
 
 from tests.simulation.mutants import Edit, Mutant
 

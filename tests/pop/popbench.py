@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gantry_broker.pop.handle import Handle, parse_handle, topic_type
-from gantry_broker.pop.requests import Ack, AckResult, ChangeInvisible, Pop, Popped
-from gantry_broker.pop.service import PopService
+from gantry_broker.broker.pop.requests import Ack, AckResult, ChangeInvisible, Pop, Popped
+from gantry_broker.broker.pop.service import PopService
 from gantry_broker.protocol.codes import CONTROL_TOPIC, Prop, SendStatus
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.protocol.pop_handle import Handle, parse_handle, topic_type
 
 from tests.broker.conftest import Bench
 from tests.pop.world import acknowledged

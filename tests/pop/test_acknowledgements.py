@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from gantry_broker.pop.records import Changes, apply_record
-from gantry_broker.pop.state import PopState, Queue, offsets_of
+from gantry_broker.broker.pop.records import Changes, apply_record
+from gantry_broker.broker.pop.state import PopState, Queue, offsets_of
 
 KEY = ("g", "T", 0)
 

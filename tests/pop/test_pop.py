@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker.errors import RequestRejected
-from gantry_broker.pop import log as pop_log
-from gantry_broker.pop import service as pop_service
-from gantry_broker.pop.finding import Finder
-from gantry_broker.pop.handle import BadHandle, Handle
-from gantry_broker.pop.requests import AckResult, Pop, PopStatus
-from gantry_broker.pop.waiting import WaitingPops
+from gantry_broker.broker.pop import log as pop_log
+from gantry_broker.broker.pop import service as pop_service
+from gantry_broker.broker.pop.finding import Finder
+from gantry_broker.broker.pop.requests import AckResult, Pop, PopStatus
+from gantry_broker.broker.pop.waiting import WaitingPops
+from gantry_broker.protocol.pop_handle import BadHandle, Handle
 
 from tests.pop.popbench import PopBench
 from tests.pop.world import World

@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from gantry_broker.pop.handle import topic_type
-from gantry_broker.pop.requests import Popped, PopStatus
+from gantry_broker.broker.pop.requests import Popped, PopStatus
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.pop_handle import topic_type
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 

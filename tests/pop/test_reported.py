@@ -9,8 +9,8 @@ import orjson
 import pytest
 from gantry_broker.broker.handlers.topicadmin import delete_topics
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
-from gantry_broker.pop.finding import Finder
-from gantry_broker.pop.requests import AckResult, Pop
+from gantry_broker.broker.pop.finding import Finder
+from gantry_broker.broker.pop.requests import AckResult, Pop
 from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCode
 from gantry_broker.store.errors import StoreFull
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from gantry_broker.pop.finding import without_handles
-from gantry_broker.pop.handle import Handle, of_delivery
-from gantry_broker.pop.requests import AckResult, Pop
+from gantry_broker.broker.pop.finding import without_handles
+from gantry_broker.broker.pop.requests import AckResult, Pop
 from gantry_broker.protocol.codes import Prop
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_records, encode_record, pack_host
+from gantry_broker.protocol.pop_handle import Handle, of_delivery
 from gantry_broker.proxy.receiving import read_pop
 from gantry_broker.store.types import Put
 

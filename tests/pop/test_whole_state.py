@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from gantry_broker.pop.records import Changes, apply_record, whole_state
-from gantry_broker.pop.state import CHUNK, PopState, Queue
+from gantry_broker.broker.pop.records import Changes, apply_record, whole_state
+from gantry_broker.broker.pop.state import CHUNK, PopState, Queue
 
 KEY = ("G", "T", 0)
 

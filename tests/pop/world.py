@@ -20,16 +20,16 @@ from gantry_broker.broker.metadata.changes import MetadataChanges
 from gantry_broker.broker.metadata.creation import OnDemandCreation
 from gantry_broker.broker.metadata.replay import Replay
 from gantry_broker.broker.metadata.tables import Change, Metadata, Tables
+from gantry_broker.broker.pop.requests import Ack, AckResult
+from gantry_broker.broker.pop.service import PopService
+from gantry_broker.broker.pop.state import offsets_of
 from gantry_broker.broker.pull.filters import Filters
 from gantry_broker.broker.stats import MessageCounts, Stats
-from gantry_broker.pop.batches import batch_of
-from gantry_broker.pop.handle import Handle, real_topic
-from gantry_broker.pop.requests import Ack, AckResult
-from gantry_broker.pop.service import PopService
-from gantry_broker.pop.state import offsets_of
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.message import pack_host, tags_hash
+from gantry_broker.protocol.pop_batches import batch_of
+from gantry_broker.protocol.pop_handle import Handle, real_topic
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig, Stored

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.broker.context import BrokerContext
+from gantry_broker.broker.http import tables
+from gantry_broker.broker.http.rocketmq_metrics import StoreTimes
 from gantry_broker.broker.proxied import EXPIRE_MS, ProxiedClients, TooManyProxied
 from gantry_broker.client import Admin
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.session import Session
-from gantry_broker.http import tables
-from gantry_broker.http.rocketmq_metrics import StoreTimes
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.fields import BodyError, Fields

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_broker.pop.batches import batch_of, named, without_effect
-from gantry_broker.pop.handle import Handle
 from gantry_broker.protocol.bodies import MAX_BITS, BatchAcks, QueueData
 from gantry_broker.protocol.codes import Prop, SysFlag
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_record, encode_record, format_properties, java_hash, pack_host
+from gantry_broker.protocol.pop_batches import batch_of, named, without_effect
+from gantry_broker.protocol.pop_handle import Handle
 from gantry_broker.protocol.retry_policy import EXPONENTIAL, Exponential, RetryPolicy
 from gantry_broker.proxy import contract, elements
 from gantry_broker.proxy.answers import Refusal, overall, status_bytes

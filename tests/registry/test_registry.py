@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 
 A = MemberId(0, "x")

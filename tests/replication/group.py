@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gantry_broker.config import BrokerConfig
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol.codes import GantryCode, SendStatus
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import pack_host
@@ -18,7 +19,6 @@ from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
 from gantry_broker.replication.log_repair import LogRepair, answering
 from gantry_broker.replication.service import ReplicationService
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig

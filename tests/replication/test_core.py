@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.frame import FrameDecoder, encode_frame
 from gantry_broker.replication import epochs, wire
@@ -14,8 +15,8 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import Assignment, EpochStart, LeadershipRecord, MemberId
 from gantry_broker.replication.waiters import Waiters
+from gantry_broker.store.log.epochs import EpochStart
 from gantry_broker.store.sealed import unseal
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.replication.describe import (
     describe_control,
@@ -15,7 +16,6 @@ from gantry_broker.replication.describe import (
 from gantry_broker.replication.identity import ReplicaFile, StateError
 from gantry_broker.replication.members import Voter
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import LeadershipRecord, MemberId
 
 ME, OTHER = MemberId(0, "aaa"), MemberId(1, "bbb")
 

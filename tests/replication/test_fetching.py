@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.errors import RequestTimeout
 from gantry_broker.replication import wire
 from gantry_broker.replication.fetching import Exchange
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
-from gantry_broker.replication.types import EpochStart, MemberId
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.group_commit import OnDurable
+from gantry_broker.store.log.epochs import EpochStart
 
 LEADER = "10.1.2.3:10911"
 ME = MemberId(1, "x")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import uvloop
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.pending_fetches import NEWS_S, PendingFetches
-from gantry_broker.replication.types import MemberId
 
 ROUNDS = 150
 HOLD_S = 0.1

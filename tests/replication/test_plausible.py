@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.refusals import ENTRANCES, LOG_EVERY_S, REASONS, Refusals
@@ -20,7 +21,7 @@ from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
 from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import queue_starts
-from gantry_broker.replication.types import Assignment, EpochStart, LeadershipRecord, MemberId
+from gantry_broker.store.log.epochs import EpochStart
 
 from tests.simulation.model_log import ModelDisk, ModelLog, Power
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.replication.leader import Options, WritePause
 from gantry_broker.replication.members import Voter, is_majority
 from gantry_broker.replication.raft_leader import RaftLeader
-from gantry_broker.replication.types import LeadershipRecord, MemberId
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.replication import raftlog
 from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import Voter
 from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.storelog import StoreLogHooks
-from gantry_broker.replication.types import MemberId
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.store import MessageStore

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_broker.contracts.leadership import Assignment
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import fetching, log_repair, storelog
-from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.log import commit_log

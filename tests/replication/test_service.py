@@ -8,11 +8,11 @@ from pathlib import Path
 
 import orjson
 import pytest
+from gantry_broker.contracts.leadership import Assignment
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication import service
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
-from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 
 from tests.replication.group import Group, Node, until

@@ -30,13 +30,13 @@ from gantry_broker.client import (
     TransactionProducer,
     TransactionState,
 )
+from gantry_broker.contracts.leadership import Assignment
 from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
-from gantry_broker.replication.types import Assignment
 
 from tests.security.test_plausible_values import forward_frame, send_as_member
 from tests.support.broker_group import Group, MakeGroup, until

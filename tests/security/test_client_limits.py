@@ -21,7 +21,8 @@ from typing import Any
 import httpx
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
-from gantry_broker.http.models import AssignmentModel, MemberStatus
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
+from gantry_broker.contracts.models import AssignmentModel, MemberStatus
 from gantry_broker.namesrv.registration import encode_compressed
 from gantry_broker.namesrv.service import AT_ONCE_BYTES
 from gantry_broker.protocol.bodies import RegisterBody, TopicConfig, TopicConfigs
@@ -29,7 +30,6 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.remoting.handshake import NONCE_BYTES, HandshakeClient, Identity
-from gantry_broker.replication.types import Assignment, LeadershipRecord
 
 from tests.support.free_ports import free_port
 

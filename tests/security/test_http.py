@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 import pytest
+from gantry_broker.broker.http.app import BODIES
 from gantry_broker.config import BrokerConfig, NameServerConfig
-from gantry_broker.http.app import BODIES
+from gantry_broker.contracts.token_file import LOOK_AGAIN_S
 from gantry_broker.http.limits import BODY_S, HEAD_S, MAX_HEAD
-from gantry_broker.http.token import LOOK_AGAIN_S
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.client import RemotingClient

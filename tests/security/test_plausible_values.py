@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from gantry_broker.http.models import MemberStatus
+from gantry_broker.contracts.leadership import MemberId
+from gantry_broker.contracts.models import MemberStatus
 from gantry_broker.protocol.codes import GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader
@@ -22,7 +23,6 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
-from gantry_broker.replication.types import MemberId
 from gantry_operator.platforms.local.ports import Ports, registration, replication
 
 from benchmarks.rig.wire import Wire

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.contracts.leadership import LeadershipRecord
 
 from tests.simulation.model_log import FILLER, MESSAGE, ModelLog, Record
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_operator.failover import (
     Demote,
     FailoverSettings,

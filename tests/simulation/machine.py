@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from gantry_broker.contracts.leadership import Assignment
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.types import Assignment
 
 from tests.simulation.checker import Violation
 from tests.simulation.model_log import SEGMENT

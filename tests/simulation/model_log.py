@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gantry_broker.replication import epochs
 from gantry_broker.replication.members import MemberChange, Members
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import EpochStart, LeaderEpochs
+from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs
 
 _HEAD = Struct(">BBHHHI")
 MESSAGE, CONTROL, MEMBERS, FILLER = 0, 1, 2, 3

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.simulation.world import Message, Report, World, describe_leadership
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.members import Members, ids
 from gantry_broker.replication.messages import Fetch, FetchAnswer
@@ -14,7 +15,6 @@ from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import MemberId
 
 from tests.simulation.checker import Violation
 from tests.simulation.machine import DEFAULT, Profile, _accumulate

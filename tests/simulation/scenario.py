@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.replication.leader import Options
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 if not __package__:  # As a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.simulation.scenario", *sys.argv[1:])

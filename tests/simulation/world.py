@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import BrokerConfig
-from gantry_broker.http.models import AssignmentModel, MemberStatus
-from gantry_broker.replication.types import Assignment, LeadershipRecord
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
+from gantry_broker.contracts.models import AssignmentModel, MemberStatus
 from gantry_broker.settings import BrokerSettings
 
 from tests.support.free_ports import free_port

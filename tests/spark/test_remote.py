@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from gantry_broker.http.models import LogInfo, MemberRef, SegmentInfo
+from gantry_broker.contracts.models import LogInfo, MemberRef, SegmentInfo
 from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
 from gantry_broker.protocol.frame import Frame
 from gantry_operator.api import load_manifest

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 from gantry_broker.config import BrokerConfig, InternalTlsConfig
-from gantry_broker.http.models import (
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.models import (
     AssignmentAnswer,
     AssignmentModel,
     HandoverAnswer,
@@ -24,7 +25,6 @@ from gantry_broker.http.models import (
     MemberStatus,
 )
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.support.free_ports import free_port
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Final
 
 from gantry_broker.archive.manifest import Part, State
-from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.contracts.leadership import LeadershipRecord
 from gantry_broker.store.log.epochs import LeaderEpochs
 
 PART: Final = 32 << 20

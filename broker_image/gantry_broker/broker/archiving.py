@@ -8,7 +8,7 @@ from gantry_broker.archive import upload
 from gantry_broker.archive.archiver import Archiver, Report
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.upload import Settings, View
-from gantry_broker.http.models import ArchiveStatus
+from gantry_broker.contracts.models import ArchiveStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

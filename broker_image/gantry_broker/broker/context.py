@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.live_settings import LiveSettings
     from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pop.service import PopService
     from gantry_broker.broker.pull.checks import Pull
     from gantry_broker.broker.pull.filters import Filters
     from gantry_broker.broker.pull.held import HeldPulls
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from gantry_broker.broker.transactions import Transactions
     from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
-    from gantry_broker.pop.service import PopService
     from gantry_broker.remoting.connection import Shared
     from gantry_broker.remoting.tls_ports import PortsTls
     from gantry_broker.replication.log_repair import LogRepair

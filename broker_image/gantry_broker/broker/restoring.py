@@ -24,8 +24,8 @@ from gantry_broker.archive.errors import ArchiveError, Missing
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.restore import MARK, Target
 from gantry_broker.archive.threads import in_daemon_thread
-from gantry_broker.http.app import Server, accept
 from gantry_broker.http.limits import MAX_HEAD, Connections, handshakes
+from gantry_broker.http.server import Server, accept
 from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.store.log.commit_log import segment_bases
 from gantry_broker.store.recovery import lock_store

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gantry_broker.broker.archiving import archive_status
 from gantry_broker.broker.metadata.tables import DRAIN, JOINED
-from gantry_broker.http.models import AccessStatus, DiskStatus, GroupMarks, MemberStatus, Rates
+from gantry_broker.contracts.models import AccessStatus, DiskStatus, GroupMarks, MemberStatus, Rates
 from gantry_broker.version import VERSION
 
 if TYPE_CHECKING:

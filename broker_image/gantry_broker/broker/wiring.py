@@ -30,6 +30,7 @@ from gantry_broker.broker.group_address import GroupAddress
 from gantry_broker.broker.group_notifier import GroupNotifier, opaque_numbers
 from gantry_broker.broker.handlers.table import HANDLERS
 from gantry_broker.broker.health import MemberHealth
+from gantry_broker.broker.http.app import HttpServer
 from gantry_broker.broker.latencies import Latencies
 from gantry_broker.broker.locks import QueueLocks
 from gantry_broker.broker.log_writer import LogWriter
@@ -43,6 +44,7 @@ from gantry_broker.broker.metadata.replay import Replay
 from gantry_broker.broker.metadata.snapshot_writer import SnapshotWriter
 from gantry_broker.broker.metadata.tables import Metadata
 from gantry_broker.broker.periodic_tasks import PeriodicTask, PeriodicTasks
+from gantry_broker.broker.pop.service import PopService
 from gantry_broker.broker.ports import Ports
 from gantry_broker.broker.processing import RequestProcessor
 from gantry_broker.broker.pull.checks import Pull, PullChecks
@@ -58,9 +60,7 @@ from gantry_broker.broker.send.sender import Sender
 from gantry_broker.broker.stats import MessageCounts, Stats
 from gantry_broker.broker.topic_routes import TopicRoutes
 from gantry_broker.broker.transactions import Transactions
-from gantry_broker.http.app import HttpServer
 from gantry_broker.loopwatch import LoopWatch
-from gantry_broker.pop.service import PopService
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared

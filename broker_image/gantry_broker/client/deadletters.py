@@ -23,10 +23,10 @@ from gantry_broker.client.producer import Producer
 from gantry_broker.client.pulling import BATCH, PullStatus
 from gantry_broker.client.session import Session
 from gantry_broker.client.subscription import subscription
-from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, Prop
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.remoting.tls import TlsOptions
 
 MARK_GROUP: Final = "TOOLS_CONSUMER"

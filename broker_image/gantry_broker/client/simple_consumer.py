@@ -24,8 +24,6 @@ from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff, session_of
 from gantry_broker.client.subscription import subscription, wanted
-from gantry_broker.pop.batches import batch_frame, batch_of, without_effect
-from gantry_broker.pop.handle import Handle, of_delivery, parse_handle, topic_type
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
@@ -40,6 +38,8 @@ from gantry_broker.protocol.headers import (
     PopHeader,
 )
 from gantry_broker.protocol.message import Record, RecordError, decode_records
+from gantry_broker.protocol.pop_batches import batch_frame, batch_of, without_effect
+from gantry_broker.protocol.pop_handle import Handle, of_delivery, parse_handle, topic_type
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 

@@ -1,1 +1,1 @@
-"""The HTTP interface of a broker: health, role, status, metrics, raw log segments."""
+"""HTTP servers of all processes: limits of connections, the token, pages of metrics, the command before a stop."""

@@ -10,8 +10,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
+from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.token import TokenFile
 from gantry_broker.protocol.digits import whole_number
 
 Message = MutableMapping[str, Any]

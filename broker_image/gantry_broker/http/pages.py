@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from gantry_broker import descriptors
+from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.http.guard import shows
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.limits import MAX_HEAD, Connections, Phase, State, end_with, handshakes
-from gantry_broker.http.token import TokenFile
 from gantry_broker.remoting.tls_ports import PortsTls
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from gantry_broker import descriptors
 from gantry_broker.access.decide import DISABLED
 from gantry_broker.admission import admit, left
 from gantry_broker.exposition import Family, Kind, text_page
-from gantry_broker.http.metrics import access_families, build_info, refused_values
+from gantry_broker.http.families import access_families, build_info, refused_values
 from gantry_broker.loopwatch import LoopWatch, loop_families
 from gantry_broker.namesrv.access import NameServerAccess
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gantry_broker.exposition import Family, Kind
-from gantry_broker.http.metrics import build_info
+from gantry_broker.http.families import build_info
 from gantry_broker.proxy.http2.endpoint import Endpoint
 from gantry_broker.proxy.service import Service
 

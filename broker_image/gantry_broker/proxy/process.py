@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from gantry_broker import descriptors, logs
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
+from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.exposition import Family, text_page
 from gantry_broker.http.hosts import AllowedHosts
 from gantry_broker.http.pages import TEXT, Page, PageServer
-from gantry_broker.http.token import TokenFile
 from gantry_broker.loopwatch import LoopWatch, loop_families
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame

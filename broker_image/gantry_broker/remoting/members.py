@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
+from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.descriptors import MAX_MEMBERS
-from gantry_broker.http.token import TokenFile
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.handshake import (
     MAX_HANDSHAKE_FRAME,

@@ -7,7 +7,7 @@ to the shorter of the two ends of that epoch. Nothing here reads a record.
 
 from __future__ import annotations
 
-from gantry_broker.replication.types import EpochStart, LeaderEpochs
+from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs
 
 
 def last_epoch(leader_epochs: LeaderEpochs) -> int:

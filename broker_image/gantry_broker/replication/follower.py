@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.ports import Log
-from gantry_broker.replication.types import MemberId
 
 
 class Follower:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import MemberId
 from gantry_broker.store.files import ReservedFile, atomic_write
 from gantry_broker.store.recovery_point import boot_id
 from gantry_broker.store.sealed import seal, unseal

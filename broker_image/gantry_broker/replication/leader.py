@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gantry_broker.contracts.leadership import InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.replication.epochs import divergence, last_epoch, truncate
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.ports import Log
-from gantry_broker.replication.types import InSyncSetProposal, LeaderEpochs, LeadershipRecord, MemberId
+from gantry_broker.store.log.epochs import LeaderEpochs
 
 
 @dataclass(frozen=True, slots=True)

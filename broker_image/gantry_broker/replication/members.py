@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import MemberId
 
 
 class Voter(NamedTuple):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from gantry_broker.replication.types import LeaderEpochs, MemberId
+from gantry_broker.contracts.leadership import MemberId
+from gantry_broker.store.log.epochs import LeaderEpochs
 
 
 class Position(NamedTuple):

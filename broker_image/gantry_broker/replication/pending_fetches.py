@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication import wire
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.pace import Pace
-from gantry_broker.replication.types import MemberId
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection

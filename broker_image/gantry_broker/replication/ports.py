@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gantry_broker.replication.members import MemberChange, Members
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import LeaderEpochs
+from gantry_broker.store.log.epochs import LeaderEpochs
 
 
 class Log(Protocol):

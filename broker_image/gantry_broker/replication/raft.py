@@ -26,6 +26,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
@@ -38,7 +39,6 @@ from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 from gantry_broker.replication.replica import Assigned, Role
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.replication.waiters import Callback, Waiters
 
 

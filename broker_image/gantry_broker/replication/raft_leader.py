@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.replication.leader import Leader, Options, Refused, ignore_refusal
 from gantry_broker.replication.members import Members, Voter, differ_by_one, ids, is_majority, majority_offset
 from gantry_broker.replication.ports import RaftLog
-from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_broker.store.errors import StoreFull
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.replication.members import Members
-from gantry_broker.replication.types import MemberId
 
 
 class RaftRequestKind(Enum):

@@ -26,9 +26,9 @@ from gantry_broker.replication import epochs
 from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import MemberChange, Members, members_from_json, members_to_json
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks, queue_starts, reset_fields
-from gantry_broker.replication.types import LeaderEpochs
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
+from gantry_broker.store.log.epochs import LeaderEpochs
 from gantry_broker.store.restored import restored_end
 from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.types import Put

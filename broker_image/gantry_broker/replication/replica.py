@@ -19,6 +19,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
@@ -27,7 +28,6 @@ from gantry_broker.replication.leader import Leader, Options, Refused, ignore_re
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.replication.waiters import Callback, Waiters
 
 

@@ -18,7 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.http.models import (
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.models import (
     AssignmentAnswer,
     FollowerStatus,
     HandoverAnswer,
@@ -45,7 +46,6 @@ from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
 from gantry_broker.store.group_commit import GroupCommit, OnDurable
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId, member_from_json
 from gantry_broker.protocol import plausible
 from gantry_broker.replication.members import Members, members_from_json, members_to_json
-from gantry_broker.replication.types import LeadershipRecord, MemberId, member_from_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import orjson
 
 from gantry_broker.protocol import plausible
 from gantry_broker.replication import epochs
-from gantry_broker.replication.types import EpochStart, LeaderEpochs
+from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore

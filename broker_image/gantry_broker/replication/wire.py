@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from gantry_broker.contracts.leadership import MemberId, member_from_json
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -18,7 +19,7 @@ from gantry_broker.remoting.handshake import Identity
 from gantry_broker.replication.members import Members, members_from_json, members_to_json
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
-from gantry_broker.replication.types import EpochStart, LeaderEpochs, MemberId, member_from_json
+from gantry_broker.store.log.epochs import EpochStart, LeaderEpochs
 
 _SHORT: Final = 18
 """Digits of a number that is below `plausible.MAX_OFFSET` whatever they are."""

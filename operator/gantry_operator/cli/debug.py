@@ -255,7 +255,7 @@ def _status(place: StoreLocation) -> tuple[dict[str, Any] | None, str]:
     if place.config is None or place.token is None:
         return None, ""
     from gantry_broker.config import BrokerConfig
-    from gantry_broker.http.token import TokenFile
+    from gantry_broker.contracts.token_file import TokenFile
     from pydantic import ValidationError
 
     try:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gantry_broker.broker.http.rocketmq_metrics import version_name
 from gantry_broker.client import Admin, BrokerError, InvalidMessage
 from gantry_broker.client.errors import NoRoute
-from gantry_broker.http.rocketmq_metrics import version_name
 from gantry_broker.protocol.bodies import ClientConnection, SubscriptionGroup
 from gantry_broker.protocol.codes import RETRY_PREFIX
 from pydantic import ValidationError

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
-from gantry_broker.http.models import MAX_CONFIGS, DrainReport, Unread
+from gantry_broker.contracts.models import MAX_CONFIGS, DrainReport, Unread
 from pydantic import ValidationError
 
 from gantry_operator.api.status import DrainRow

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.contracts.leadership import LeadershipRecord
 
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
-from gantry_broker.http.models import MemberStatus
+from gantry_broker.contracts.leadership import MemberId
+from gantry_broker.contracts.models import MemberStatus
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.printable import printable
-from gantry_broker.replication.types import MemberId
 from pydantic import ValidationError
 
 from gantry_operator.cluster.member_messages import BadStatus, report_from

@@ -12,8 +12,8 @@ import math
 import time
 from collections.abc import Callable
 
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
 from gantry_operator.cluster.member_http import httpx, make_client

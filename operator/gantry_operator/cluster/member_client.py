@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
-from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
+from gantry_broker.contracts.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
 
 from gantry_operator.cluster.failures import in_words
 from gantry_operator.cluster.member_http import httpx

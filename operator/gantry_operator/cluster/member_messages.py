@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
-from gantry_broker.http.models import AssignmentModel, HandoverRequest, MemberRef
+from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
+from gantry_broker.contracts.models import AssignmentModel, HandoverRequest, MemberRef
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import FollowerView, LinkState, Report, Role
 

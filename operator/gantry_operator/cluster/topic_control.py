@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
-from gantry_broker.http.models import MAX_UNDELIVERED
+from gantry_broker.contracts.models import MAX_UNDELIVERED
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 

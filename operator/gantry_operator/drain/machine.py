@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from gantry_broker.http.models import DrainReport, Unread
+from gantry_broker.contracts.models import DrainReport, Unread
 
 ROUTES_S: Final = 35.0
 """Seconds until every client has a new route: RocketMQ's clients ask every 30 seconds."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gantry_broker.contracts.leadership import LeadershipRecord
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import LeadershipRecord
 
 from gantry_operator.failover.model import Bootstrap, MemberView, Observation, Recover, Report, Wait
 

@@ -7,7 +7,7 @@ only when to act.
 
 from __future__ import annotations
 
-from gantry_broker.replication.types import Assignment, LeadershipRecord
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 
 from gantry_operator.failover.bootstrap import bootstrap, recover
 from gantry_operator.failover.detect import LeaderState, leader_state

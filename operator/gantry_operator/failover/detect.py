@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import MemberView, Observation
 from gantry_operator.failover.promotion import has_healthy_candidate

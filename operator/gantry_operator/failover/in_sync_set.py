@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import (
     ExpandInSyncSet,

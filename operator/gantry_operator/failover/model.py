@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 Reach = Literal["ok", "refused", "silent"]
 """Outcome of the present attempt to reach a member: a line came; the port is closed; no reply."""

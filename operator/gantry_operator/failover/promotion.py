@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gantry_broker.replication.types import LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import MemberView, Observation, Promote, Report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gantry_broker.replication.types import MemberId
+from gantry_broker.contracts.leadership import MemberId
 
 from gantry_operator.failover.model import Report
 

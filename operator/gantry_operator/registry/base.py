@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.contracts.leadership import LeadershipRecord
 
 
 class RegistryUnavailable(Exception):

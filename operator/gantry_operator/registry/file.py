@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.contracts.leadership import LeadershipRecord
 
 from gantry_operator.registry.base import Entry, RegistryUnavailable
 

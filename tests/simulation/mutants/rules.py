@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from contextlib import AbstractContextManager
 
+from gantry_broker.contracts.leadership import LeadershipRecord
 from gantry_broker.replication import follower, leader, raft, raft_leader, replica
-from gantry_broker.replication.types import LeadershipRecord
 
 from tests.simulation import machine, model_log, operators, raft_world, scenario, world
 from tests.simulation.mutants.planting import Edit, Mutant, plant

@@ -1,6 +1,6 @@
 """POP: a member asks for messages, acknowledges each one, and keeps no queue to itself (5.x).
 
-The checks come in the order of 5.5.0, with its codes. What is in flight is the matter of `gantry_broker.pop`.
+The checks come in the order of 5.5.0, with its codes. What is in flight is the matter of `gantry_broker.broker.pop`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from gantry_broker.broker.errors import RequestRejected, failure_answer
 from gantry_broker.broker.forward import FORWARDED_HERE
 from gantry_broker.broker.handlers.requests import Later, Result, json_body, ok
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
-from gantry_broker.pop.batches import NO_EFFECT, RESULTS, named
-from gantry_broker.pop.handle import BadHandle, Handle, parse_handle, real_topic
-from gantry_broker.pop.requests import (
+from gantry_broker.broker.pop.requests import (
     MAX_INVISIBLE_MS,
     MAX_MESSAGES,
     MAX_POLL_MS,
@@ -27,8 +25,8 @@ from gantry_broker.pop.requests import (
     Popped,
     PopStatus,
 )
-from gantry_broker.pop.retry import retry_target
-from gantry_broker.pop.state import offsets_of
+from gantry_broker.broker.pop.retry import retry_target
+from gantry_broker.broker.pop.state import offsets_of
 from gantry_broker.protocol.bodies import BatchAck, BatchAcks, TopicConfig
 from gantry_broker.protocol.codes import EXPRESSION_SQL92, EXPRESSION_TAG, FAQ, RETRY_PREFIX, Perm, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -46,6 +44,8 @@ from gantry_broker.protocol.headers import (
     PopHeader,
     error_answer,
 )
+from gantry_broker.protocol.pop_batches import NO_EFFECT, RESULTS, named
+from gantry_broker.protocol.pop_handle import BadHandle, Handle, parse_handle, real_topic
 
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext

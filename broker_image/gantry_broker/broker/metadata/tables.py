@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import orjson
 
-from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import RETRY_PREFIX, Perm
+from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 
 KIND: Final = "meta"
 DRAIN: Final = "drain"

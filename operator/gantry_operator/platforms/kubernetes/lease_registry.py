@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.contracts.leadership import LeadershipRecord
 
 from gantry_operator.api import GROUP
 from gantry_operator.platforms.kubernetes import names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from gantry_broker.exposition import Family
-from gantry_broker.http.metrics import build_info
+from gantry_broker.http.families import build_info
 from gantry_broker.http.openmetrics import metric
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import Metric

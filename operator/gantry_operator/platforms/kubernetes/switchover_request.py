@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 
-from gantry_broker.replication.types import LeadershipRecord
+from gantry_broker.contracts.leadership import LeadershipRecord
 
 from gantry_operator.api import GROUP
 from gantry_operator.plan import Plan

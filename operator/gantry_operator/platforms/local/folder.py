@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gantry_broker.http.token import TokenFile
+from gantry_broker.contracts.token_file import TokenFile
 
 from gantry_operator.registry.file import write_durably
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.remoting.client import RemotingClient
-from gantry_broker.replication.types import LeadershipRecord, MemberId
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow, ProxyRow, ProxyStatus

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from gantry_broker.pop.handle import Handle
+from gantry_broker.protocol.pop_handle import Handle
 
 MAX_MESSAGES: Final = 32
 """Messages of one pop."""

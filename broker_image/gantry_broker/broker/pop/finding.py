@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.pop.handle import (
+from gantry_broker.broker.pop.requests import Pop, Popped, PopStatus
+from gantry_broker.broker.pop.state import MAX_OFFSET, MAX_QUEUES, Key, Queue
+from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
+from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record, repack_properties
+from gantry_broker.protocol.pop_handle import (
     NORMAL,
     ORDERLY_QUEUE,
     message_offset_info,
@@ -20,16 +24,12 @@ from gantry_broker.pop.handle import (
     start_offset_info,
     topic_type,
 )
-from gantry_broker.pop.requests import Pop, Popped, PopStatus
-from gantry_broker.pop.state import MAX_OFFSET, MAX_QUEUES, Key, Queue
-from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
-from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record, repack_properties
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:
     from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pop.log import PopLog
     from gantry_broker.broker.pull.sql92 import Filter
-    from gantry_broker.pop.log import PopLog
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Got
 

@@ -14,13 +14,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.errors import NotWritable, RequestRejected
-from gantry_broker.broker.pull.sql92 import FilterSyntaxError
-from gantry_broker.pop.clock import PopClock
-from gantry_broker.pop.expiry import Expiry
-from gantry_broker.pop.finding import Finder, Found, QueueKey, Wanted, answer
-from gantry_broker.pop.handle import ORDERLY_QUEUE, BadHandle, Handle, real_topic
-from gantry_broker.pop.log import PopLog
-from gantry_broker.pop.requests import (
+from gantry_broker.broker.pop.clock import PopClock
+from gantry_broker.broker.pop.expiry import Expiry
+from gantry_broker.broker.pop.finding import Finder, Found, QueueKey, Wanted, answer
+from gantry_broker.broker.pop.log import PopLog
+from gantry_broker.broker.pop.requests import (
     MAX_MESSAGES,
     MAX_POLL_MS,
     Ack,
@@ -31,9 +29,11 @@ from gantry_broker.pop.requests import (
     Popped,
     PopStatus,
 )
-from gantry_broker.pop.state import Queue, offsets_of
-from gantry_broker.pop.waiting import MAX_NOTIFICATIONS, Pair, Waiter, WaitingPops
+from gantry_broker.broker.pop.state import Queue, offsets_of
+from gantry_broker.broker.pop.waiting import MAX_NOTIFICATIONS, Pair, Waiter, WaitingPops
+from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
+from gantry_broker.protocol.pop_handle import ORDERLY_QUEUE, BadHandle, Handle, real_topic
 from gantry_broker.timeslice import SLICE_S
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 MAX_CONFIGS = 1_000
 """Topics, and consumer groups, of one request."""

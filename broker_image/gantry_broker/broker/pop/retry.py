@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gantry_broker.broker.metadata.topics import dlq_topic
 from gantry_broker.broker.send.messages import copy_of
-from gantry_broker.pop.handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.protocol.codes import RETRY_PREFIX, Prop
 from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, RecordError, parse_properties
+from gantry_broker.protocol.pop_handle import retry_topic_v1, retry_topic_v2
 from gantry_broker.store.types import Put
 
 

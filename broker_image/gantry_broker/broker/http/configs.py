@@ -14,10 +14,10 @@ from fastapi import HTTPException
 from gantry_broker.broker.errors import NotStored, NotWritable, RequestRejected
 from gantry_broker.broker.handlers.groupadmin import checked_group
 from gantry_broker.broker.handlers.topicadmin import checked_topic
+from gantry_broker.broker.http.rocketmq_metrics import is_system_group
 from gantry_broker.broker.metadata.tables import DRAIN, JOINED, Change
 from gantry_broker.broker.metadata.topics import is_system_topic
-from gantry_broker.http.models import ConfigsAnswer, ConfigsRequest, GroupMarks, MarksRequest
-from gantry_broker.http.rocketmq_metrics import is_system_group
+from gantry_broker.contracts.models import ConfigsAnswer, ConfigsRequest, GroupMarks, MarksRequest
 from gantry_broker.protocol.bodies import BodyError, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import DLQ_PREFIX, PREDEFINED_GROUPS, REPLY_TOPIC_SUFFIX, RETRY_PREFIX
 from gantry_broker.protocol.headers import BadField

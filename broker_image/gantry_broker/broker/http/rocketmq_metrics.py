@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.http.metrics import Busiest, KnownLabels
 from gantry_broker.broker.metadata.tables import position, route_permission
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
 from gantry_broker.exposition import Family, Labels
-from gantry_broker.http.metrics import Busiest, KnownLabels
 from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gantry_broker.protocol import plausible
-from gantry_broker.store.log.epochs import EpochStart as EpochStart
-from gantry_broker.store.log.epochs import LeaderEpochs as LeaderEpochs
 
 
 class MemberId(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fastapi import HTTPException
 from fastapi.responses import StreamingResponse
 
-from gantry_broker.http.models import LogInfo, MemberRef, SegmentInfo
+from gantry_broker.contracts.models import LogInfo, MemberRef, SegmentInfo
 from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:

@@ -24,17 +24,15 @@ from pydantic import ValidationError
 
 from gantry_broker import descriptors
 from gantry_broker.access.table import AccessAnswer, Changes, faults
+from gantry_broker.broker.http.configs import add_configs, all_configs, mark
+from gantry_broker.broker.http.drain import DrainReports
+from gantry_broker.broker.http.logbytes import log_bytes, log_info
+from gantry_broker.broker.http.metrics import KnownLabels, busiest, gantry_families
+from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
+from gantry_broker.broker.http.tables import broker_tables
+from gantry_broker.broker.http.undelivered import UndeliveredMessages
 from gantry_broker.broker.status import member_status
-from gantry_broker.exposition import Family, Remembered
-from gantry_broker.http.configs import add_configs, all_configs, mark
-from gantry_broker.http.connection import LimitedConnection
-from gantry_broker.http.drain import DrainReports
-from gantry_broker.http.guard import Guard
-from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections, handshakes
-from gantry_broker.http.logbytes import log_bytes, log_info
-from gantry_broker.http.metrics import KnownLabels, busiest, gantry_families
-from gantry_broker.http.models import (
+from gantry_broker.contracts.models import (
     AssignmentAnswer,
     AssignmentModel,
     ConfigsAnswer,
@@ -48,12 +46,14 @@ from gantry_broker.http.models import (
     RemovalAnswer,
     RemovalRequest,
 )
+from gantry_broker.contracts.token_file import TokenFile
+from gantry_broker.exposition import Family, Remembered
+from gantry_broker.http.guard import Guard
+from gantry_broker.http.hosts import AllowedHosts
+from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections, handshakes
 from gantry_broker.http.openmetrics import content_type, metric, pieces
 from gantry_broker.http.otlp import OtlpPush
-from gantry_broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
-from gantry_broker.http.tables import broker_tables
-from gantry_broker.http.token import TokenFile
-from gantry_broker.http.undelivered import UndeliveredMessages
+from gantry_broker.http.server import Server, accept
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.limits import MAX_ACCESS
 
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.events import Event
     from gantry_broker.broker.ports import Ports
-    from gantry_broker.remoting.tls_gate import TlsGate
     from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
@@ -177,31 +176,8 @@ class HttpServer:
             self._gate.close()
 
 
-def accept(gate: TlsGate | None, table: Connections, **given: Any) -> asyncio.Protocol:
-    """Return the protocol of a new connection; `given` is what uvicorn gives to each."""
-    if gate is None:
-        return LimitedConnection(table, **given)
-    return gate.accept(lambda: LimitedConnection(table, **given))
-
-
 def _trust(scope: MutableMapping[str, Any]) -> None:
     scope["state"]["connection"].state.trusted = True
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signals."""
-
-    async def serve_port(self, port: int) -> None:
-        """Serve until `should_exit`. Raises OSError when the port is taken."""
-        try:
-            await self.serve()
-        except SystemExit:
-            raise OSError(f"HTTP port {port} cannot be bound") from None
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        """Do nothing: the process handles its signals itself."""
-        yield
 
 
 class StatusStreams:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gantry_broker.pop.handle import Handle
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import MAX_ACKS, MAX_BITS, BatchAck, BatchAcks
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.pop_handle import Handle
 
 RESULTS: Final = "results"
 """Field of the request: the answer shall name what had no effect."""

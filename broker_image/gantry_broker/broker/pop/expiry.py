@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotWritable, RequestRejected
 from gantry_broker.broker.metadata.topics import topic_fault
-from gantry_broker.pop.retry import revived
+from gantry_broker.broker.pop.retry import revived
 from gantry_broker.protocol.codes import DLQ_PREFIX, Perm
 from gantry_broker.protocol.message import QUEUE_OFFSET_AT, RecordError, decode_record
 from gantry_broker.store.errors import StoreError
@@ -17,12 +17,12 @@ from gantry_broker.store.errors import StoreError
 if TYPE_CHECKING:
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pop.clock import PopClock
+    from gantry_broker.broker.pop.finding import QueueKey
+    from gantry_broker.broker.pop.log import PopLog
+    from gantry_broker.broker.pop.state import Expired
     from gantry_broker.broker.role import RoleState
     from gantry_broker.broker.stats import Stats
-    from gantry_broker.pop.clock import PopClock
-    from gantry_broker.pop.finding import QueueKey
-    from gantry_broker.pop.log import PopLog
-    from gantry_broker.pop.state import Expired
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Put
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotStored, NotWritable
-from gantry_broker.pop.records import POP_GROUP, Changes, apply_record, whole_state
-from gantry_broker.pop.retry import origin_of, target_topics
-from gantry_broker.pop.state import PopState, Queue
+from gantry_broker.broker.pop.records import POP_GROUP, Changes, apply_record, whole_state
+from gantry_broker.broker.pop.retry import origin_of, target_topics
+from gantry_broker.broker.pop.state import PopState, Queue
 from gantry_broker.protocol.codes import POP_TOPIC, SendStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.errors import StoreError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.tables import Metadata
+    from gantry_broker.broker.pop.clock import PopClock
     from gantry_broker.broker.role import RoleState
-    from gantry_broker.pop.clock import PopClock
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC
-from gantry_broker.http.models import MAX_UNDELIVERED, Undelivered
+from gantry_broker.contracts.models import MAX_UNDELIVERED, Undelivered
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, Perm, Prop
 from gantry_broker.protocol.message import decode_records, parse_properties
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from gantry_broker.pop.state import CHUNK, Key, Part, PopState, Queue
+from gantry_broker.broker.pop.state import CHUNK, Key, Part, PopState, Queue
 
 POP_GROUP: Final = "CID_RMQ_SYS_GANTRY_POP"
 KIND: Final = "pop"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.delay import due_time
+from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, is_system_group
 from gantry_broker.broker.metadata.tables import DRAIN, position
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic
-from gantry_broker.http.models import DrainReport, Unread
-from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group
+from gantry_broker.contracts.models import DrainReport, Unread
 from gantry_broker.protocol.codes import DLQ_PREFIX, PROBE_TOPIC, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import decode_records
 

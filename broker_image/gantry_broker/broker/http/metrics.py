@@ -13,26 +13,22 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.access.gate import REASONS
 from gantry_broker.broker.stats import ASIDE
 from gantry_broker.exposition import Family, Kind, Labels, Remembered
+from gantry_broker.http.families import Row, access_families, build_info, refused_values
 from gantry_broker.loopwatch import loop_families
-from gantry_broker.version import VERSION
 
 if TYPE_CHECKING:
-    from gantry_broker.access.gate import Gate
     from gantry_broker.archive.archiver import Report
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.broker.ports import Ports
     from gantry_broker.config import ArchiveConfig
-    from gantry_broker.refusals import Refusals
 
 MAX_TOPICS: Final = 500
 """Topics with series of their own, the busiest ones; the others count in the totals only."""
 
 _COUNT: Final = itemgetter(1)
 
-Row = tuple[dict[str, str], float]
 Busiest = Mapping[str, list[tuple[str, int]]]
 """The counts of topics and groups by the name of the counter, highest first."""
 KnownLabels = Remembered[tuple[str, str], Labels]
@@ -281,46 +277,6 @@ async def gantry_families(
         *broker.tls.families(me),
         build_info("broker"),
     ]
-
-
-def access_families(gate: Gate, labels: dict[str, str]) -> list[Family]:
-    """Return the families of access; a broker and a NameServer have the same."""
-    refused: list[Row] = [({**labels, "reason": reason}, gate.refused.get(reason, 0)) for reason in REASONS]
-    version = 0 if gate.policy is None else gate.policy.version
-
-    held = gate.guesses.held + gate.unsigned.held
-
-    def one(name: str, kind: Kind, text: str, value: float) -> Family:
-        return Family(name, kind, text, [(labels, value)])
-
-    return [
-        Family("gantry_access_refused_total", "counter", "Clients' requests refused, by reason.", refused),
-        one("gantry_access_dropped_total", "counter", "Those of them that were one-way.", gate.dropped),
-        one("gantry_access_anonymous_total", "counter", "Requests without a signature.", gate.anonymous),
-        one(
-            "gantry_access_held_total",
-            "counter",
-            "Wrong or missing signatures over the limit.",
-            held,
-        ),
-        one("gantry_access_table_version", "gauge", "Version of the access table; 0: none.", version),
-    ]
-
-
-def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:
-    """Return the family of refused values from outside; a broker and a NameServer have the same."""
-    rows: list[Row] = [
-        ({**labels, "entrance": entrance, "reason": reason}, count) for entrance, reason, count in refusals.rows()
-    ]
-    return Family("gantry_refused_values_total", "counter", "Values from outside that no correct peer sends.", rows)
-
-
-def build_info(component: str) -> Family:
-    """Return the family with the version of this process."""
-    return Family(
-        "gantry_build_info", "gauge", "Version of the process.",
-        [({"component": component, "version": VERSION}, 1)],
-    )  # fmt: skip
 
 
 def _resident() -> int:

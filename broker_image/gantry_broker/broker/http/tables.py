@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, is_system_group, lags, queue_progress, version_name
 from gantry_broker.broker.metadata.topics import is_system_topic
-from gantry_broker.http.rocketmq_metrics import StoreTimes, is_system_group, lags, queue_progress, version_name
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import Client
