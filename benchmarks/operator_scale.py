@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, BROKER_TOPIC, CONSUMER_GROUP, Kind, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import BROKER_CLUSTER, BROKER_TOPIC, CONSUMER_GROUP, Kind, KubeApi
 from rig import kubeapi
 from rig.processes import Started, usage
 from rig.standins import StandIns

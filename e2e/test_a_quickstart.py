@@ -6,7 +6,7 @@ import json
 import time
 
 from gantry_broker.client import Producer
-from gantry_operator.platforms.kubernetes.target import KubeTarget
+from gantry_operator.platforms.kubernetes.targets.target import KubeTarget
 from kube import SYSTEM, Cluster, Figure, Load, TooLate, apply, example, kubectl, run, unharmed, until
 
 

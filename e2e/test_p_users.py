@@ -6,7 +6,7 @@ import json
 
 import pytest
 from gantry_broker.client import ClientError, Credentials, Producer
-from gantry_operator.platforms.kubernetes.target import KubeTarget
+from gantry_operator.platforms.kubernetes.targets.target import KubeTarget
 from kube import SYSTEM, Cluster, Figure, Load, apply, get, kubectl, unharmed, until
 
 pytestmark = pytest.mark.alone

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from cryptography import x509
 from gantry_broker.client import Producer
-from gantry_operator.platforms.kubernetes.target import KubeTarget
+from gantry_operator.platforms.kubernetes.targets.target import KubeTarget
 from kube import BROKER_IMAGE, Cluster, Figure, Load, apply, example, get, kubectl, unharmed, until
 
 SPREAD_S = 180

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.client import Admin, Consumer, FromWhere, Producer
-from gantry_operator.platforms.kubernetes.target import KubeTarget
+from gantry_operator.platforms.kubernetes.targets.target import KubeTarget
 from kube import ROOT, Cluster, CommandFailed, apply, get, kubectl, until
 
 WRONG = json.loads((ROOT / "tests/data/wrong_topics.json").read_text())

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import manifests
-from gantry_operator.platforms.kubernetes.pods import scheme_of
+from gantry_operator.platforms.kubernetes.manifests.pod_parts import scheme_of
 from kube import (
     BROKER_IMAGE,
     SYSTEM,

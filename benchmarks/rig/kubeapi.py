@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from gantry_operator.platforms.kubernetes.client import KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from kubernetes.aio.client.configuration import Configuration
 
 from .processes import Started, namespace, until

@@ -30,7 +30,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, ApiError, KubeApi
 
 LINE_S = 1.0
 """The interval of `gantry_broker.broker.http.app`."""

@@ -14,7 +14,8 @@ import pytest
 from gantry_operator.access import AccessState, Observed, UserResult, wanted_admin, wanted_user
 from gantry_operator.api import BrokerUser, Security
 from gantry_operator.cluster import access_control as module
-from gantry_operator.cluster.access_control import AccessControl, StoreUnavailable
+from gantry_operator.cluster.access_control import AccessControl
+from gantry_operator.cluster.platform import StoreUnavailable
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
 from gantry_operator.plan import MemberState, Step, next_step
-from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 
 from tests.support.running import running
 

@@ -13,9 +13,9 @@ from gantry_broker.config import BrokerConfig
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import make_client
+from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.failover import FailoverSettings
-from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local.events import EventLog, last_events
 from gantry_operator.registry import FileRegistry
 

@@ -20,9 +20,9 @@ from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.remoting.client import RemotingClient
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import make_client
+from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.probe import send_and_read
 from gantry_operator.failover import FailoverSettings
-from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.registry import FileRegistry
 
 from tests.cluster.service import Service

@@ -15,9 +15,9 @@ from gantry_operator.cluster.master_slave_controller import MasterSlaveControlle
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import FailoverSettings, Promote, Report
-from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.registry import Entry, RegistryUnavailable
 
 from tests.support.running import running

@@ -32,7 +32,7 @@ from gantry_operator.console.kubernetes import (
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.console.sources import MemberAudit, MemberUrl, SourceError
 from gantry_operator.platforms.kubernetes.analytics.manifests import page_secret
-from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable
+from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable
 from gantry_spark.page_secret import patch_of
 from httpx import ASGITransport, AsyncClient
 

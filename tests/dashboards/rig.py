@@ -32,13 +32,13 @@ from gantry_broker.client import (
 from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, ProxyStatus, TopicSaving
 from gantry_operator.cluster.member_http import TokenAuth
+from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.cluster.status import ObservedMember
-from gantry_operator.platforms.base import Change, Event
-from gantry_operator.platforms.kubernetes import metrics
-from gantry_operator.platforms.kubernetes.client import KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
-from gantry_operator.platforms.kubernetes.cluster_figures import ClusterFigures
-from gantry_operator.platforms.kubernetes.health_server import HealthServer
+from gantry_operator.platforms.kubernetes.monitoring import metrics
+from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures
+from gantry_operator.platforms.kubernetes.monitoring.health_server import HealthServer
 from gantry_operator.platforms.local.ports import Ports
 from kubernetes.aio.client.configuration import Configuration
 

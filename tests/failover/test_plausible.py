@@ -17,7 +17,7 @@ from gantry_operator.cluster.member_messages import BadStatus, impossible_epoch,
 from gantry_operator.failover import MemberView, Observation, Report
 from gantry_operator.failover.bootstrap import recover
 from gantry_operator.failover.model import FailoverSettings, Recover, Wait
-from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP, entry_of
+from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP, entry_of
 from gantry_operator.registry import FileRegistry, RegistryUnavailable
 
 A, B = MemberId(0, "x"), MemberId(1, "y")

@@ -14,10 +14,10 @@ from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.service import metrics as name_server_page
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_operator.api import BrokerClusterStatus
+from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.cluster.status import ObservedMember
-from gantry_operator.platforms.base import Change, Event
-from gantry_operator.platforms.kubernetes import metrics
-from gantry_operator.platforms.kubernetes.cluster_figures import ClusterFigures
+from gantry_operator.platforms.kubernetes.monitoring import metrics
+from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from gantry_operator.platforms.kubernetes.client import KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
 
 from tests.kubernetes.fake_api import FakeApi
 

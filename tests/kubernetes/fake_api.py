@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from gantry_operator.api.cluster import GROUP, SERVED
-from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable, Kind, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable, Kind, KubeApi
 from kubernetes.aio.client.configuration import Configuration
 
 BY_PLURAL = {(k.group, k.plural): k for k in KINDS.values()}

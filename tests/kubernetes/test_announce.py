@@ -14,15 +14,17 @@ from gantry_operator.cluster.master_slave_controller import MasterSlaveControlle
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import MemberEndpoint
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.failover.model import FailoverSettings, Report
-from gantry_operator.platforms.base import MemberEndpoint
-from gantry_operator.platforms.kubernetes import client, names, platform
-from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.member_state import REVISION_LABEL
-from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
-from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api import client
+from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL
+from gantry_operator.platforms.kubernetes.members import platform
+from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
+from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.registry import Entry, RegistryUnavailable
 
 from tests.kubernetes.fake_api import FakeApi

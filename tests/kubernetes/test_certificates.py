@@ -18,13 +18,15 @@ from gantry_operator.certificates.schedule import LEAF_LIFETIME, RENEW_AUTHORITY
 from gantry_operator.cluster.member_http import httpx, make_client, tls_context
 from gantry_operator.cluster.status import ObservedState, status_of
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import metrics, names, pods
-from gantry_operator.platforms.kubernetes.certificates import CertificateReconciler, authority_of, holders
-from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.manifests import pod_parts
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.monitoring import metrics
+from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler, authority_of, holders
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 
 from tests.kubernetes.fake_api import FakeApi
 
@@ -275,7 +277,7 @@ def test_pods_mount_their_certificates_and_are_probed_by_https() -> None:
     for name, template in templates(cluster()).items():
         (container,) = template["spec"]["containers"]
         assert {"name": "tls", "secret": {"secretName": f"{name}-tls"}} in template["spec"]["volumes"]
-        assert {"name": "tls", "mountPath": pods.TLS_DIR, "readOnly": True} in container["volumeMounts"]
+        assert {"name": "tls", "mountPath": pod_parts.TLS_DIR, "readOnly": True} in container["volumeMounts"]
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert container[probe]["httpGet"]["scheme"] == "HTTPS"
         assert template["metadata"]["annotations"][names.HTTP_SCHEME] == "https"
@@ -318,10 +320,10 @@ def test_the_ports_for_clients_have_the_certificate_of_their_issuer(issuer: str)
 
 def test_the_operator_calls_each_pod_as_it_runs() -> None:
     (container,) = templates(cluster())["demo-a"]["spec"]["containers"]
-    assert pods.scheme_of({"spec": {"containers": [container]}}) == "https"
+    assert pod_parts.scheme_of({"spec": {"containers": [container]}}) == "https"
     (container,) = templates(cluster(internal=False))["demo-a"]["spec"]["containers"]
-    assert pods.scheme_of({"spec": {"containers": [container]}}) == "http"
-    assert pods.scheme_of(None) == "http"
+    assert pod_parts.scheme_of({"spec": {"containers": [container]}}) == "http"
+    assert pod_parts.scheme_of(None) == "http"
 
 
 # ---- the operator's client

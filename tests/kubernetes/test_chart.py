@@ -14,11 +14,11 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import manifests
-from gantry_operator.platforms.kubernetes.client import KINDS
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.object_reconciler import REMOVABLE
+from gantry_operator.platforms.kubernetes.api.client import KINDS
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import REMOVABLE
 from gantry_operator.platforms.kubernetes.operator import CACHED, FOR_REPORTS, OF_USERS, settings_from
-from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
+from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,12 +23,12 @@ from gantry_operator.failover.model import Report
 from gantry_operator.platforms.kubernetes import cluster_controller as module
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
-from gantry_operator.platforms.kubernetes.client import KINDS, ApiError, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.members.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry

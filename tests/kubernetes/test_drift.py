@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.drift import classes_removed, differences, outdated, owned_by
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.objects.drift import classes_removed, differences, outdated, owned_by
 
 CLUSTER = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
 CLUSTER.metadata.uid = "u1"

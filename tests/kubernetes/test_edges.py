@@ -12,10 +12,11 @@ import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import client, names
-from gantry_operator.platforms.kubernetes import informer_cache as cache
-from gantry_operator.platforms.kubernetes import leader_election as election
-from gantry_operator.platforms.kubernetes.client import (
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api import client
+from gantry_operator.platforms.kubernetes.api import informer_cache as cache
+from gantry_operator.platforms.kubernetes.api import leader_election as election
+from gantry_operator.platforms.kubernetes.api.client import (
     AT_ONCE,
     CONFIG_MAP,
     KINDS,
@@ -25,12 +26,12 @@ from gantry_operator.platforms.kubernetes.client import (
     ApiUnavailable,
     KubeApi,
 )
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.events import BURST, EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.leader_election import Election
-from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP, LeaseRegistry
-from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.api.events import BURST, EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.leader_election import Election
+from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP, LeaseRegistry
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.registry import RegistryUnavailable
 
 from tests.kubernetes.fake_api import FakeApi

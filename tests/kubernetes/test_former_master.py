@@ -16,15 +16,16 @@ from gantry_operator.cluster.master_slave_controller import MasterSlaveControlle
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import QUIET_MS, SILENCE_S, MemberWatch
+from gantry_operator.cluster.platform import MemberEndpoint
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report
-from gantry_operator.platforms.base import MemberEndpoint
-from gantry_operator.platforms.kubernetes import names, platform
-from gantry_operator.platforms.kubernetes.client import POD, VOLUME_CLAIM, ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import POD, VOLUME_CLAIM, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.members import platform
+from gantry_operator.platforms.kubernetes.members.group_controllers import KubernetesGroupControllers
 from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi

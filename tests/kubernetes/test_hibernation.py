@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from gantry_operator.platforms.kubernetes import cluster_controller, hibernate
-from gantry_operator.platforms.kubernetes.client import KubeApi
+from gantry_operator.platforms.kubernetes import cluster_controller
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
+from gantry_operator.platforms.kubernetes.members import hibernate
 
 from tests.kubernetes.fake_api import FakeApi, WritesLeft
 from tests.kubernetes.test_cluster_controller import kept, until

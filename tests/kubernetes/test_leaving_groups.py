@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import leaving_groups, names
-from gantry_operator.platforms.kubernetes.client import KINDS
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.leaving_groups import GroupRemoval, running_cluster
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import KINDS
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.members import leaving_groups
+from gantry_operator.platforms.kubernetes.members.leaving_groups import GroupRemoval, running_cluster
 
 from tests.kubernetes.fake_api import FakeApi
 

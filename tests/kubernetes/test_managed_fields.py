@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.managed_fields import surplus, without
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
+from gantry_operator.platforms.kubernetes.objects.managed_fields import surplus, without
 
 CLUSTER = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
 CLUSTER.metadata.uid = "u1"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from gantry_operator.api import BrokerClusterStatus
+from gantry_operator.cluster.platform import Change, Event
 from gantry_operator.cluster.status import ObservedMember
-from gantry_operator.platforms.base import Change, Event
-from gantry_operator.platforms.kubernetes import metrics
-from gantry_operator.platforms.kubernetes.client import POD, ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.cluster_figures import ClusterFigures, families
-from gantry_operator.platforms.kubernetes.health_server import HealthServer
+from gantry_operator.platforms.kubernetes.api.client import POD, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.monitoring import metrics
+from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures, families
+from gantry_operator.platforms.kubernetes.monitoring.health_server import HealthServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kubernetes.fake_api import FakeApi

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from gantry_operator.platforms.kubernetes import mounted_files, names
-from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.objects import mounted_files
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.kubernetes.test_proxies import change, kept, settle

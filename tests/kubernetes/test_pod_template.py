@@ -18,10 +18,11 @@ from gantry_operator.api.pod_template import (
     PROXY_VOLUMES,
 )
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import allowed, drift
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.pod_template import NEED_PERMISSION
-from gantry_operator.platforms.kubernetes.pods import scheme_of
+from gantry_operator.platforms.kubernetes import allowed
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.manifests.pod_parts import scheme_of
+from gantry_operator.platforms.kubernetes.manifests.pod_template_merge import NEED_PERMISSION
+from gantry_operator.platforms.kubernetes.objects import drift
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,20 +11,17 @@ from typing import Any
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
+from gantry_operator.cluster.platform import ProcessState
 from gantry_operator.cluster.rolling_change import member_states
 from gantry_operator.failover.model import Report
 from gantry_operator.plan import MemberPlan, next_step, plan
-from gantry_operator.platforms.base import ProcessState
-from gantry_operator.platforms.kubernetes import access, external, names, volumes
-from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP, entry_of
-from gantry_operator.platforms.kubernetes.member_state import (
-    REVISION_LABEL,
-    awaited_change,
-    broken_for_good,
-    deployments_of,
-    why_not,
-)
-from gantry_operator.platforms.kubernetes.platform import pod_ready, process_state_of
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP, entry_of
+from gantry_operator.platforms.kubernetes.api.pod_state import REVISION_LABEL, broken_for_good, pod_ready, why_not
+from gantry_operator.platforms.kubernetes.manifests import access, external
+from gantry_operator.platforms.kubernetes.members.member_state import awaited_change, deployments_of
+from gantry_operator.platforms.kubernetes.members.platform import process_state_of
+from gantry_operator.platforms.kubernetes.objects import volumes
 from gantry_operator.platforms.kubernetes.switchover_request import new_switchover_request, parse_switchover
 from gantry_operator.registry import RegistryUnavailable
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.member_state import former_images
-from gantry_operator.platforms.kubernetes.preview import COMPARED, preview
+from gantry_operator.platforms.kubernetes.api.pod_state import former_images
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.targets.preview import COMPARED, preview
 
 
 def cluster(**spec: Any) -> BrokerCluster:

@@ -16,10 +16,11 @@ from gantry_broker.proxy.config import ProxyConfig
 from gantry_operator.api import BrokerCluster, ProxyRow, ProxyStatus
 from gantry_operator.cluster.status import proxy_events
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import external, names, proxy
-from gantry_operator.platforms.kubernetes.certificates import holders
-from gantry_operator.platforms.kubernetes.client import KubeApi
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, key, render
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import KubeApi
+from gantry_operator.platforms.kubernetes.manifests import external, proxies
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, key, render
+from gantry_operator.platforms.kubernetes.objects.certificates import holders
 
 from tests.kubernetes.fake_api import FakeApi
 from tests.kubernetes.test_cluster_controller import CLUSTER, kept, until
@@ -39,7 +40,7 @@ def rendered(made: BrokerCluster, **more: Any) -> dict[tuple[str, str], dict[str
 
 
 def config(made: BrokerCluster) -> ProxyConfig:
-    return ProxyConfig.model_validate_json(rendered(made)["ConfigMap", "demo-proxy"]["data"][proxy.CONFIG])
+    return ProxyConfig.model_validate_json(rendered(made)["ConfigMap", "demo-proxy"]["data"][proxies.CONFIG])
 
 
 def mounts(made: BrokerCluster) -> dict[str, str]:
@@ -55,7 +56,7 @@ def test_without_proxies_nothing_is_made_for_them() -> None:
         made = cluster(**spec)
         assert not [k for k in rendered(made) if k[1].startswith("demo-proxy")]
         assert names.PROXY not in holders(made, plan(made), {})
-        assert proxy.kept_secrets(made) == []
+        assert proxies.kept_secrets(made) == []
 
 
 def test_proxies_change_nothing_of_other_pods() -> None:
@@ -108,7 +109,7 @@ def test_certificates(
     assert (None if found.tls is None else str(found.tls.cert_file.parent)) == certificate
     assert (None if found.broker_tls is None else str(found.broker_tls.ca_file)) == authorities
     common = {
-        proxy.TABLE_DIR: "demo-proxy-table", proxy.USER_DIR: "demo-proxy-user", "/etc/gantry-admin": "demo-admin",
+        proxies.TABLE_DIR: "demo-proxy-table", proxies.USER_DIR: "demo-proxy-user", "/etc/gantry-admin": "demo-admin",
     }  # fmt: skip
     assert mounts(made) == common | secrets
     assert (names.PROXY in holders(made, plan(made), {})) == ("demo-proxy-tls" in secrets.values())
@@ -159,11 +160,11 @@ def test_an_autoscaler_that_does_nothing_is_said() -> None:
                  "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
     live = {"status": {"conditions": [condition]}}
     late = begun + timedelta(seconds=200)
-    assert proxy.not_scaled(made, live, late) == f"the number of proxies does not follow their load: {why}"
-    assert proxy.not_scaled(made, live, begun + timedelta(seconds=60)) == "", "its first figures take a minute"
+    assert proxies.not_scaled(made, live, late) == f"the number of proxies does not follow their load: {why}"
+    assert proxies.not_scaled(made, live, begun + timedelta(seconds=60)) == "", "its first figures take a minute"
     for other in ({"status": "True"}, {"reason": "ScalingDisabled"}, {"lastTransitionTime": "x"}, {"type": "Limited"}):
-        assert proxy.not_scaled(made, {"status": {"conditions": [condition | other]}}, late) == ""
-    assert proxy.not_scaled(made, None, late) == proxy.not_scaled(cluster(), live, late) == ""
+        assert proxies.not_scaled(made, {"status": {"conditions": [condition | other]}}, late) == ""
+    assert proxies.not_scaled(made, None, late) == proxies.not_scaled(cluster(), live, late) == ""
 
 
 def test_a_proxy_keeps_within_its_memory() -> None:
@@ -224,11 +225,11 @@ def test_rows_and_progress() -> None:
     made = cluster(proxy={})
     deployment = rendered(made)["Deployment", "demo-proxy"]
     deployment["metadata"]["generation"] = 3
-    assert proxy.progress(made, deployment) == "proxies: 0 of 2 are as the spec says"
+    assert proxies.progress(made, deployment) == "proxies: 0 of 2 are as the spec says"
     deployment["status"] = {"observedGeneration": 3, "updatedReplicas": 2, "replicas": 3}
-    assert proxy.progress(made, deployment) == "proxies: 2 of 2 are as the spec says"
+    assert proxies.progress(made, deployment) == "proxies: 2 of 2 are as the spec says"
     deployment["status"] = {"observedGeneration": 3, "updatedReplicas": 2, "replicas": 2}
-    assert proxy.progress(made, deployment) == ""
+    assert proxies.progress(made, deployment) == ""
     ready = {"type": "Ready", "status": "True"}
     pods: list[dict[str, Any]] = [
         {
@@ -243,7 +244,7 @@ def test_rows_and_progress() -> None:
         },
         {"metadata": {"name": "demo-proxy-c", "deletionTimestamp": "now"}, "spec": {}, "status": {}},
     ]
-    status = proxy.status(made, deployment, pods, {})
+    status = proxies.status(made, deployment, pods, {})
     assert status is not None
     assert status.members[0].reason.startswith("ImagePullBackOff")
     status.members[0].reason = ""
@@ -268,7 +269,7 @@ WITH_PROXIES = SPEC | {"proxy": {"replicas": 2}}
 
 def table_in(fake: FakeApi) -> Any:
     secret = fake.get("Secret", "demo-proxy-table")
-    return None if secret is None else read_table(base64.b64decode(secret["data"][proxy.TABLE_KEY]))
+    return None if secret is None else read_table(base64.b64decode(secret["data"][proxies.TABLE_KEY]))
 
 
 def proxy_objects(fake: FakeApi) -> set[tuple[str, str]]:

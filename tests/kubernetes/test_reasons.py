@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import volumes
-from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.member_state import missing_objects, node_lost, notable, why_not
-from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons, in_words, newest_warning
+from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.pod_state import node_lost, notable, why_not
+from gantry_operator.platforms.kubernetes.api.reasons import LOOK_S, Reasons, in_words, newest_warning
+from gantry_operator.platforms.kubernetes.members.member_state import missing_objects
+from gantry_operator.platforms.kubernetes.objects import volumes
 
 from tests.kubernetes.fake_api import FakeApi
 

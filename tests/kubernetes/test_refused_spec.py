@@ -11,9 +11,9 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.names import group_set
-from gantry_operator.platforms.kubernetes.object_reconciler import ReconcileResult
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ReconcileResult
 
 
 async def taken(

@@ -13,8 +13,8 @@ from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_operator.api import BrokerCluster, load_manifest
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, key, render
-from gantry_operator.platforms.kubernetes.external import endpoints
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, key, render
+from gantry_operator.platforms.kubernetes.manifests.external import endpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -13,13 +13,13 @@ from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.allowed import never
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION, JOB_LABEL
-from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.status_writer import merge_patch
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.operator import CACHED
-from gantry_operator.platforms.kubernetes.status_writer import merge_patch
 
 from tests.kubernetes.fake_api import FakeApi
 

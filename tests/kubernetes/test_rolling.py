@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 from gantry_operator.cluster import rolling_change as rolling
+from gantry_operator.cluster.platform import Deployment, MemberEndpoint
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.plan import Step
-from gantry_operator.platforms.base import Deployment, MemberEndpoint
-from gantry_operator.platforms.kubernetes import names, platform
-from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
-from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.members import platform
+from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
+from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 
 from tests.kubernetes.fake_api import FakeApi
 

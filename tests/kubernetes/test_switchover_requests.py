@@ -13,7 +13,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import cluster_controller as cluster
-from gantry_operator.platforms.kubernetes.client import ApiUnavailable
+from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_BEGUN, SWITCHOVER_RESULT
 

@@ -13,12 +13,12 @@ from gantry_operator.api import BrokerCluster, BrokerTopic, BrokerUser
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.target import KubernetesTarget
-from gantry_operator.platforms.kubernetes import target as kube_target
-from gantry_operator.platforms.kubernetes.client import ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.api.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
-from gantry_operator.platforms.kubernetes.target import KubeTarget, TargetError
-from gantry_operator.platforms.kubernetes.target_topics import TargetTopics
-from gantry_operator.platforms.kubernetes.target_users import TargetUsers
+from gantry_operator.platforms.kubernetes.targets import target as kube_target
+from gantry_operator.platforms.kubernetes.targets.target import KubeTarget, TargetError
+from gantry_operator.platforms.kubernetes.targets.topics import TargetTopics
+from gantry_operator.platforms.kubernetes.targets.users import TargetUsers
 
 from tests.kubernetes.fake_api import FakeApi
 

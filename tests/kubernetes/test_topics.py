@@ -21,10 +21,10 @@ from gantry_operator.api.consumer_group import RESET_OFFSETS
 from gantry_operator.api.topic import FINALIZER
 from gantry_operator.cluster import topic_control
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
-from gantry_operator.platforms.kubernetes import topics
-from gantry_operator.platforms.kubernetes.client import KINDS, ApiUnavailable, KubeApi
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.topics import KubernetesTopicStore, stray_status
+from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.resources import topics
+from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore, stray_status
 from gantry_operator.topics import DropGroup, DropTopic, PutGroup, PutTopic
 
 from tests.cluster.test_access_control import until

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from gantry_broker.version import VERSION
+from gantry_operator.cluster.platform import Event
 from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
 from gantry_operator.cluster.upgrade_check import Running, compatible, release_of, why_not
-from gantry_operator.platforms.base import Event
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.client import STATEFUL_SET, KubeApi
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes.api.client import STATEFUL_SET, KubeApi
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
 from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.registry import Entry
 

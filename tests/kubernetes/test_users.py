@@ -14,13 +14,14 @@ import pytest
 from gantry_operator.access import AccessState
 from gantry_operator.api import BrokerCluster, BrokerUser
 from gantry_operator.cluster import access_control
-from gantry_operator.cluster.access_control import AccessControl, StoreUnavailable
+from gantry_operator.cluster.access_control import AccessControl
+from gantry_operator.cluster.platform import StoreUnavailable
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
-from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.target_users import TargetUsers, UserError
-from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore, decoded, encoded
+from gantry_operator.platforms.kubernetes.api.client import KINDS, KubeApi
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore, decoded, encoded
+from gantry_operator.platforms.kubernetes.targets.users import TargetUsers, UserError
 
 from tests.cluster.test_access_control import Member, until
 from tests.kubernetes.fake_api import FakeApi, WritesLeft

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.platforms.kubernetes import allowed
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import settings_from
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from gantry_broker.http.limits import (
     overdue,
 )
 from gantry_broker.timeslice import TimeSlices
-from gantry_operator.platforms.kubernetes.health_server import DEAF_S, HealthServer
+from gantry_operator.platforms.kubernetes.monitoring.health_server import DEAF_S, HealthServer
 
 
 @pytest.mark.parametrize("limit", [1_024, 4_096, 65_536, 1 << 20])

@@ -14,8 +14,8 @@ from gantry_operator.cli.errors import CliError, Exit, api_server
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION
 from gantry_operator.platforms.kubernetes.analytics.status import left_by
-from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, CRON_JOB, POD, ApiError, ApiUnavailable
-from gantry_operator.platforms.kubernetes.target import KubeTarget, TargetError
+from gantry_operator.platforms.kubernetes.api.client import BROKER_CLUSTER, CRON_JOB, POD, ApiError, ApiUnavailable
+from gantry_operator.platforms.kubernetes.targets.target import KubeTarget, TargetError
 
 POLL_S = 1.0
 SHOW_TIMEOUT_S = 120.0

@@ -171,7 +171,7 @@ class KubernetesTarget:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Any]:
         try:
-            target = importlib.import_module("gantry_operator.platforms.kubernetes.target")
+            target = importlib.import_module("gantry_operator.platforms.kubernetes.targets.target")
         except ModuleNotFoundError as error:
             raise CliError(
                 f"Kubernetes needs more than a plain install ({error.name} is missing): "

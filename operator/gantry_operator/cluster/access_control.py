@@ -12,16 +12,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.protocol.frame import Frame
 
-from gantry_operator.access import ADMIN, AccessState, Decision, Observed, UserResult, decide
+from gantry_operator.access import ADMIN, AccessState, Decision, decide
 from gantry_operator.cluster.member_client import JSON, SEND_TIMEOUT_S
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import AccessStore, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -33,45 +34,6 @@ AGAIN_S = 1.0
 """Seconds before a failed step or request is repeated, and before a status line must confirm an answer."""
 CHANGES_LIMIT = 4 << 20
 """Bytes of a member's answer about changes. A member gives the oldest of many, but the whole of one user."""
-
-
-class StoreUnavailable(Exception):
-    """The platform could not read or write something now. The text is the reason."""
-
-
-class AccessStore(Protocol):
-    """The durable side of the access table."""
-
-    def observe(self) -> Observed | None:
-        """Users and Secrets as they are now; None: they are not known yet."""
-        ...
-
-    async def load(self) -> AccessState:
-        """The state as it was kept last. Raises StoreUnavailable."""
-        ...
-
-    async def save(self, state: AccessState) -> None:
-        """Keep the state durably. Raises StoreUnavailable, also when another process has changed it: load again."""
-        ...
-
-    async def write_secret(self, name: str, content: Mapping[str, str]) -> None:
-        """Write a Secret of a user. Raises StoreUnavailable."""
-        ...
-
-    async def write_table(self, table: bytes) -> None:
-        """Bring the table (JSON) to the proxies, if the cluster has any. Called often: an equal table costs nothing.
-
-        Raises StoreUnavailable.
-        """
-        ...
-
-    async def report(self, results: Mapping[str, UserResult], in_force: Callable[[str], bool]) -> None:
-        """Show the outcome by user. `in_force`: whether the answering members know the user as the result says."""
-        ...
-
-    def note(self, kind: str, reason: str, message: str, user: str) -> None:
-        """Record an event about a user; an empty name: about the cluster."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 from gantry_broker.contracts.models import MAX_CONFIGS, DrainReport, Unread
@@ -23,6 +23,7 @@ from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.member_client import JSON
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Event, RemovalPlatform
 from gantry_operator.drain import (
     DrainStep,
     GroupConfigs,
@@ -36,7 +37,6 @@ from gantry_operator.drain import (
     missing_on,
 )
 from gantry_operator.drain.machine import at, ends_at_ms, expired, unread_obstacle, ways_on
-from gantry_operator.platforms.base import Event
 from gantry_operator.topics.seen import BadTables, BrokerTables
 
 log = logging.getLogger(__name__)
@@ -69,34 +69,6 @@ class WantedGroups:
     policy: Policy = "WhenConsumed"
     managed: Collection[str] | None = field(default=())
     """Topics that resources spread over the groups; None: not known yet."""
-
-
-class RemovalPlatform(Protocol):
-    """What the removal of an empty group needs of the platform."""
-
-    def mark(self, group: str) -> str:
-        """A text that `stay` changes: read before the proof that the group is empty."""
-        ...
-
-    async def begin_removal(self, group: str, mark: str) -> bool:
-        """Note durably that the group goes. From then on its name in the spec means a new group. May raise.
-
-        False: it was not noted, because the spec has the group, or `stay` came after `mark` was read.
-        """
-        ...
-
-    async def stay(self, group: str) -> bool:
-        """A group that was written back is about to take messages: no removal may begin by an earlier proof.
-
-        False: its removal has begun already. May raise.
-        """
-        ...
-
-    async def continue_removal(self, group: str) -> bool:
-        """The next step: stop its members, then its volumes, addresses and leadership record. True: nothing of it is
-        left. Called again until then. May raise.
-        """
-        ...
 
 
 class GroupChanges:

@@ -14,11 +14,11 @@ from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPref
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Event, Platform
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings
-from gantry_operator.platforms.base import Event, Platform
 from gantry_operator.registry import RoleRegistry
 
 

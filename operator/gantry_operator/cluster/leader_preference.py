@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gantry_operator.api.spec import BrokerClusterSpec
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
-from gantry_operator.platforms.base import ProcessState
+from gantry_operator.cluster.platform import ProcessState
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from gantry_broker.protocol import plausible
 from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Change, MemberEndpoint, Platform
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import (
@@ -39,7 +40,6 @@ from gantry_operator.failover.model import (
     Wait,
     Write,
 )
-from gantry_operator.platforms.base import Change, MemberEndpoint, Platform
 from gantry_operator.registry import Entry, RegistryUnavailable, RoleRegistry
 
 log = logging.getLogger(__name__)

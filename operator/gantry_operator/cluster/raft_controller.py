@@ -21,9 +21,9 @@ from gantry_operator.cluster.group_controller import (
     SwitchoverFailed,
 )
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Change, MemberEndpoint
 from gantry_operator.failover.model import Report, Switchover, Wait
 from gantry_operator.failover.raft import keeping_up, leader_of, transfer_candidates
-from gantry_operator.platforms.base import Change, MemberEndpoint
 
 ELECTED_S = 2.0
 """Seconds to wait for a leader that another leader has named as its successor."""

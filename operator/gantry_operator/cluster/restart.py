@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from gantry_operator.cluster.group_controller import GroupController
-from gantry_operator.platforms.base import Event
+from gantry_operator.cluster.platform import Event
 
 log = logging.getLogger(__name__)
 

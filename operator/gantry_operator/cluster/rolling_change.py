@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gantry_operator.cluster import upgrade_check
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.cluster.platform import Deployment, Event, ReplacementPlatform
 from gantry_operator.cluster.upgrade_check import Running
 from gantry_operator.plan import MemberState, Step, next_step
-from gantry_operator.platforms.base import Deployment, Event, ReplacementPlatform
 
 log = logging.getLogger(__name__)
 

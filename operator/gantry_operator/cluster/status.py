@@ -25,8 +25,8 @@ from gantry_operator.api.status import (
 )
 from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.archive_status import archive_condition, archive_row
+from gantry_operator.cluster.platform import Change
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.platforms.base import Change
 
 EventKind = Literal["Normal", "Warning"]
 Answer = Literal["True", "False", "Unknown"]

@@ -11,18 +11,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import orjson
 from gantry_broker.contracts.models import MAX_UNDELIVERED
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 
-from gantry_operator.cluster.access_control import StoreUnavailable
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.offset_reset import ResetFailed, Resets
+from gantry_operator.cluster.platform import Resources, StoreUnavailable, TopicStore
 from gantry_operator.cluster.topic_requests import Refused, TryLater, carry_out
 from gantry_operator.topics import (
     BadTables,
@@ -36,7 +36,6 @@ from gantry_operator.topics import (
     Settling,
     Step,
     WantedGroup,
-    WantedTopic,
     decide_groups,
     decide_topics,
 )
@@ -64,16 +63,6 @@ AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
-    """What the resources of one cluster say."""
-
-    topics: Sequence[WantedTopic]
-    groups: Sequence[WantedGroup]
-    resets: Mapping[str, tuple[str, Mapping[str, Any] | None]] = field(default_factory=dict)
-    """By ConsumerGroup: the annotation for an offset reset (empty: none), and status.reset."""
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """What the decisions need to know of the cluster."""
 
@@ -81,35 +70,6 @@ class Cluster:
     groups: Sequence[str]
     draining: frozenset[str] = frozenset()
     paused: bool = False
-
-
-class TopicStore(Protocol):
-    """The platform's side: the resources and their status."""
-
-    def observe(self) -> Resources | None:
-        """The resources as they are now; None: they are not known yet."""
-        ...
-
-    async def report(
-        self, resources: Resources, topics: Mapping[str, Result], groups: Mapping[str, Result]
-    ) -> bool:  # fmt: skip
-        """Keep the outcome by resource, and say which resources cannot be read.
-
-        False: some figures are not written yet. Raises StoreUnavailable.
-        """
-        ...
-
-    async def keep_reset(self, group: str, reset: Mapping[str, Any] | None) -> None:
-        """Keep status.reset of a ConsumerGroup durably. Raises StoreUnavailable."""
-        ...
-
-    async def reset_answered(self, group: str, text: str) -> None:
-        """Remove the annotation, if it is still this one. Raises StoreUnavailable."""
-        ...
-
-    def note(self, kind: str, note: Note) -> None:
-        """Record an event about a resource of this kind."""
-        ...
 
 
 def _generations(resources: Resources) -> dict[tuple[str, str], int]:

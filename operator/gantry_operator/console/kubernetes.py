@@ -41,11 +41,9 @@ from gantry_operator.console.serve import Server
 from gantry_operator.console.snapshot import ClusterKey
 from gantry_operator.console.sources import AuditView, MemberAudit, MemberUrl, Pausing, SourceError
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, plan
-from gantry_operator.platforms.kubernetes import access as tokens
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.manifests import name_of
-from gantry_operator.platforms.kubernetes.certificates import decoded
-from gantry_operator.platforms.kubernetes.client import (
+from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,
     SECRET,
     ApiError,
@@ -54,9 +52,11 @@ from gantry_operator.platforms.kubernetes.client import (
     Object,
     load_config,
 )
-from gantry_operator.platforms.kubernetes.group import member_host
-from gantry_operator.platforms.kubernetes.pods import http_scheme
-from gantry_operator.platforms.kubernetes.port_forward import cluster_that_runs
+from gantry_operator.platforms.kubernetes.manifests import access as tokens
+from gantry_operator.platforms.kubernetes.manifests.broker_group import member_host
+from gantry_operator.platforms.kubernetes.manifests.pod_parts import http_scheme
+from gantry_operator.platforms.kubernetes.objects.certificates import decoded
+from gantry_operator.platforms.kubernetes.targets.port_forward import cluster_that_runs
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
-"""Everything that uses the Kubernetes API.
+"""Everything that uses the Kubernetes API: one cluster's controller, the operator's process, and their rooms.
 
-Pure: `names`, `pods`, `nameserver`, `group`, `access`, `external` and `desired_objects` (from the spec to objects),
-`member_state` (from observations to the status). At the edge: `client` (the API), `cluster_controller` (one cluster),
-`platform` and `lease_registry` (for the group controllers), `operator` (kopf, leader election).
+From the lowest up; a room imports only lower ones. `names` (names and labels of objects), `api` (requests, caches,
+events, Leases), `manifests` (from the spec to objects, pure) and `monitoring` (metrics), `objects` (applies them),
+`members` (pods for the group controllers), `resources` (topics and users) and `analytics`, `cluster_controller` and
+`operator`, and `targets` (what the command `gantry` asks of Kubernetes).
 """

@@ -15,8 +15,12 @@ from typing import Final
 from gantry_operator.api import BrokerCluster, External
 from gantry_operator.api.manifest import ManifestError, Problem
 from gantry_operator.api.pod_template import PodTemplate
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.pod_template import images, needs_permission, security_annotations
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.manifests.pod_template_merge import (
+    images,
+    needs_permission,
+    security_annotations,
+)
 
 TUNING: Final = (
     "spark.broadcast.*", "spark.checkpoint.compress", "spark.cleaner.periodicGC.interval", "spark.default.parallelism",

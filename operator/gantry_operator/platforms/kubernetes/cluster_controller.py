@@ -40,41 +40,35 @@ from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.cluster.upgrade_check import Running, release_of
 from gantry_operator.plan import Plan, member_name, plan
-from gantry_operator.platforms.kubernetes import (
-    allowed,
-    external,
-    leaving_groups,
-    metrics,
-    mounted_files,
-    names,
-    nameserver,
-    proxy,
-    volumes,
-)
+from gantry_operator.platforms.kubernetes import allowed, names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
-from gantry_operator.platforms.kubernetes.certificates import CertificateReconciler
-from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
-from gantry_operator.platforms.kubernetes.hibernate import Hibernation
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
-from gantry_operator.platforms.kubernetes.leaving_groups import GroupRemoval
-from gantry_operator.platforms.kubernetes.member_state import (
+from gantry_operator.platforms.kubernetes.api.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP
+from gantry_operator.platforms.kubernetes.api.pod_state import former_images, image_of, notable, own_image
+from gantry_operator.platforms.kubernetes.api.reasons import LOOK_S, Reasons
+from gantry_operator.platforms.kubernetes.api.status_writer import StatusWriter
+from gantry_operator.platforms.kubernetes.manifests import external, name_servers, proxies
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.members import leaving_groups
+from gantry_operator.platforms.kubernetes.members.group_controllers import KubernetesGroupControllers
+from gantry_operator.platforms.kubernetes.members.hibernate import Hibernation
+from gantry_operator.platforms.kubernetes.members.leaving_groups import GroupRemoval
+from gantry_operator.platforms.kubernetes.members.member_state import (
     awaited_change,
-    former_images,
     missing_objects,
-    notable,
     observed_members,
     observed_name_servers,
-    own_image,
 )
-from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
-from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
-from gantry_operator.platforms.kubernetes.preview import image_of
-from gantry_operator.platforms.kubernetes.reasons import LOOK_S, Reasons
-from gantry_operator.platforms.kubernetes.status_writer import StatusWriter
+from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes.monitoring import metrics
+from gantry_operator.platforms.kubernetes.objects import mounted_files, volumes
+from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
+from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
+from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
 from gantry_operator.platforms.kubernetes.switchover_request import (
     SWITCHOVER,
     SWITCHOVER_BEGUN,
@@ -83,9 +77,6 @@ from gantry_operator.platforms.kubernetes.switchover_request import (
     led_since,
     parse_switchover,
 )
-from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
-from gantry_operator.platforms.kubernetes.topics import KubernetesTopicStore
-from gantry_operator.platforms.kubernetes.users import KubernetesAccessStore
 
 log = logging.getLogger(__name__)
 
@@ -802,7 +793,7 @@ class ClusterController:
         problems += [f"users: {self._access.problem}"] if self._access.problem else []
         problems += [f"group {g} keeps its version: {why}" for g, why in sorted(self._rolling.refused.items())]
         scaler = self._objects.live("HorizontalPodAutoscaler", names.proxies(self.name))
-        unscaled = "" if self._cluster is None else proxy.not_scaled(self._cluster, scaler, datetime.now(UTC))
+        unscaled = "" if self._cluster is None else proxies.not_scaled(self._cluster, scaler, datetime.now(UTC))
         problems += [unscaled] if unscaled else []
         sets, pods = self._sets_and_pods()
         claims = volumes.of_brokers(self._shared.caches, self.namespace, self.name)
@@ -880,10 +871,10 @@ class ClusterController:
         pods = self._shared.caches["Pod"].of(self.namespace, names.CLUSTER_LABEL, self.name)
         ours = [p for p in pods if p["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.PROXY]
         services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
-        return proxy.status(self._cluster, self._live_proxies(), ours, services)
+        return proxies.status(self._cluster, self._live_proxies(), ours, services)
 
     def _proxy_progress(self) -> list[str]:
-        said = "" if self._cluster is None else proxy.progress(self._cluster, self._live_proxies())
+        said = "" if self._cluster is None else proxies.progress(self._cluster, self._live_proxies())
         return [said] if said else []
 
     def _live_proxies(self) -> Object | None:
@@ -945,7 +936,7 @@ class ClusterController:
     def _addresses(self) -> Addresses:
         if self._cluster is None or self._plan is None:
             return Addresses()
-        inner = ";".join(nameserver.addresses(self._cluster, self._plan))
+        inner = ";".join(name_servers.addresses(self._cluster, self._plan))
         if self._cluster.spec.external is None:
             return Addresses(nameServers=inner)
         services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}

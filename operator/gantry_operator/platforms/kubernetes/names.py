@@ -55,6 +55,8 @@ ROLE_SLAVE = "slave"
 BROKER = "broker"
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
+BROKER_GROUP = f"{GROUP}/broker-group"
+"""Annotation of a StatefulSet: the group's part of the spec, as JSON."""
 MOUNTED_FILES = f"{GROUP}/mounted-files"
 """Annotation of a pod. A new value makes the kubelet bring the newest ConfigMaps and Secrets into the pod at once."""
 

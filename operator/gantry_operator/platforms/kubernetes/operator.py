@@ -38,10 +38,10 @@ from gantry_operator.api.base import parse_duration
 from gantry_operator.api.spec import Otlp
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.platforms.kubernetes import allowed, metrics, names
+from gantry_operator.platforms.kubernetes import allowed, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
-from gantry_operator.platforms.kubernetes.client import (
+from gantry_operator.platforms.kubernetes.api.client import (
     KINDS,
     ApiError,
     ApiUnavailable,
@@ -49,15 +49,16 @@ from gantry_operator.platforms.kubernetes.client import (
     Object,
     load_config,
 )
+from gantry_operator.platforms.kubernetes.api.informer_cache import SILENCE_S, WATCH_S, InformerCache
+from gantry_operator.platforms.kubernetes.api.leader_election import Election
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.health_server import HealthServer
-from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, InformerCache
-from gantry_operator.platforms.kubernetes.leader_election import Election
-from gantry_operator.platforms.kubernetes.pod_template import NEED_PERMISSION
-from gantry_operator.platforms.kubernetes.topics import release
-from gantry_operator.platforms.kubernetes.topics import stray_status as stray_resource
-from gantry_operator.platforms.kubernetes.users import stray_status
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.manifests.pod_template_merge import NEED_PERMISSION
+from gantry_operator.platforms.kubernetes.monitoring import metrics
+from gantry_operator.platforms.kubernetes.monitoring.health_server import HealthServer
+from gantry_operator.platforms.kubernetes.resources.topics import release
+from gantry_operator.platforms.kubernetes.resources.topics import stray_status as stray_resource
+from gantry_operator.platforms.kubernetes.resources.users import stray_status
 
 log = logging.getLogger(__name__)
 

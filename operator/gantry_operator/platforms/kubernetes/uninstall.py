@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from gantry_operator.platforms.kubernetes.client import (
+from gantry_operator.platforms.kubernetes.api.client import (
     DEPLOYMENT,
     KINDS,
     ApiError,
@@ -23,9 +23,9 @@ from gantry_operator.platforms.kubernetes.client import (
     Object,
     load_config,
 )
-from gantry_operator.platforms.kubernetes.leader_election import Election
-from gantry_operator.platforms.kubernetes.topics import KINDS as TOPIC_KINDS
-from gantry_operator.platforms.kubernetes.topics import release
+from gantry_operator.platforms.kubernetes.api.leader_election import Election
+from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
+from gantry_operator.platforms.kubernetes.resources.topics import release
 
 LEASE_NAME = "gantry-operator"
 STOPPED_S = 90.0

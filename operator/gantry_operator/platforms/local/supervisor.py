@@ -33,6 +33,7 @@ from gantry_operator.cluster.group_controller import GroupController, Switchover
 from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.probe import check_group, not_writable
 from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
@@ -40,7 +41,6 @@ from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.cluster.upgrade_check import Running
 from gantry_operator.plan import MemberPlan, Plan, plan
-from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.certificates import (
     NOT_HERE,

@@ -20,9 +20,8 @@ from gantry_operator.api import BrokerTopic, ConsumerGroup
 from gantry_operator.api import consumer_group as api_group
 from gantry_operator.api import topic as api_topic
 from gantry_operator.api.consumer_group import RESET_OFFSETS
-from gantry_operator.cluster.access_control import StoreUnavailable
+from gantry_operator.cluster.platform import Resources, StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
-from gantry_operator.cluster.topic_control import Resources
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.registry.file import write_durably, write_whole
 from gantry_operator.topics import Note, Result, wanted_group, wanted_topic

@@ -29,7 +29,7 @@ from gantry_operator.access import (
 )
 from gantry_operator.access.wanted import ADMIN_NAME, PROXY_NAME, SECRET_KEY
 from gantry_operator.api import Authentication, BrokerCluster, BrokerUser
-from gantry_operator.cluster.access_control import StoreUnavailable
+from gantry_operator.cluster.platform import StoreUnavailable
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.local.folder import ClusterFolder, make_private, read_json
 from gantry_operator.platforms.local.ports import on_loopback

@@ -17,7 +17,8 @@ from gantry_operator.api.analytics import Analytics
 from gantry_operator.api.archive import ENCRYPTION_KEY
 from gantry_operator.api.base import parse_duration, parse_quantity
 from gantry_operator.plan import AUTHORITIES
-from gantry_operator.platforms.kubernetes import access, names, pods
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.manifests import access, pod_parts
 
 COMPONENT = "analytics"
 REPORTS = "/reports"
@@ -174,11 +175,11 @@ def template(cluster: BrokerCluster, spec: Analytics) -> dict[str, Any]:
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pods.pod_security(),
+            "securityContext": pod_parts.pod_security(),
             "containers": [
                 {
                     "name": "executor",
-                    "securityContext": pods.container_security(),
+                    "securityContext": pod_parts.container_security(),
                     "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
                 }
             ],
@@ -221,9 +222,9 @@ def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str
     for topic in spec.topics:
         out += ["--topics", topic]
     if token:
-        out += ["--token-file", f"{TOKEN_DIR}/{pods.TOKEN_KEY}"]
+        out += ["--token-file", f"{TOKEN_DIR}/{pod_parts.TOKEN_KEY}"]
     if _https(cluster):
-        out += ["--ca-file", f"{pods.CA_DIR}/{AUTHORITIES}"]
+        out += ["--ca-file", f"{pod_parts.CA_DIR}/{AUTHORITIES}"]
     return out
 
 
@@ -238,9 +239,9 @@ def _source(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str])
     if archive.region is not None:
         found += ["--region", archive.region]
     if archive.credentialsSecret is not None:
-        found += ["--credentials", str(pods.archive_secret("archive", archive.credentialsSecret))]
+        found += ["--credentials", str(pod_parts.archive_secret("archive", archive.credentialsSecret))]
     if archive.encryption is not None:
-        secret = pods.archive_secret("archive", archive.encryption.secretName)
+        secret = pod_parts.archive_secret("archive", archive.encryption.secretName)
         found += ["--key-file", str(secret / ENCRYPTION_KEY)]
     return found
 
@@ -252,11 +253,11 @@ def _archive_secrets(cluster: BrokerCluster, spec: Analytics) -> dict[str, str]:
         return {}
     encryption = archive.encryption
     names_of = (archive.credentialsSecret, None if encryption is None else encryption.secretName)
-    return {secret: str(pods.archive_secret("archive", secret)) for secret in names_of if secret is not None}
+    return {secret: str(pod_parts.archive_secret("archive", secret)) for secret in names_of if secret is not None}
 
 
 def _https(cluster: BrokerCluster) -> bool:
-    return pods.http_scheme(cluster) == "https"
+    return pod_parts.http_scheme(cluster) == "https"
 
 
 def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> dict[str, str]:
@@ -319,7 +320,7 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
     if token:
         conf[f"spark.kubernetes.executor.secrets.{names.admin_secret(cluster.name)}"] = TOKEN_DIR
     if _https(cluster):
-        conf[f"spark.kubernetes.executor.secrets.{names.ca_cert_secret(cluster.name)}"] = pods.CA_DIR
+        conf[f"spark.kubernetes.executor.secrets.{names.ca_cert_secret(cluster.name)}"] = pod_parts.CA_DIR
     for secret, folder in _archive_secrets(cluster, spec).items():
         conf[f"spark.kubernetes.executor.secrets.{secret}"] = folder
     if spec.output.path is None:
@@ -406,7 +407,7 @@ def _driver(
         mounts.append({"name": "token", "mountPath": TOKEN_DIR, "readOnly": True})
         volumes.append({"name": "token", "secret": {"secretName": names.admin_secret(cluster.name)}})
     if _https(cluster):
-        mounts.append({"name": "ca", "mountPath": pods.CA_DIR, "readOnly": True})
+        mounts.append({"name": "ca", "mountPath": pod_parts.CA_DIR, "readOnly": True})
         volumes.append({"name": "ca", "secret": {"secretName": names.ca_cert_secret(cluster.name)}})
     for number, (secret, folder) in enumerate(_archive_secrets(cluster, spec).items()):
         mounts.append({"name": f"archive-{number}", "mountPath": folder, "readOnly": True})
@@ -422,18 +423,18 @@ def _driver(
             {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
             {"name": "HOME", "value": "/tmp"},
         ],
-        "securityContext": pods.container_security(),
+        "securityContext": pod_parts.container_security(),
         "volumeMounts": mounts,
         "terminationMessagePath": TERMINATION_LOG,
     }
-    resources = pods.resources(spec.resources.driver)
+    resources = pod_parts.resources(spec.resources.driver)
     if resources:
         container["resources"] = resources
     pod: dict[str, Any] = {
         "serviceAccountName": name_of(cluster.name),
         "restartPolicy": "Never",
         "enableServiceLinks": False,
-        "securityContext": pods.pod_security(),
+        "securityContext": pod_parts.pod_security(),
         "containers": [container],
         "volumes": volumes,
     }

@@ -12,15 +12,24 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.cron import ScheduleError
 from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.plan import Plan
-from gantry_operator.platforms.kubernetes import names, pods
+from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, run_events
-from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, CRON_JOB, JOB, KINDS, ApiError, KubeApi, Object
-from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.group import member_host
-from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.api.client import (
+    BROKER_CLUSTER,
+    CRON_JOB,
+    JOB,
+    KINDS,
+    ApiError,
+    KubeApi,
+    Object,
+)
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.manifests import pod_parts
+from gantry_operator.platforms.kubernetes.manifests.broker_group import member_host
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
 
 JOBS = "Job of a report"
 PODS = "Pod of a report"
@@ -56,7 +65,7 @@ class AnalyticsReconciler:
         if cluster.spec.analytics is None:
             await self._drop()
             return True
-        scheme = pods.http_scheme(cluster)
+        scheme = pod_parts.http_scheme(cluster)
         urls = [f"{m.group}={scheme}://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
         try:
             hold = self._by_hand_at_work(cluster)

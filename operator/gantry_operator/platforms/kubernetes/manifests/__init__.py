@@ -1,0 +1,1 @@
+"""The objects of a cluster, made from its spec. Pure."""

@@ -1,0 +1,1 @@
+"""Applies objects, and keeps what outlives them: volumes, certificates, mounted files."""

@@ -1,0 +1,1 @@
+"""Topics, consumer groups and users as resources of Kubernetes."""

@@ -1,0 +1,1 @@
+"""What the command `gantry` asks of a cluster on Kubernetes."""

@@ -1,0 +1,425 @@
+"""A cluster on Kubernetes for the `gantry` command: read the resource, switch over, reach clients' ports.
+
+Clients outside use the addresses of `spec.external`. Without it, ports are forwarded through the API server (see
+`port_forward`) while the target is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.client import Credentials
+
+from gantry_operator.access import ADMIN
+from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.cluster.live import LiveCluster, MemberPlace
+from gantry_operator.cluster.live_watch import Source
+from gantry_operator.cluster.maintenance import wait_for
+from gantry_operator.cluster.member_http import make_client, tls_context
+from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import (
+    BROKER_CLUSTER,
+    EVENT,
+    SECRET,
+    ApiError,
+    ApiUnavailable,
+    KubeApi,
+    Object,
+    load_config,
+)
+from gantry_operator.platforms.kubernetes.manifests import access
+from gantry_operator.platforms.kubernetes.manifests.pod_parts import http_scheme
+from gantry_operator.platforms.kubernetes.objects.certificates import decoded
+from gantry_operator.platforms.kubernetes.switchover_request import (
+    SWITCHOVER,
+    SWITCHOVER_RESULT,
+    new_switchover_request,
+    parse_switchover,
+)
+from gantry_operator.platforms.kubernetes.targets import preview
+from gantry_operator.platforms.kubernetes.targets.port_forward import ForwardedCluster, cluster_that_runs
+from gantry_operator.platforms.kubernetes.targets.topics import TargetTopics
+from gantry_operator.platforms.kubernetes.targets.users import TargetUsers, UserError
+
+log = logging.getLogger(__name__)
+
+SWITCHOVER_S = 45.0
+"""Seconds. An operator may need 35 s: to learn the leader, for the request, and for a handover under way."""
+
+
+EVENTS_SHOWN = 20
+FACTS_S = 2.0
+"""Seconds between two requests to the API server for a live view."""
+
+
+class TargetError(Exception):
+    """A command that failed. The text names the reason and the remedy."""
+
+
+class NoCluster(TargetError):
+    """There is no such cluster, namespace or context."""
+
+
+class KubeTarget:
+    """One BrokerCluster through the Kubernetes API. Use it as an async context manager.
+
+    `context`: of the kubeconfig, None: the current one. `namespace` None: that of the context. `name` None: the only
+    cluster in that namespace.
+    """
+
+    def __init__(self, context: str | None = None, namespace: str | None = None, name: str | None = None) -> None:
+        self._context = context
+        self._wanted_namespace = namespace
+        self._wanted_name = name
+        self.namespace = ""
+        self.name = ""
+        self.group_names: dict[str, str] = {}
+        """The broker groups by RocketMQ's name of each, as `name_servers` has read them."""
+        self._api: KubeApi | None = None
+        self._forwarded: ForwardedCluster | None = None
+
+    async def __aenter__(self) -> KubeTarget:
+        """Raises TargetError if there is no such cluster, or no single one."""
+        missing = no_kubeconfig()
+        if missing:
+            raise TargetError(missing)
+        try:
+            namespace = self._wanted_namespace
+            if self._context is not None or not namespace:  # A pod has a namespace to name, and no context.
+                of_context = current_namespace(self._context)
+                namespace = namespace or of_context
+            configuration = await load_config(self._context)
+            self._api = KubeApi(configuration)
+            self.namespace = namespace
+            self.name = self._wanted_name or await self._only_one()
+            await self.resource()
+        except (ApiError, ApiUnavailable) as error:
+            await self.close()
+            raise TargetError(f"the Kubernetes API server refuses or does not answer: {error}") from error
+        except TargetError:
+            await self.close()
+            raise
+        except Exception as error:
+            await self.close()
+            raise TargetError(f"no usable kubeconfig: {error}") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._forwarded is not None:
+            await self._forwarded.close()
+            self._forwarded = None
+        if self._api is not None:
+            await self._api.close()
+            self._api = None
+
+    @property
+    def api(self) -> KubeApi:
+        if self._api is None:
+            raise TargetError("not open: use it as `async with KubeTarget(...) as target`")
+        return self._api
+
+    async def _only_one(self) -> str:
+        found, _ = await self.api.list(BROKER_CLUSTER, self.namespace)
+        if not found:
+            raise NoCluster(f"namespace {self.namespace} does not exist or has no BrokerCluster: name another with -n")
+        if len(found) != 1:
+            known = ", ".join(o["metadata"]["name"] for o in found)
+            raise NoCluster(f"namespace {self.namespace} has the clusters {known}: name one with --cluster")
+        return str(found[0]["metadata"]["name"])
+
+    async def resource(self) -> Object:
+        """The BrokerCluster in the API, status included. Raises TargetError if it does not exist."""
+        found = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
+        if found is None:
+            raise NoCluster(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
+        return found
+
+    async def events(self) -> list[dict[str, Any]]:
+        """Events, newest last: time, type, reason, object, message."""
+        items, _ = await self.api.list(EVENT, self.namespace)
+        ours = [e for e in items if e["involvedObject"].get("name") == self.name]
+        ours = [e for e in ours if e["involvedObject"].get("kind") == BROKER_CLUSTER.kind]
+        ours.sort(key=lambda e: e.get("lastTimestamp") or "")
+        return [
+            {
+                "time": e.get("lastTimestamp"),
+                "type": e.get("type"),
+                "reason": e.get("reason"),
+                "object": f"bc/{self.name}",
+                "message": e.get("message"),
+            }
+            for e in ours
+        ]
+
+    async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        """What a spec (None: the present one) would change; `image`: another default image of the operator's chart.
+
+        Raises TargetError with the API server's reason if it refuses the spec.
+        """
+        present = await self.resource()
+        warnings = []
+        if wanted is not None:
+            body = wanted.model_dump(mode="json", by_alias=True, include={"apiVersion", "kind"})
+            body |= {"metadata": {"name": self.name, "namespace": self.namespace}}
+            body |= {"spec": wanted.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)}
+            try:
+                await self.api.apply(body, "gantry-plan", dry_run=True)
+            except ApiError as error:
+                raise TargetError(f"the API server refuses it: {error}") from None
+        cluster = parse_manifest(present) if wanted is None else wanted
+        cluster.metadata.namespace, cluster.metadata.uid = self.namespace, present["metadata"]["uid"]
+        status = present.get("status") or {}
+        masters = [m["name"] for m in status.get("members") or [] if m.get("role") == "Master"]
+        not_ready = [m["name"] for m in status.get("members") or [] if not m.get("ready")]
+        live = await preview.live_objects(self.api, self.namespace, self.name)
+        found = preview.preview(cluster, live, image, masters)
+        if found["replaced"] and not_ready:
+            warnings.append(f"the first one is replaced once {', '.join(not_ready)} is in sync")
+        if found["replaced"] and cluster.spec.maintenanceWindow is not None:
+            warnings.append(
+                wait_for(cluster.spec.maintenanceWindow, datetime.now(UTC)) or "the maintenance window is open"
+            )
+        return found | {"warnings": [*found.get("warnings", ()), *warnings]}
+
+    async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
+        """Ask the operator for a switchover of the group. Returns the result. Raises TargetError with the reason of
+        a failure.
+        """
+        try:
+            resource = await self.resource()
+            self._refuse_asleep(resource)
+            planned = plan(parse_manifest(resource))
+            parse_switchover(group if to is None else f"{group}={to}", planned)
+            why = planned.why_no_switchover(group)
+            if why:
+                raise TargetError(why)
+        except ManifestError:
+            pass  # The spec is refused: the operator knows the running members, and answers.
+        except ValueError as error:
+            raise TargetError(str(error)) from None
+        request = new_switchover_request(group, to)
+        patch = {"metadata": {"annotations": {SWITCHOVER: request}}}
+        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            said = answer_to(request, await self.resource())
+            if said is not None:
+                return said
+            await asyncio.sleep(0.2)
+        said = await self._withdrawn(request)
+        if said is not None:
+            return said
+        raise TargetError(
+            f"the operator did not answer within {timeout_s:.0f} s: is it running? The request is withdrawn; an "
+            "operator that has started it may still complete it"
+        )
+
+    async def _withdrawn(self, request: str) -> str | None:
+        """Withdraw a request without an answer. Returns an answer that arrived meanwhile. Raises like `answer_to`."""
+        while True:
+            resource = await self.resource()
+            said = answer_to(request, resource)
+            meta = resource["metadata"]
+            if said is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != request:
+                return said
+            # By resource version, so that a newer request stays.
+            patch = {"metadata": {"annotations": {SWITCHOVER: None}, "resourceVersion": meta["resourceVersion"]}}
+            try:
+                await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+            except ApiError as error:
+                if error.reason != "Conflict":
+                    raise
+
+    async def name_servers(self) -> str:
+        """NameServer addresses, joined by ';', that work from here and return brokers that are reachable from here.
+
+        Raises TargetError when the cluster hibernates.
+        """
+        resource = await self.resource()
+        self.group_names = self.names_of_groups(resource)
+        outside = str((resource.get("status") or {}).get("addresses", {}).get("external") or "")
+        if outside:
+            return outside
+        return (await self._forward(resource)).name_servers
+
+    def names_of_groups(self, resource: Object) -> dict[str, str]:
+        """The broker groups by RocketMQ's name of each. Raises TargetError when the cluster hibernates."""
+        self._refuse_asleep(resource)
+        try:
+            return cluster_that_runs(resource).group_names
+        except ManifestError as error:
+            raise _no_groups(error) from None
+
+    def _refuse_asleep(self, resource: Object) -> None:
+        """Raises TargetError when the cluster hibernates."""
+        if (resource.get("spec") or {}).get("hibernate"):
+            raise TargetError(f"{self.name} hibernates: write spec.hibernate: false in its BrokerCluster to wake it")
+
+    async def members_http(self) -> list[str]:
+        """HTTP base URLs of the members, through forwarded ports."""
+        return list((await self._forward(await self.resource())).members_http)
+
+    @asynccontextmanager
+    async def live_source(self) -> AsyncIterator[Source]:
+        """Where a live view of this cluster has its figures from."""
+        token = await self.token()
+        async with make_client(lambda: token) as client:
+            yield Source(client, self.live_facts, FACTS_S, (ApiError, ApiUnavailable, TargetError))
+
+    async def live_facts(self) -> LiveCluster:
+        """What the API server knows of the cluster, with the forwarded port of each member. Raises TargetError."""
+        resource = await self.resource()
+        try:
+            cluster = cluster_that_runs(resource)
+        except ManifestError as error:
+            raise _no_groups(error) from None
+        members = plan(cluster).members
+        if self._forwarded is not None and self._forwarded.members != tuple(m.name for m in members):
+            await self._forwarded.close()
+            self._forwarded = None
+        urls = (await self._forward(resource)).members_http
+        status = resource.get("status") or {}
+        return LiveCluster(
+            name=cluster.name,
+            mode=cluster.spec.mode,
+            namespace=self.namespace,
+            automatic=cluster.spec.failover.automatic,
+            members=tuple(MemberPlace(m.name, m.group, m.number, url) for m, url in zip(members, urls, strict=True)),
+            phase=str(status.get("phase", "Pending")),
+            conditions=status.get("conditions") or (),
+            last_failover=status.get("lastFailover"),
+            events=(await self.events())[-EVENTS_SHOWN:],
+        )
+
+    async def _forward(self, resource: Object) -> ForwardedCluster:
+        if self._forwarded is None:
+            try:
+                cluster = cluster_that_runs(resource)
+                tls = cluster.spec.security.tls
+                own = None
+                if http_scheme(cluster) == "https":
+                    own = tls_context(await self._authorities(cluster, own=True))
+                clients = await self._client_context(cluster) if tls.mode == "Required" else None
+                self._forwarded = await ForwardedCluster.open(self.api, cluster, clients=clients, http=own)
+            except ManifestError as error:
+                raise _no_groups(error) from None
+        return self._forwarded
+
+    async def client_tls(self) -> ssl.SSLContext | None:
+        """How to call the addresses of `name_servers`; None: in clear text. Forwarded ports add TLS themselves."""
+        resource = await self.resource()
+        if self._forwarded is not None:
+            return None
+        cluster = cluster_that_runs(resource)
+        if cluster.spec.security.tls.mode == "Disabled":
+            return None
+        context = await self._client_context(cluster)
+        context.check_hostname = True
+        return context
+
+    async def _client_context(self, cluster: BrokerCluster) -> ssl.SSLContext:
+        own = None
+        if cluster.spec.security.tls.clientCertificates != "None":
+            data = await self._secret(
+                cluster.spec.security.tls.secretName or names.tls_secret(cluster.name, names.NAME_SERVER)
+            )
+            own = (data.get(CERTIFICATE, b""), data.get(KEY, b""))
+        context = tls_context(await self._authorities(cluster), own)
+        if context is None:
+            raise TargetError("the cluster's certificates cannot be read from its Secrets")
+        return context
+
+    async def _authorities(self, cluster: BrokerCluster, *, own: bool = False) -> bytes:
+        """The authorities of the ports for clients; `own`: of the members' HTTP interface."""
+        tls = cluster.spec.security.tls
+        name = names.ca_cert_secret(cluster.name)
+        if not own and tls.issuer == "Secret":
+            name = str(tls.secretName)
+        data = await self._secret(name)
+        return data.get(AUTHORITIES) or data.get(CERTIFICATE, b"")
+
+    async def _secret(self, name: str) -> dict[str, bytes]:
+        try:
+            return decoded(await self.api.get(SECRET, self.namespace, name))
+        except ApiError as error:
+            raise TargetError(f"Secret {name} with certificates cannot be read: {error}") from error
+
+    @property
+    def users(self) -> TargetUsers:
+        """The users of the cluster."""
+        return TargetUsers(self.api, self.namespace, self.name)
+
+    @property
+    def topics(self) -> TargetTopics:
+        """The topics and consumer groups of the cluster, as resources."""
+        return TargetTopics(self.api, self.namespace, self.name)
+
+    async def super_user(self) -> Credentials | None:
+        """The keys of the cluster's super user; None: they are not made yet, or may not be read from here."""
+        try:
+            access, key = await self.users.key(ADMIN)
+        except (ApiError, UserError) as error:
+            log.debug("the super user's Secret: %s", error)
+            return None
+        return Credentials(access, key)
+
+    async def token(self) -> str:
+        """The admin token of the members' HTTP interface. Raises TargetError if it cannot be read."""
+        try:
+            secret = await self.api.get(SECRET, self.namespace, names.admin_secret(self.name))
+        except ApiError as error:
+            raise TargetError(f"the cluster's Secret cannot be read: {error}") from error
+        return (None if secret is None else access.token_of(secret)) or ""
+
+
+def _no_groups(error: ManifestError) -> TargetError:
+    return TargetError(f"the spec is refused, and the status names no running groups: {error}")
+
+
+def answer_to(request: str, resource: Object) -> str | None:
+    """The result; None: no answer yet. Raises TargetError with the reason of a failure."""
+    result = str((resource["metadata"].get("annotations") or {}).get(SWITCHOVER_RESULT, ""))
+    if not result.startswith(f"{request} "):
+        return None
+    outcome, _, said = result.removeprefix(request).strip().partition(": ")
+    if outcome == "done":
+        return said
+    raise TargetError(said)
+
+
+def no_kubeconfig() -> str:
+    """Why nothing says where the API server is, and what to do; empty: a file or this pod's account does."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return ""
+    named = [p for p in os.environ.get("KUBECONFIG", "").split(os.pathsep) if p]
+    paths = named or ["~/.kube/config"]
+    if any(Path(p).expanduser().exists() for p in paths):
+        return ""
+    return (
+        f"there is no kubeconfig at {', '.join(paths)}: set KUBECONFIG to yours, or leave out --context and "
+        "--namespace for a cluster of this machine"
+    )
+
+
+def current_namespace(context: str | None) -> str:
+    """The namespace of the kubeconfig's context; "default" if it has none."""
+    from kubernetes.aio.config import kube_config
+
+    contexts, active = kube_config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+    chosen = active if context is None else next((c for c in contexts if c["name"] == context), None)
+    if chosen is None:
+        raise NoCluster(f"the kubeconfig has no context {context}, but {', '.join(c['name'] for c in contexts)}")
+    return str(chosen["context"].get("namespace") or "default")

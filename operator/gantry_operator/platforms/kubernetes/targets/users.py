@@ -1,0 +1,99 @@
+"""The users of a cluster on Kubernetes for the `gantry` command: BrokerUsers, and Secrets with their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gantry_operator.access import ADMIN, secret_name
+from gantry_operator.access.wanted import ACCESS_KEY, ADMIN_NAME, SECRET_KEY
+from gantry_operator.api import BrokerUser
+from gantry_operator.api.user import ROTATE
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.api.client import BROKER_USER, SECRET, ApiError, KubeApi, Object
+from gantry_operator.platforms.kubernetes.resources.users import decoded, encoded
+
+
+class UserError(Exception):
+    """A user that does not exist, or without a key. The text names the remedy."""
+
+
+class TargetUsers:
+    """The users of one cluster. Every call raises ApiError, ApiUnavailable and UserError."""
+
+    def __init__(self, api: KubeApi, namespace: str, cluster: str) -> None:
+        self.namespace = namespace
+        self.cluster = cluster
+        self._api = api
+
+    async def list(self) -> list[Object]:
+        items, _ = await self._api.list(BROKER_USER, self.namespace)
+        return [u for u in items if (u.get("spec") or {}).get("cluster") == self.cluster]
+
+    async def create(self, user: BrokerUser) -> None:
+        obj = user.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        obj["metadata"] = {"name": user.name, "namespace": self.namespace}
+        try:
+            await self._api.create(obj)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            raise UserError(f"{user.name} exists already: delete it first, or change it with kubectl") from None
+
+    async def delete(self, name: str) -> None:
+        await self._user(name)
+        await self._api.delete(BROKER_USER, self.namespace, name)
+
+    async def rotate(self, name: str, request: str) -> None:
+        patch = {"metadata": {"annotations": {ROTATE: request}}}
+        if name == ADMIN:
+            await self._api.merge(SECRET, self.namespace, secret_name(self.cluster, ADMIN_NAME), patch)
+            return
+        await self._user(name)
+        await self._api.merge(BROKER_USER, self.namespace, name, patch)
+
+    async def key(self, name: str) -> tuple[str, str]:
+        """AccessKey and secret key."""
+        secret, key, access = await self._place(name)
+        found = await self._api.get(SECRET, self.namespace, secret)
+        content = {} if found is None else decoded(found)
+        if key not in content:
+            raise UserError(f"Secret {secret} holds no {key}: is the operator running?")
+        return access, content[key]
+
+    async def key_place(self, name: str) -> str:
+        secret, key, _ = await self._place(name)
+        return f"Secret {secret} ({ACCESS_KEY}, {key})"
+
+    async def put_secret(self, name: str, content: Mapping[str, str]) -> None:
+        meta = {"name": name, "namespace": self.namespace, "labels": {names.CLUSTER_LABEL: self.cluster}}
+        obj = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": encoded(content)}
+        await self._api.apply(obj, "gantry-cli")
+
+    async def state(self, name: str) -> tuple[str, str, str]:
+        """Status, reason and message of the condition Ready, about the present spec."""
+        user = await self._user(name)
+        status = user.get("status") or {}
+        if status.get("observedGeneration") != user["metadata"].get("generation"):
+            return "", "Waiting", ""
+        ready: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
+        return str(ready.get("status", "")), str(ready.get("reason", "")), str(ready.get("message", ""))
+
+    async def why_not(self, name: str) -> str:
+        return "" if name == ADMIN else (await self.state(name))[2]
+
+    async def _place(self, name: str) -> tuple[str, str, str]:
+        """Secret, the key in it, and the AccessKey."""
+        if name == ADMIN:
+            return secret_name(self.cluster, ADMIN_NAME), SECRET_KEY, ADMIN
+        spec = (await self._user(name))["spec"]
+        access, named = str(spec.get("accessKey") or name), spec.get("secret")
+        if named:
+            return str(named["name"]), str(named.get("key") or SECRET_KEY), access
+        return secret_name(self.cluster, name), SECRET_KEY, access
+
+    async def _user(self, name: str) -> Object:
+        found = await self._api.get(BROKER_USER, self.namespace, name)
+        if found is None or (found.get("spec") or {}).get("cluster") != self.cluster:
+            known = ", ".join(u["metadata"]["name"] for u in await self.list())
+            raise UserError(f"there is no user {name} of {self.cluster}, but {known or 'none'}")
+        return found
