@@ -41,6 +41,7 @@ DRAWN: Final = {
     # picture: page, width, height, colours
     "overview": ("", 1280, 1000, "light"),
     "members-dark": ("/members", 1280, 640, "dark"),
+    "messages": ("/messages?topic=orders", 1280, 760, "light"),
     "dead": ("/dead/refunds", 1280, 560, "light"),
     "reset": ("/groups/billing/reset?topic=orders&end=true", 1280, 820, "light"),
     "phone": ("", 400, 860, "light"),
@@ -135,7 +136,7 @@ def main(minutes: float, folder: Path) -> None:
             page.wait_for_timeout(1000)
         for name, shown in DRAWN.items():
             photograph(page, base, folder / f"{name}.png", shown)
-        page.goto(f"{base}/messages?topic=orders&by=key&value=orders-4731")
+        page.goto(f"{base}/messages?topic=orders&key=orders-4731")
         page.get_by_role("region", name="Messages").get_by_role("link").first.click()
         photograph(page, page.url, folder / "message.png", ("", 1280, 1000, "light"))
 

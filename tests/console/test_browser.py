@@ -22,7 +22,8 @@ PAGES = {
     "/groups": "Consumer groups", "/groups/billing": "billing",
     "/groups/mixed/subscriptions": "Subscriptions by client",
     "/groups/billing/reset?topic=Orders&end=true": "Reset offsets",
-    "/messages?topic=Orders&by=key&value=order-4711": "Messages", "/dead": "Dead letters", "/dead/refunds": "refunds",
+    "/messages?topic=Orders&key=order-4711": "Messages", "/messages?topic=Orders": "Messages",
+    "/dead": "Dead letters", "/dead/refunds": "refunds",
     "/clients": "Clients", "/activity": "Activity", "/actions": "Actions",
 }  # fmt: skip
 
@@ -150,11 +151,22 @@ def test_inconsistent_subscriptions_are_marked_with_who_subscribes_to_what(desk:
     expect(desk.get_by_text("subscribe to different topics")).to_have_count(0)
 
 
+def offsets(page: Page) -> list[tuple[str, int]]:
+    """Queue and offset of each row of messages."""
+    cells = (
+        page.get_by_role("region", name="Messages")
+        .locator("tbody tr")
+        .evaluate_all(
+            "rows => rows.map(r => [r.cells[1].textContent, Number(r.cells[2].textContent.replaceAll(',', ''))])"
+        )
+    )
+    return [(queue, offset) for queue, offset in cells]
+
+
 def test_a_message_by_key_id_and_time_in_three_forms(desk: Page) -> None:
     go(desk, "/messages")
-    desk.get_by_label("Topic").fill("Orders")
-    desk.get_by_label("By").select_option("key")
-    desk.get_by_label("Value").fill("order-4711")
+    desk.get_by_label("Topic", exact=True).fill("Orders")
+    desk.get_by_label("Key", exact=True).fill("order-4711")
     desk.get_by_role("button", name="Find").click()
     expect(desk.get_by_role("heading", name="1 message", exact=True)).to_be_visible()
     desk.get_by_role("region", name="Messages").get_by_role("link").click()
@@ -165,11 +177,85 @@ def test_a_message_by_key_id_and_time_in_three_forms(desk: Page) -> None:
     expect(desk.locator("pre.body")).to_contain_text('{"order": 4711, "items"')
     unique = desk.get_by_role("heading", level=1).text_content() or ""
     offset_id = desk.locator("dt", has_text="Offset id").locator("+ dd").text_content() or ""
-    for by, value in (("id", unique), ("id", offset_id), ("time", "2020-01-01T00:00")):
-        go(desk, f"/messages?topic=Orders&by={by}&value={value}")
+    for choice in (f"id={unique}", f"id={offset_id}", "at=2020-01-01T00:00"):
+        go(desk, f"/messages?topic=Orders&{choice}")
         expect(desk.get_by_role("region", name="Messages")).to_contain_text("order-4711")
-    go(desk, "/messages?topic=Orders&by=time&value=yesterday")
-    expect(desk.get_by_role("alert")).to_contain_text("'yesterday' is no time: write it like")
+    for wrong in ("at=yesterday", "before=1"):
+        go(desk, f"/messages?topic=Orders&{wrong}")
+        expect(desk.get_by_role("alert")).to_contain_text("is no")
+
+
+def test_the_newest_messages_are_shown_and_paged_both_ways(desk: Page) -> None:
+    go(desk, "/messages?topic=Orders")
+    expect(desk.get_by_role("heading", name="50 messages")).to_be_visible()
+    newest = offsets(desk)
+    assert len(set(newest)) == 50
+    desk.get_by_role("link", name="Older").click()
+    expect(desk.get_by_role("heading", name="50 messages")).to_be_visible()
+    older = offsets(desk)
+    assert not set(newest) & set(older)
+    per_queue = {queue: min(n for q, n in newest if q == queue) for queue, _ in newest}
+    for queue, first in per_queue.items():
+        behind = [n for q, n in older if q == queue]
+        assert behind == list(range(first - 1, first - 1 - len(behind), -1)), "no message is left out"
+    desk.get_by_role("link", name="Newer").click()
+    expect(desk.get_by_role("heading", name="50 messages")).to_be_visible()
+    assert set(offsets(desk)) == set(newest)
+
+
+def test_messages_are_filtered_by_tag_text_and_property(desk: Page) -> None:
+    for found in ("tags=fruit", "text=APPLES", "prop=TAGS%3Dfruit", "tags=fruit&text=pears"):
+        go(desk, f"/messages?topic=Orders&{found}")
+        expect(desk.get_by_role("heading", name="50 messages")).to_be_visible()
+    for none in ("tags=meat", "text=bananas", "prop=nothing"):
+        go(desk, f"/messages?topic=Orders&{none}")
+        expect(desk.get_by_role("heading", name="0 messages")).to_be_visible()
+
+
+def test_new_messages_come_to_a_live_page(desk: Page) -> None:
+    go(desk, "/messages?topic=Orders")
+    desk.get_by_role("link", name="Live").click()
+    expect(desk.get_by_role("link", name="Live: stop")).to_be_visible()
+    before = set(offsets(desk))
+    first = desk.get_by_role("region", name="Messages").locator("tbody tr").first.locator("th")
+    expect(first).not_to_have_text(first.text_content() or "", timeout=SLOW_MS)
+    assert set(offsets(desk)) - before
+    desk.get_by_role("button", name="Local time").click()
+    expect(desk.locator("thead")).to_contain_text("Stored, local")
+
+
+def test_a_message_is_sent_and_a_refused_form_keeps_what_was_typed(desk: Page, live: LiveConsole) -> None:
+    go(desk, "/messages?topic=Orders")
+    desk.get_by_text("Send a message").click()
+    form = desk.locator("details.send form")
+    form.get_by_label("Body").fill('{"typed": "by hand"}\nsecond line')
+    form.get_by_label("Tag").fill("typed")
+    form.get_by_label("Keys").fill("k-1 k-2")
+    form.get_by_label("Properties").fill("no property")
+    form.get_by_role("button", name="Send").click()
+    expect(form.get_by_role("alert")).to_contain_text("'no property' is no property: write one name=value a line")
+    assert form.get_by_label("Body").input_value() == '{"typed": "by hand"}\nsecond line'
+    assert form.get_by_label("Keys").input_value() == "k-1 k-2"
+    assert not accessibility_problems(desk)
+    form.get_by_label("Properties").fill("content-type=text/plain\nshop = 7")
+    expect(form.locator(".command code")).to_contain_text(
+        "--tags typed --keys 'k-1 k-2' --property content-type=text/plain --property 'shop = 7'"
+    )
+    form.get_by_role("button", name="Send").click()
+    expect(desk.locator("pre.body")).to_have_text('{"typed": "by hand"}\nsecond line')
+    assert "/message?" in desk.url, "a reload sends nothing"
+    expect(desk.locator("#content dl.facts").last).to_contain_text("shop")
+    again = desk.locator(".command code").last.text_content() or ""
+    assert again.startswith("gantry produce Orders --body ")
+    unique = desk.get_by_role("heading", level=1).text_content() or ""
+    where = ("--dir", str(live.cluster.folder.root))
+    for options in (("--id", unique), ("--key", "k-2"), ("--tags", "typed"), ("--property", "shop=7")):
+        done = live.cluster.gantry("messages", "Orders", *options, "-o", "json", *where)
+        assert json.loads(done.stdout)["body"] == '{"typed": "by hand"}\nsecond line', options
+    sent = live.cluster.gantry("produce", "Orders", "--body", "a\nb", "--property", "shop=8", *where)
+    assert "1 messages" in sent.stderr
+    found = live.cluster.gantry("messages", "Orders", "--property", "shop=8", *where)
+    assert "a b" in found.stdout
 
 
 def test_dead_letters_are_read_exported_and_sent_again(desk: Page) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 from dataclasses import replace
 
 import pytest
-from gantry_operator.console.bodies import MAX_SHOWN, body_view, hex_dump, preview
+from gantry_operator.console.bodies import MAX_SHOWN, Content, body_view, content_of, hex_dump, preview
 from gantry_operator.console.health import disk_of, health_of, members_of
 from gantry_operator.console.render import duration, environment, line, rate, size, time_ms
 from gantry_operator.console.rows import (
@@ -253,3 +255,33 @@ def test_characters_that_turn_text_do_not_reach_a_page() -> None:
     page = environment().from_string("{{ name }} {{ shown | safe }}").render(name="a\u202eb\x1b<", shown="<b>")
     assert page == r"a\u202eb\x1b&lt; <b>"
     assert "\u202e" not in body_view("Gr\u202e\u00fc\u00df".encode()).text
+
+
+def test_a_content_type_decides_how_a_body_is_shown() -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert body_view(b"a=1&b=x%20y", content=content_of(form)).text == "a = 1\nb = x y"
+    chinese = {"contentType": "text/plain; charset=GBK"}
+    assert body_view("订单".encode("gbk"), content=content_of(chinese)).text == "订单"
+    packed = gzip.compress(b'{"a":[1]}')
+    view = body_view(packed, content=content_of({"content-type": "application/json", "content-encoding": "gzip"}))
+    assert (view.kind, view.note, view.size) == ("json", "gzip undone", len(packed))
+    assert view.text == '{\n  "a": [\n    1\n  ]\n}'
+    data = bytes([8, 150, 1, 0x12, 3, *b"abc", 0x1A, 2, 8, 1])
+    view = body_view(data, content=content_of({"datacontenttype": "application/protobuf"}))
+    assert (view.kind, view.text) == ("protobuf", '1: 150\n2: "abc"\n3 {\n  1: 1\n}')
+    assert content_of({"content-type": "application/vnd.shop+json; charset=punycode"}) == Content(
+        "application/vnd.shop+json", "utf-8"
+    )
+
+
+@pytest.mark.parametrize("media", ["application/json", "application/protobuf", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_a_body_that_is_not_what_it_says_is_shown_all_the_same(media: str, encoding: str) -> None:
+    choose = random.Random(7)
+    content = content_of({"content-type": media, "content-encoding": encoding})
+    bodies = [choose.randbytes(choose.randrange(200)) for _ in range(200)]
+    bodies += [b"\x0a" * 9_000, bytes([0x0A, 0x7F]) * 4_000, gzip.compress(b"x" * 10_000_000), b"[" * 9_000]
+    for body in bodies:
+        view = body_view(body, content=content)
+        assert view.size == len(body)
+        assert len(view.text) < 8 * MAX_SHOWN

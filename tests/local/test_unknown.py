@@ -12,9 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from gantry_operator.cluster.message_walk import Wanted
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import health_of
-from gantry_operator.console.operations import OperationError, find_by_key, find_by_time
+from gantry_operator.console.operations import OperationError, find_by_key, walk
 from gantry_operator.console.sources import LocalSource
 
 from tests.local.cluster import Cluster, take_down
@@ -93,7 +94,10 @@ async def test_what_is_not_known_is_said(two: Cluster) -> None:
             assert "group a has no master: cannot tell" in done.stderr, command
             assert last_line(done).startswith("error: "), command
             assert done.stderr.count("error") == 1, command
-        for found in (find_by_key(source, "Orders", "k"), find_by_time(source, "Orders", 0)):
+        for found in (
+            find_by_key(source, "Orders", "k", Wanted(), None),
+            walk(source, "Orders", Wanted(), None, older=True),
+        ):
             with pytest.raises(OperationError, match="group a has no master: cannot tell"):
                 await found
         collector = Collector(source)

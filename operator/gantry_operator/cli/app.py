@@ -240,6 +240,11 @@ def produce(
     count: Annotated[int | None, typer.Option(min=1, help="Send this many messages of --size bytes.")] = None,
     size: Annotated[int, typer.Option(min=1, max=4_194_304, help="Bytes of each, with --count.")] = 100,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A message for each line of this file.")] = None,
+    body: Annotated[str | None, typer.Option(help="Send one message with this text.", show_default=False)] = None,
+    prop: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="A property of every message; may be repeated."),
+    ] = None,
     tags: Annotated[str, typer.Option(help="Tag of every message.")] = "",
     keys: Annotated[str, typer.Option(help="Key of every message; '{n}' is its number.")] = "",
     in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Maximum of sends without an answer.")] = 32,
@@ -262,13 +267,14 @@ def produce(
     [bold]gantry produce Orders --count 1000 --size 200[/bold],
     [bold]seq 10 | gantry produce Orders -[/bold]
     """
-    from gantry_operator.cli.messages import ProduceOptions, run_produce
+    from gantry_operator.cli.messages import ProduceOptions, properties_of, run_produce
     from gantry_operator.cli.target import find_target
 
-    sources = (count is not None) + (file is not None) + (lines is not None)
+    sources = (count is not None) + (file is not None) + (lines is not None) + (body is not None)
     if sources != 1 or lines not in (None, "-"):
-        raise CliError("say what to send: --count N, or --file FILE, or '-' for stdin", Exit.USAGE)
-    options = ProduceOptions(topic, count, size, file, tags, keys, in_flight, patience)
+        raise CliError("say what to send: --body TEXT, or --count N, or --file FILE, or '-' for stdin", Exit.USAGE)
+    properties = properties_of(prop or [])
+    options = ProduceOptions(topic, count, size, file, tags, keys, in_flight, patience, body, properties)
     run_produce(find_target(directory, name, context, namespace), options, output == Output.json)
 
 
@@ -293,6 +299,31 @@ def consume(
 
     options = ConsumeOptions(topic, group, count, timeout, tags, from_last, quiet)
     run_consume(target, options, as_json)
+
+
+@app.command(epilog=EPILOG)
+@on_cluster
+def messages(
+    target: Target,
+    as_json: bool,
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "",
+    key: Annotated[str, typer.Option(help="Only messages with this key, from the index of the brokers.")] = "",
+    prop: Annotated[str, typer.Option("--property", help="Only with this property: a name, or NAME=VALUE.")] = "",
+    text: Annotated[str, typer.Option(help="Only with this text in the body, in any case.")] = "",
+    message_id: Annotated[str, typer.Option("--id", help="The message with this id.")] = "",
+    at: Annotated[str, typer.Option("--from", help="From this time on, like 2026-11-25T08:30, in UTC.")] = "",
+    before: Annotated[str, typer.Option(help="Older than this place, as the command prints it.")] = "",
+    after: Annotated[str, typer.Option(help="Newer than this place.")] = "",
+    count: Annotated[int, typer.Option(min=1, max=1000, help="How many, at most.")] = 50,
+) -> None:
+    """Look at the newest messages of a topic, or search it. No consumer group moves.
+
+    [bold]gantry messages Orders[/bold], [bold]gantry messages Orders --tags fruit --text apples -o json[/bold]
+    """
+    from gantry_operator.cli.browse import look_of, show
+
+    show(target, look_of(topic, tags, key, prop, text, message_id, at, before, after, count), as_json)
 
 
 UserArgument = Annotated[str, typer.Argument(help="The user; admin is the super user.", show_default=False)]

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +56,19 @@ class ProduceOptions:
     keys: str
     in_flight: int
     patience: float
+    body: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def properties_of(written: Iterable[str]) -> dict[str, str]:
+    """Properties from texts like name=value. Raises CliError."""
+    found = {}
+    for text in written:
+        name, given, value = text.partition("=")
+        if not given or not name.strip():
+            raise CliError(f"--property {text!r}: write NAME=VALUE", Exit.USAGE)
+        found[name.strip()] = value.strip()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +131,7 @@ async def _produce(target: Target, options: ProduceOptions, statuses: Counter[st
                 # All senders take messages from one source.
                 while (body := await take()) is not None:
                     keys = options.keys.replace("{n}", str(next(numbers)))
-                    message = Message(options.topic, body, options.tags, keys)
+                    message = Message(options.topic, body, options.tags, keys, options.properties)
                     try:
                         status, tries = await _send(producer, message, 0 if hopeless else options.patience)
                     except (ClientError, RemotingError) as error:
@@ -215,6 +228,8 @@ async def _send(producer: Producer, message: Message, patience: float) -> tuple[
 
 
 def _bodies(options: ProduceOptions) -> Iterable[bytes]:
+    if options.body is not None:
+        return [options.body.encode()]
     if options.count is not None:
         return _numbered(options.count, options.size)
     if options.file is None:

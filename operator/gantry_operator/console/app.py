@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Protocol
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -19,12 +18,15 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
 from gantry_operator.cli.users import NewUser
+from gantry_operator.cluster.message_walk import time_of
 from gantry_operator.cluster.reach import no_master
 from gantry_operator.console import operations as do
 from gantry_operator.console.access import Session, Sessions, may_change
-from gantry_operator.console.bodies import MAX_SHOWN, body_view, preview
+from gantry_operator.console.bodies import preview
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import health_of, members_of, seconds_since
+from gantry_operator.console.messages import add_pages as add_message_pages
+from gantry_operator.console.messages import message_values
 from gantry_operator.console.render import STATIC, environment, line
 from gantry_operator.console.rows import (
     GROUP_ORDERS,
@@ -344,7 +346,7 @@ def make_app(
         found, said, to_ms = None, "", -1
         if topic and (to or end):
             try:
-                to_ms = -1 if end else _time_of(to)
+                to_ms = -1 if end else time_of(to)
                 found = await do.preview_reset(place.source, group, topic, to_ms)
             except (ValueError, do.OperationError) as error:
                 said = str(error)
@@ -361,39 +363,7 @@ def make_app(
         command = do.reset_command(place.source, group, topic, to_ms)
         return _done(page, request, place, "groups", said, command, f"{place.snapshot.key.path}/groups/{quote(group)}")
 
-    @app.get("/c/{space}/{name}/messages")
-    async def messages(
-        request: Request, place: Here, topic: str = "", by: str = "time", value: str = "", kind: str = "auto"
-    ) -> Response:
-        found, said = None, ""
-        try:
-            if by == "key" and topic and value:
-                found = await do.find_by_key(place.source, topic, value)
-            elif by == "id" and value:
-                found = await do.find_by_id(place.source, topic, value)
-            elif by == "time" and topic:
-                found = await do.find_by_time(
-                    place.source, topic, _time_of(value) if value else _an_hour_ago(place.now)
-                )
-        except (ValueError, do.OperationError) as error:
-            said = str(error)
-        return page(
-            request, place, "messages.html", "messages", topic=topic, by=by, value=value, found=found, said=said,
-            preview=preview, limit=do.FOUND, names=[t.name for t in place.snapshot.tables.topics.values()
-                                                    if not t.system][:1000],
-        )  # fmt: skip
-
-    @app.get("/c/{space}/{name}/message")
-    async def message(
-        request: Request, place: Here, topic: str, broker: str, queue: int, offset: int, kind: str = "auto"
-    ) -> Response:
-        found = await do.message_at(place.source, topic, broker, queue, offset)
-        if found is None:
-            raise HTTPException(404, f"queue {queue} of {topic} in {broker} has no message {offset}")
-        return page(
-            request, place, "message.html", "messages", message=found, view=body_view(found.body, _kind(kind)),
-            link=_links(request), limit=MAX_SHOWN, kind=kind, dead="",
-        )  # fmt: skip
+    add_message_pages(app, reading, writing, page, _one)
 
     @app.get("/c/{space}/{name}/dead")
     async def dead(request: Request, place: Here) -> Response:
@@ -433,10 +403,7 @@ def make_app(
         found = await do.letter(place.source, group, id)
         if found is None:
             raise HTTPException(404, f"{group} has no dead letter {id}")
-        return page(
-            request, place, "message.html", "dead", message=found, view=body_view(found.body, _kind(kind)),
-            link=_links(request), limit=MAX_SHOWN, kind=kind, dead=group,
-        )  # fmt: skip
+        return page(request, place, "message.html", "dead", **message_values(request, place.source, found, kind, group))
 
     @app.get("/c/{space}/{name}/clients")
     async def clients(
@@ -575,24 +542,6 @@ def _number(form: Mapping[str, list[str]], name: str, least: int, most: int) -> 
     if value is None:
         raise HTTPException(400, f"{name} is {text[:40]!r}: write a number from {least} to {most}")
     return value
-
-
-def _time_of(text: str) -> int:
-    """Unix milliseconds from a time as `datetime-local` and people write it, in UTC. Raises ValueError."""
-    try:
-        found = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-        found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-        return int(found.timestamp() * 1000)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text[:40]!r} is no time: write it like 2026-11-25T08:30:00, in UTC") from None
-
-
-def _an_hour_ago(now: float) -> int:
-    return int((now - 3600) * 1000)
-
-
-def _kind(text: str) -> Any:
-    return text if text in ("json", "text", "hex") else None
 
 
 def _audited(snapshot: Snapshot) -> bool:

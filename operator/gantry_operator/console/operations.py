@@ -11,12 +11,21 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from gantry_broker.client import Admin, BrokerError, ClientError, DeadLetters, ReceivedMessage
-from gantry_broker.client.pulling import PullStatus
+from gantry_broker.client import (
+    Admin,
+    BrokerError,
+    ClientError,
+    DeadLetters,
+    Message,
+    Producer,
+    ReceivedMessage,
+    SendStatus,
+)
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.protocol.printable import printable_json
 from gantry_broker.remoting.errors import RemotingError
@@ -26,6 +35,7 @@ from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.resources import preview_offsets, reset_offsets
 from gantry_operator.cli.topics import create_topic
 from gantry_operator.cli.users import NewUser, create_user
+from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, by_id, by_key
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.console.sources import Source
@@ -37,9 +47,6 @@ LETTERS: Final = 200
 """Dead letters of one page."""
 EXPORTED: Final = 10_000
 """Dead letters of one export."""
-QUEUES: Final = 512
-"""Queues of a topic that a search by time or a reset reads, one request each."""
-AT_ONCE: Final = 16
 OPERATION_S: Final = 40.0
 
 
@@ -75,47 +82,35 @@ def gantry(source: Source, *words: str) -> str:
 # Messages
 
 
-async def find_by_key(source: Source, topic: str, key: str) -> list[ReceivedMessage]:
+async def find_by_key(source: Source, topic: str, key: str, wanted: Wanted, before: Place | None) -> Page:
     """Raises OperationError."""
     async with one_line_errors(), _admin(source) as admin:
-        return await admin.query(topic, key, count=FOUND)
+        return await by_key(admin, topic, key, wanted, before)
+
+
+async def walk(source: Source, topic: str, wanted: Wanted, begin: Place | None, *, older: bool) -> Page:
+    """A page of a topic, from `begin` on; None: from the newest message on. Raises OperationError."""
+    async with one_line_errors(), _admin(source) as admin:
+        return await Walk(AdminReader(admin, topic), wanted, begin, older=older).page()
+
+
+async def send(source: Source, message: Message) -> tuple[MessageQueue, int]:
+    """Send a message. Returns its queue and offset. Raises OperationError, also when it was not acknowledged."""
+    async with (
+        one_line_errors(),
+        source.target.clients() as c,
+        Producer(c.name_servers, "gantry-console", credentials=c.credentials, tls=c.tls) as producer,
+    ):
+        sent = await producer.send(message)
+    if sent.status != SendStatus.SEND_OK:
+        raise OperationError(f"stored as {sent.offset_id}, but not acknowledged: {sent.status.name}")
+    return sent.queue, sent.queue_offset
 
 
 async def find_by_id(source: Source, topic: str, message_id: str) -> list[ReceivedMessage]:
-    """By the id of a producer within the topic, or by an offset id. Raises OperationError."""
+    """By the id of a producer within the topic, or by an offset id. Raises OperationError, ValueError."""
     async with one_line_errors(), _admin(source) as admin:
-        found = await admin.query(topic, message_id, count=FOUND, unique=True) if topic else []
-        if found:
-            return found
-        try:
-            return [await admin.view(message_id, topic or None)]
-        except ValueError:
-            if not topic:
-                raise OperationError(
-                    f"{message_id[:80]} is no offset id: name the topic to search for a producer's id"
-                ) from None
-            return []
-        except BrokerError:
-            return []
-
-
-async def find_by_time(source: Source, topic: str, from_ms: int) -> list[ReceivedMessage]:
-    """The first messages of every queue stored from this time on, oldest first. Raises OperationError."""
-    async with one_line_errors(), _admin(source) as admin:
-        puller = admin.puller()
-        everything = subscription(topic, "*")
-        turn = asyncio.Semaphore(AT_ONCE)
-
-        async def some(queue: Any) -> list[ReceivedMessage]:
-            async with turn:
-                at = await puller.offset_at(queue, from_ms)
-                result = await puller.pull(queue, at, everything, count=FOUND, suspend_ms=0)
-                return [] if result.status is not PullStatus.FOUND else result.messages
-
-        queues = (await admin.readable_queues(topic))[:QUEUES]
-        found = [message for part in await asyncio.gather(*map(some, queues)) for message in part]
-    late = [message for message in found if message.store_ms >= from_ms]
-    return sorted(late, key=lambda m: (m.store_ms, m.broker, m.queue_id, m.queue_offset))[:FOUND]
+        return await by_id(admin, topic, message_id)
 
 
 async def message_at(source: Source, topic: str, broker: str, queue: int, offset: int) -> ReceivedMessage | None:

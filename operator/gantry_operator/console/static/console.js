@@ -29,7 +29,30 @@
     if (lost) box.textContent = `No new figures for ${Math.round((Date.now() - last) / 1000)} s: the console does not answer. What you see is old.`;
   }
 
-  // A command follows the form above it: {name} is a field's value, [--option {name}] is left out while it is empty.
+  // Times: UTC as the server wrote them, or local by choice.
+  let local = (() => { try { return localStorage.getItem("zone") === "local"; } catch { return false; } })();
+  function two(number, width = 2) { return String(number).padStart(width, "0"); }
+  function localTime(ms) {
+    const t = new Date(ms);
+    return `${t.getFullYear()}-${two(t.getMonth() + 1)}-${two(t.getDate())} ` +
+      `${two(t.getHours())}:${two(t.getMinutes())}:${two(t.getSeconds())}.${two(t.getMilliseconds(), 3)}`;
+  }
+  function showTimes() {
+    document.querySelectorAll("time[data-ms]").forEach((time) => {
+      const ms = Number(time.dataset.ms);
+      if (!(ms > 0)) return;
+      time.textContent = local ? localTime(ms) : new Date(ms).toISOString().replace("T", " ").replace("Z", "");
+    });
+    document.querySelectorAll("[data-local]").forEach((span) => {
+      const ms = Number(span.dataset.local);
+      if (ms > 0) span.textContent = ` · ${localTime(ms)} here`;
+    });
+    document.querySelectorAll("[data-zone-name]").forEach((span) => { span.textContent = local ? "local" : "UTC"; });
+    document.querySelectorAll("[data-zone-button]").forEach((button) => { button.textContent = local ? "UTC" : "Local time"; });
+  }
+
+  // A command follows the form above it: {name} is a field's value, [--option {name}] is left out while it is empty and
+  // repeated for each word; {=name} is a whole value, and [--option {/name}] is repeated for each line.
   function quoted(text) {
     return /^[A-Za-z0-9_@%+=:,.\/-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
   }
@@ -40,9 +63,10 @@
       const field = form.elements[name];
       return field ? String(field.value).trim() : "";
     };
-    let text = out.dataset.command.replace(/\[([^\]{]*)\{(\w+)\}\]/g, (_, before, name) =>
-      value(name).split(/\s+/).filter(Boolean).map((word) => before + quoted(word)).join(""));
-    text = text.replace(/\{(\w+)\}/g, (_, name) => value(name) ? quoted(value(name)) : name.toUpperCase());
+    const parts = { "": /\s+/, "/": /\n/, "=": /$^/ };
+    let text = out.dataset.command.replace(/\[([^\]{]*)\{([=/]?)(\w+)\}\]/g, (_, before, how, name) =>
+      value(name).split(parts[how]).filter(Boolean).map((word) => before + quoted(word.trim())).join(""));
+    text = text.replace(/\{=?(\w+)\}/g, (_, name) => value(name) ? quoted(value(name)) : name.toUpperCase());
     out.textContent = text;
   }
   function showCommands() {
@@ -67,6 +91,10 @@
       root.dataset.theme = dark() ? "light" : "dark";
       try { localStorage.setItem("theme", root.dataset.theme); } catch { /* private window: only this page */ }
       labelTheme();
+    } else if (target.dataset.zoneButton !== undefined) {
+      local = !local;
+      try { localStorage.setItem("zone", local ? "local" : "utc"); } catch { /* private window: only this page */ }
+      showTimes();
     } else if (target.dataset.copy !== undefined) {
       const code = target.parentElement.querySelector("code");
       if (code && navigator.clipboard) {
@@ -112,14 +140,14 @@
   });
 
   document.addEventListener("htmx:sseMessage", () => { last = Date.now(); showAge(); });
-  document.addEventListener("htmx:afterSettle", showCommands);
+  document.addEventListener("htmx:afterSettle", () => { showCommands(); showTimes(); });
   document.addEventListener("DOMContentLoaded", () => {
-    labelTheme(); showCommands(); countChosen();
+    labelTheme(); showCommands(); showTimes(); countChosen();
     // On a phone the pages are one row, of which a part is shown.
     const here = document.querySelector(".side nav [aria-current]");
     if (here) here.scrollIntoView({ block: "nearest", inline: "center" });
     // New figures leave a search alone that somebody types.
-    if (window.Idiomorph) Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node.matches && node.matches("form[role=search]"));
+    if (window.Idiomorph) Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node.matches && node.matches("form[role=search], [data-keep]"));
     setInterval(showAge, 1000);
   });
 })();
