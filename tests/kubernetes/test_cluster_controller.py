@@ -21,7 +21,7 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.cluster.status import ObservedState, status_of
 from gantry_operator.failover.model import Report
 from gantry_operator.platforms.kubernetes import cluster_controller as module
-from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes import names, switchover_requests
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
@@ -41,6 +41,7 @@ CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AGAIN_S", 0.05)
+    monkeypatch.setattr(switchover_requests, "AGAIN_S", 0.05)
 
 
 @asynccontextmanager
@@ -521,7 +522,9 @@ async def test_an_incomplete_list_does_not_delay_the_failover(
         assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
         [problem] = controller._result.problems
         assert problem == "no object is created or deleted until the API server has listed: NetworkPolicy"
-        controller._obj = controller._obj | {"status": {}}  # A status with conditions is kept during the warm-up.
+        controller._resource.obj = controller._resource.obj | {
+            "status": {}
+        }  # A status with conditions is kept during the warm-up.
         assert controller._look() is not None
         unlisted[:] = ["Service"]
         assert controller._look() is None, "its addresses are not known"
@@ -572,7 +575,7 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
             return await keep(*args, **more)
 
         monkeypatch.setattr(controller._objects, "keep", slow)
-        changed = copy.deepcopy(controller._obj)
+        changed = copy.deepcopy(controller._resource.obj)
         changed["metadata"]["generation"] = 2
         controller._begun = 0.0
         controller.update(changed)

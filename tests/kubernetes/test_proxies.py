@@ -284,7 +284,7 @@ def pod(name: str) -> dict[str, Any]:
 
 def change(controller: Any, fake: FakeApi, spec: dict[str, Any]) -> None:
     obj = json.loads(json.dumps(fake.objects["BrokerCluster", "mq", "demo"])) | {"spec": spec}
-    obj["metadata"]["generation"] = controller._obj["metadata"]["generation"] + 1
+    obj["metadata"]["generation"] = controller._resource.obj["metadata"]["generation"] + 1
     controller.update(fake.put(obj))
 
 

@@ -3,91 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.names import group_set
-from gantry_operator.platforms.kubernetes.objects.object_reconciler import ReconcileResult
+from gantry_operator.platforms.kubernetes.recovered_spec import recovered
 
 
-async def taken(
+def taken(
     cluster: BrokerCluster, refused: dict[str, Any], replicas: int = 3, leases: Sequence[dict[str, Any]] = ()
 ) -> BrokerCluster:
-    """The controller's settings from the objects of `cluster`."""
+    """The spec from the objects of `cluster`."""
     settings = OperatorSettings("broker", "spark", "ops", ())
     objects = render(cluster, plan(cluster), settings, external_addresses=None, pinned_ports={}, replicas={})
     found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
     found["StatefulSet", group_set("demo", "a")]["spec"]["replicas"] = replicas
-    of_groups = [o for o in objects if names.GROUP_LABEL in o["metadata"]["labels"]]
-    controller = ClusterController.__new__(ClusterController)
-    controller.namespace, controller.name, controller.uid, controller._obj = "mq", "demo", "u", {"spec": refused}
-    took: list[BrokerCluster] = []
-
-    async def no_secret(cluster: BrokerCluster, findings: ReconcileResult) -> bool:
-        return False
-
-    parts: Any = controller
-    parts._take = lambda cluster, whole: took.append(cluster)
-    parts._objects = SimpleNamespace(
-        owned=lambda kind: [o for o in [*of_groups, *leases] if o["kind"] == kind],
-        live=lambda kind, name: found.get((kind, name)),
-        keep_secret=no_secret,
-        token=None,
-    )
-    parts._users = SimpleNamespace(cluster=None)
-    parts._access = SimpleNamespace(wake=lambda: None)
+    sets = [o for o in objects if o["kind"] == "StatefulSet" and names.GROUP_LABEL in o["metadata"]["labels"]]
+    obj = {"metadata": {"namespace": "mq", "name": "demo", "uid": "u"}, "spec": refused}
     assert ("ConfigMap", group_set("demo", "a")) in found
-    await controller._go_on_without_spec(ReconcileResult())
-    [said] = took
-    return said
+    what = recovered(obj, sets, lambda kind, name: found.get((kind, name)), owned_leases=bool(leases))
+    assert what.cluster is not None
+    return what.cluster
 
 
 @pytest.mark.parametrize("mode", ["MasterSlave", "Raft"])
-async def test_the_mode_is_that_in_which_the_members_run(mode: str) -> None:
+def test_the_mode_is_that_in_which_the_members_run(mode: str) -> None:
     """A Raft group with a MasterSlave controller would get a registry entry, and its Service would follow no leader."""
     groups = [{"name": "a", "members": 3}]
     cluster = BrokerCluster.make("demo", "mq", mode=mode, minInSyncReplicas=2, flush="Sync", brokerGroups=groups)
-    spec = (await taken(cluster, {"mode": 7})).spec
+    spec = taken(cluster, {"mode": 7}).spec
     assert (spec.mode, spec.minInSyncReplicas, spec.flush) == (mode, 2, "Sync")
     assert spec.failover.automatic
 
 
-async def test_no_automatic_promotion_where_the_spec_forbids_it() -> None:
+def test_no_automatic_promotion_where_the_spec_forbids_it() -> None:
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
-    assert not (await taken(cluster, {"failover": {"automatic": False}})).spec.failover.automatic
-    assert not (await taken(cluster, {"failover": {"automatic": "no"}})).spec.failover.automatic
-    assert (await taken(cluster, {"failover": 3})).spec.failover.automatic
+    assert not taken(cluster, {"failover": {"automatic": False}}).spec.failover.automatic
+    assert not taken(cluster, {"failover": {"automatic": "no"}}).spec.failover.automatic
+    assert taken(cluster, {"failover": 3}).spec.failover.automatic
 
 
-async def test_a_master_may_be_silent_for_as_long_as_was_said() -> None:
+def test_a_master_may_be_silent_for_as_long_as_was_said() -> None:
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
     for wanted, taken_for in (("30s", "30s"), ("1ms", "2s"), (7, "2s"), ("soon", "2s")):
-        spec = (await taken(cluster, {"failover": {"detectionTimeout": wanted, "automatic": False}})).spec
+        spec = taken(cluster, {"failover": {"detectionTimeout": wanted, "automatic": False}}).spec
         assert (spec.failover.detectionTimeout, spec.failover.automatic) == (taken_for, False)
-    spec = (await taken(cluster, {"failover": {"unclean": True}})).spec
+    spec = taken(cluster, {"failover": {"unclean": True}}).spec
     assert not spec.failover.unclean, "nothing is given up for a spec that is refused"
 
 
-async def test_leases_that_go_with_the_cluster_stay_so() -> None:
+def test_leases_that_go_with_the_cluster_stay_so() -> None:
     """Without its owner a Lease would outlive the volumes, and no later group of its name would get a master."""
     cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
-    assert (await taken(cluster, {"reclaim": "delete"})).spec.reclaim == "Retain"
-    assert (await taken(cluster, {"reclaim": "delete"}, leases=[{"kind": "Lease"}])).spec.reclaim == "Delete"
+    assert taken(cluster, {"reclaim": "delete"}).spec.reclaim == "Retain"
+    assert taken(cluster, {"reclaim": "delete"}, leases=[{"kind": "Lease"}]).spec.reclaim == "Delete"
 
 
-async def test_fewer_members_than_must_acknowledge_are_taken_as_they_are() -> None:
+def test_fewer_members_than_must_acknowledge_are_taken_as_they_are() -> None:
     cluster = BrokerCluster.make("demo", "mq", minInSyncReplicas=3, brokerGroups=[{"name": "a", "members": 3}])
-    assert (await taken(cluster, {}, replicas=2)).spec.minInSyncReplicas == 2
+    assert taken(cluster, {}, replicas=2).spec.minInSyncReplicas == 2
 
 
-async def test_a_raft_group_from_which_members_were_taken_is_still_one() -> None:
+def test_a_raft_group_from_which_members_were_taken_is_still_one() -> None:
     groups = [{"name": "a", "members": 3}]
     cluster = BrokerCluster.make("demo", "mq", mode="Raft", brokerGroups=groups)
-    spec = (await taken(cluster, {"mode": 7}, replicas=2)).spec
+    spec = taken(cluster, {"mode": 7}, replicas=2).spec
     assert (spec.mode, spec.brokerGroups[0].members) == ("Raft", 3)

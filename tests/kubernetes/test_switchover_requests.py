@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import copy
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
-from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.plan import plan
-from gantry_operator.platforms.kubernetes import cluster_controller as cluster
-from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes import switchover_requests
+from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_BEGUN, SWITCHOVER_RESULT
+from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
+
+from tests.kubernetes.test_cluster_controller import until
 
 PLAN = plan(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}]))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "AGAIN_S", 0.05)
+    monkeypatch.setattr(switchover_requests, "AGAIN_S", 0.05)
 
 
 class Resource:
@@ -45,19 +49,18 @@ class Resource:
 
     def operator(self) -> None:
         """A controller that has just started to lead."""
-        controller = self.controller = ClusterController.__new__(ClusterController)
-        controller.namespace, controller.name = "mq", "demo"
-        controller._dirty, controller._plan = asyncio.Event(), PLAN
-        controller._unsent_answer = controller._request_task = None
-        controller._answered = ("", 0)
-        parts: Any = controller
-        parts._shared = SimpleNamespace(api=self)
-        parts._groups = SimpleNamespace(controllers={"a": self})
-        parts._events = SimpleNamespace(record=lambda *words: None)
+        self.passes = 0
+        self.known = ClusterResource(cast(KubeApi, self), self.seen())
+        controllers = cast(dict[str, GroupController], {"a": self})
+        events = cast(EventRecorder, SimpleNamespace(record=lambda *words: None))
+        self.requests = SwitchoverRequests(self.known, controllers, events, lambda: "", self.again)
+
+    def again(self) -> None:
+        self.passes += 1
 
     def seen(self) -> dict[str, Any]:
         meta = {"annotations": copy.deepcopy(self.annotations), "resourceVersion": str(self.version), "generation": 1}
-        return {"metadata": meta}
+        return {"metadata": {"namespace": "mq", "name": "demo", **meta}}
 
     async def known_leadership(self) -> LeadershipRecord:
         for _ in range(100):
@@ -76,7 +79,7 @@ class Resource:
         if self.meanwhile:
             self.annotations[SWITCHOVER], self.meanwhile = self.meanwhile, ""
             self.version += 1
-            self.controller._obj = self.seen()
+            self.known.obj = self.seen()
         return f"to {to}"
 
     async def merge(self, kind: Any, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
@@ -97,14 +100,13 @@ class Resource:
                 raise ApiUnavailable("the connection broke")
         if self.changed:
             self.version += 1
-            self.controller.update(self.seen() | {"spec": "another"})
+            self.known.update(self.seen() | {"spec": "another"})
         return written
 
     async def look(self) -> None:
-        self.controller._obj = self.seen()
-        self.controller._start_switchover_request()
-        if self.controller._request_task is not None:
-            await asyncio.wait([self.controller._request_task])
+        self.known.obj = self.seen()
+        self.requests.look(PLAN, refused=False)
+        await until(lambda: not self.requests.at_work)
 
 
 async def test_a_request_that_arrives_during_another_is_not_removed_with_it() -> None:
@@ -168,7 +170,7 @@ async def test_a_request_withdrawn_without_an_operator_does_not_answer_the_next_
     resource.annotations = {SWITCHOVER_BEGUN: "a in epoch 1 of member 0"}
     resource.refuses = [SWITCHOVER_BEGUN]
     await resource.look()
-    assert resource.controller._dirty.is_set(), "to be tried again"
+    assert resource.passes, "to be tried again"
     await resource.look()
     assert resource.annotations == {}
     assert resource.leadership is not None
@@ -186,7 +188,7 @@ async def test_a_request_with_an_unconfirmed_answer_does_not_answer_the_next_one
     older = resource.seen()
     await resource.look()
     assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
-    resource.controller.update(older)
+    resource.known.update(older)
     await resource.look()
     assert resource.asked == [None]
     resource.annotations[SWITCHOVER] = "a"
@@ -211,8 +213,8 @@ async def test_an_older_event_about_the_resource_restores_no_answered_request() 
     resource = Resource("a #1")
     older = resource.seen()
     await resource.look()
-    resource.controller.update(older)
-    resource.controller._start_switchover_request()
+    resource.known.update(older)
+    resource.requests.look(PLAN, refused=False)
     await asyncio.sleep(0.1)
     assert resource.asked == [None]
 
@@ -222,13 +224,13 @@ async def test_an_answer_that_is_refused_again_and_again_is_not_tried_without_pa
     resource.refuses = [SWITCHOVER_RESULT]
     begun = asyncio.get_running_loop().time()
     await resource.look()
-    assert resource.controller._dirty.is_set()
-    assert asyncio.get_running_loop().time() - begun >= cluster.AGAIN_S
+    assert resource.passes
+    assert asyncio.get_running_loop().time() - begun >= switchover_requests.AGAIN_S
 
 
 async def test_the_result_of_a_write_does_not_replace_a_newer_version() -> None:
     resource = Resource("a=demo-a-1 #1")
     resource.changed = True
     await resource.look()
-    assert resource.controller._obj["spec"] == "another"
-    assert resource.controller._answered == ("a=demo-a-1 #1", 2)
+    assert resource.known.obj["spec"] == "another"
+    assert resource.known.version == 3

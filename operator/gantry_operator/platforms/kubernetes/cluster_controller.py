@@ -8,22 +8,17 @@ and `status_writer` writes it. A pass runs after each change, and again after a 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
-from pydantic import ValidationError
 
-from gantry_operator.api import BrokerCluster, ManifestError, Security, parse_manifest
-from gantry_operator.api.manifest import problems_of
-from gantry_operator.api.spec import Failover
+from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.api.status import Addresses, BrokerClusterStatus, DrainRow, ProxyStatus, VersionStatus
 from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
 from gantry_operator.certificates import KeyPair
@@ -31,7 +26,6 @@ from gantry_operator.cluster import maintenance, wall_clock
 from gantry_operator.cluster.access_control import AccessControl
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
-from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
@@ -39,16 +33,16 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_events
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
 from gantry_operator.cluster.upgrade_check import Running, release_of
-from gantry_operator.plan import Plan, member_name, plan
+from gantry_operator.plan import Plan, plan
 from gantry_operator.platforms.kubernetes import allowed, names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
-from gantry_operator.platforms.kubernetes.api.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.api.pod_state import former_images, image_of, notable, own_image
 from gantry_operator.platforms.kubernetes.api.reasons import LOOK_S, Reasons
 from gantry_operator.platforms.kubernetes.api.status_writer import StatusWriter
+from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
 from gantry_operator.platforms.kubernetes.manifests import external, name_servers, proxies
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.members import leaving_groups
@@ -66,17 +60,11 @@ from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.objects import mounted_files, volumes
 from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler
 from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.recovered_spec import recovered
 from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
-from gantry_operator.platforms.kubernetes.switchover_request import (
-    SWITCHOVER,
-    SWITCHOVER_BEGUN,
-    SWITCHOVER_RESULT,
-    begun,
-    led_since,
-    parse_switchover,
-)
+from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +78,6 @@ LONGEST_PAUSE_S = 30.0
 """The pause after an answer of the API server that stays the same."""
 SHOWN = ("Deployment", "Service", JOBS, PODS)
 """Caches for the status, besides those that the failover needs."""
-MODES = ("MasterSlave", "Raft")
 
 
 @dataclass
@@ -128,29 +115,6 @@ class Refusals:
         return float(min(first_s * 2 ** max(self._count - 1, 0), max(first_s, LONGEST_PAUSE_S)))
 
 
-def readable_failover(wanted: object) -> dict[str, Any]:
-    """The readable part of `spec.failover` in a refused spec.
-
-    Without a readable `automatic` there is no automatic promotion. Unclean promotions are off.
-    """
-    if not isinstance(wanted, dict):
-        return {}
-    failover: dict[str, Any] = {"automatic": wanted.get("automatic", True) is True}
-    with suppress(ValidationError):
-        timeout = {"detectionTimeout": wanted.get("detectionTimeout", "")}
-        Failover.model_validate(timeout)
-        failover |= timeout
-    return failover
-
-
-def readable_security(wanted: object) -> Security | None:
-    """`spec.security` in a refused spec; None: it cannot be read, and the members keep their access table."""
-    try:
-        return Security.model_validate(wanted or {})
-    except ValidationError:
-        return None
-
-
 def not_listed(kinds: Sequence[str]) -> str:
     return f"no object is created or deleted until the API server has listed: {', '.join(kinds)}"
 
@@ -162,7 +126,7 @@ class ClusterController:
         meta = obj["metadata"]
         self.namespace, self.name, self.uid = meta["namespace"], meta["name"], meta["uid"]
         self._shared = shared
-        self._obj = obj
+        self._resource = ClusterResource(shared.api, obj)
         self._cluster: BrokerCluster | None = None
         """With the groups that leave."""
         self._staying: tuple[str, ...] = ()
@@ -188,12 +152,6 @@ class ClusterController:
         self._proxies = former.proxy
         """The proxies as last shown."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._request_task: asyncio.Task[None] | None = None
-        self._unsent_answer: tuple[str, str] | None = None
-        """A finished switchover request and its answer, until the answer is written."""
-        self._answered = ("", 0)
-        """The last finished request and the resource version at that time. Once the answer is written: the version that
-        contains the answer."""
         api, caches, key = shared.api, shared.caches, (self.namespace, self.name)
         self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
         self._report = StatusWriter(
@@ -211,6 +169,9 @@ class ClusterController:
         self._pods = self._groups.pods
         self._users = KubernetesAccessStore(api, caches, (*key, self.uid), self._events, shared.identity)
         self._access = AccessControl(self._users, self._groups.watches, self._groups.http)
+        self._requests = SwitchoverRequests(
+            self._resource, self._groups.controllers, self._events, self._why_not_led, self._dirty.set
+        )
         replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
         self._hibernation = Hibernation(self._groups, self._objects, self._dirty.set, self._fell_asleep)
         self._upgrading = ""
@@ -250,10 +211,10 @@ class ClusterController:
         asyncio.get_running_loop().call_later(WARM_UP_S, self._report.wake)
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *([self._request_task] if self._request_task is not None else [])]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._requests.close()
         await self._groups.close()
         await self._availability.close()
         await self._remoting.close()
@@ -267,13 +228,11 @@ class ClusterController:
     @property
     def ending(self) -> bool:
         """The cluster is being deleted: what its topics hold goes with it, so nothing waits for their readers."""
-        return self._obj["metadata"].get("deletionTimestamp") is not None
+        return self._resource.ending
 
     def update(self, obj: Object) -> None:
         """The resource changed. A change of the status alone is ignored."""
-        old, self._obj = self._obj["metadata"], obj
-        new = obj["metadata"]
-        if old["generation"] != new["generation"] or old.get("annotations") != new.get("annotations"):
+        if self._resource.update(obj):
             self._dirty.set()
 
     def heard(self, event: str, kind: str, obj: Object) -> None:
@@ -337,7 +296,7 @@ class ClusterController:
             if woken:
                 await asyncio.sleep(SETTLE_S)
             self._dirty.clear()
-            begun, obj = time.monotonic(), self._obj
+            begun, obj = time.monotonic(), self._resource.obj
             try:
                 again = not await self._reconcile(obj)
                 metrics.RECONCILES.labels("waiting" if again else "done").inc()
@@ -368,7 +327,7 @@ class ClusterController:
             righted = await self._sync_labels(found)
             begun = bool(self._groups.controllers) and not self._left_out
             begun = begun or await self._go_on_without_spec(found)
-            self._start_switchover_request()
+            self._look_for_requests()
             if self._accepted is not None and not self._shared.unlisted():
                 await self._keep_certificates(*self._accepted, found)
             return begun and righted
@@ -384,7 +343,7 @@ class ClusterController:
             # Otherwise the leadership record would be recovered from former pods, and the new disks lack its records.
             found.problems.append(f"a former cluster of this name is not deleted yet: {', '.join(former)}")
             self._result = found
-            self._start_switchover_request()
+            self._look_for_requests()
             return False
         self._users.cluster = cluster
         self._access.wake()
@@ -393,7 +352,7 @@ class ClusterController:
         # Before any request that the API server may refuse.
         self._hibernation.take(cluster)
         self._groups.update(cluster, self._hibernation.sleeps)
-        self._start_switchover_request()
+        self._look_for_requests()
         righted = await self._sync_labels(found)
         unlisted = self._shared.unlisted()
         if unlisted:
@@ -420,7 +379,7 @@ class ClusterController:
             complete = await self._reports.keep(cluster, self._plan, found) and complete
         self._result = found
         await mounted_files.refresh(self._shared.api, self._shared.caches, self.namespace, self.name)
-        self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
+        self._resource.note(await self._reports.run_if_asked(cluster, self._resource.obj) or self._resource.obj)
         return complete and righted
 
     async def _keep_certificates(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
@@ -431,7 +390,7 @@ class ClusterController:
         of_proxies = external.proxy_address(cluster, services)
         if of_proxies is not None:
             outside = outside | {external.proxy_endpoint(cluster).name: of_proxies}
-        complete = await self._certificates.keep(cluster, wanted, outside, self._obj, found)
+        complete = await self._certificates.keep(cluster, wanted, outside, self._resource.obj, found)
         if self._certificates.for_clients != self._checks_with:
             self._checks_with = self._certificates.for_clients
             context = None
@@ -457,104 +416,21 @@ class ClusterController:
 
         Existing groups continue with their brokers' configuration. False: some groups could not start yet.
         """
-        groups: dict[str, int] = {}
-        servers: dict[str, int] = {}
-        for live in self._objects.owned("StatefulSet"):
-            group = live["metadata"]["labels"].get(names.GROUP_LABEL)
-            if group is not None and group in leaving_groups.removing([live]):
-                continue
-            if group is not None:
-                groups[group] = int(live["spec"]["replicas"])
-            elif live["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.NAME_SERVER:
-                servers = {"replicas": max(1, int(live["spec"]["replicas"]))}
-        failover = readable_failover((self._obj.get("spec") or {}).get("failover"))
-        common: dict[str, Any] = {"nameServers": servers, "failover": failover}
-        if self._objects.owned("Lease"):
-            common["reclaim"] = "Delete"
-        taken, self._left_out = self._groups_that_run(groups, common)
+        sets, leases = self._objects.owned("StatefulSet"), self._objects.owned("Lease")
+        what = recovered(self._resource.obj, sets, self._objects.live, owned_leases=bool(leases))
+        self._left_out = dict(what.left_out)
         found.problems += [f"group {group} has no failover: {why}" for group, why in self._left_out.items()]
         kept = True
-        if taken:
-            cluster = BrokerCluster.make(self.name, self.namespace, **taken)
-            cluster.metadata.uid = self.uid
-            self._take(cluster, whole=False)
-            security = readable_security((self._obj.get("spec") or {}).get("security"))
-            if security is not None:
-                cluster.spec.security = security
-                self._users.cluster = cluster
+        if what.cluster is not None:
+            self._take(what.cluster, whole=False)
+            if what.knows_users:
+                self._users.cluster = what.cluster
                 self._access.wake()
-            kept = await self._objects.keep_secret(cluster, found)
+            kept = await self._objects.keep_secret(what.cluster, found)
             if kept or self._objects.token is not None:
                 self._pods.admin_token = self._objects.token
-                self._groups.update(cluster)
+                self._groups.update(what.cluster)
         return kept and not self._left_out
-
-    def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """A spec of the groups with readable configs (empty: none), and for each other group the reason."""
-        known = {g: self._running_with(g) for g in groups}
-        usual = next((k for k in known.values() if k is not None), None)
-        spec: dict[str, Any] = {}
-        left_out: dict[str, str] = {}
-        for group, replicas in sorted(groups.items()):
-            if replicas == 0:
-                left_out[group] = "its StatefulSet has 0 replicas"
-                continue
-            runs_with = known[group] or usual or self._by_its_leadership(group)
-            if runs_with is None:
-                # A guess may choose the wrong mode, and the controller of one mode stays when the configs are repaired.
-                left_out[group] = "none of its configs can be read"
-                continue
-            fields = common | runs_with
-            # A member may have been deleted. In a Raft group it still counts.
-            members = max(replicas, 3) if fields.get("mode") == "Raft" else replicas
-            least = fields.get("minInSyncReplicas", 1)
-            if isinstance(least, int):
-                fields["minInSyncReplicas"] = min(least, members, spec.get("minInSyncReplicas", members))
-            known_as = self._broker_name(group)
-            fields["brokerGroups"] = [{"name": group, "members": members, "brokerName": known_as}]
-            try:
-                BrokerCluster.make(self.name, self.namespace, **fields)
-            except ValidationError as error:
-                why = "; ".join(str(p) for p in problems_of(error.errors()))
-                left_out[group] = f"its configuration is not understood: {why}"
-                continue
-            fields["brokerGroups"] = [*spec.get("brokerGroups", []), *fields["brokerGroups"]]
-            spec |= fields
-        return spec, left_out
-
-    def _running_with(self, group: str) -> dict[str, Any] | None:
-        """The failover settings from the last configs of the group's members. None: all configs are missing or
-        damaged.
-        """
-        live = self._objects.live("ConfigMap", names.group_set(self.name, group))
-        texts = [] if live is None else list((live.get("data") or {}).values())
-        wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
-        for text in texts:
-            # Read only the needed fields: an operator of another version may have written more, and a damaged field may
-            # not be needed.
-            with suppress(ValueError):
-                config = json.loads(text)
-                if isinstance(config, dict) and config.get("mode") in MODES:
-                    return {field: config[name] for field, name in wanted.items() if name in config}
-        return None
-
-    def _broker_name(self, group: str) -> str | None:
-        """RocketMQ's name of a group in its members' configs; None: it is not there, or the group's own name."""
-        live = self._objects.live("ConfigMap", names.group_set(self.name, group))
-        for text in [] if live is None else list((live.get("data") or {}).values()):
-            with suppress(ValueError, AttributeError):
-                name = json.loads(text).get("group")
-                return name if isinstance(name, str) and name != group else None
-        return None
-
-    def _by_its_leadership(self, group: str) -> dict[str, Any] | None:
-        """The settings of a group that has a leadership record. Groups in mode Raft never have one.
-
-        The flush mode is not known, so no member is promoted that may lack records on another disk.
-        """
-        lease = self._objects.live("Lease", names.group_set(self.name, group))
-        annotations = None if lease is None else lease["metadata"].get("annotations")
-        return {"mode": "MasterSlave", "flush": "Sync"} if LEADERSHIP in (annotations or {}) else None
 
     def _take(self, cluster: BrokerCluster, *, whole: bool = True) -> list[str]:
         """Use this spec, with the groups that leave. Returns why groups of the spec do not start.
@@ -667,90 +543,11 @@ class ClusterController:
         """Group, number and name of every member that is planned or runs."""
         return [(m.group, m.number, m.name) for g in self._pods.planned for m in self._pods.running(g)]
 
-    # ---- commands
+    def _look_for_requests(self) -> None:
+        self._requests.look(self._plan, refused=bool(self._result.refused))
 
-    def _start_switchover_request(self) -> None:
-        """Answer the switchover request in an annotation with another annotation. One request at a time."""
-        meta = self._obj["metadata"]
-        text = (meta.get("annotations") or {}).get(SWITCHOVER)
-        if self._request_task is not None and not self._request_task.done():
-            return
-        if text in (None, self._answered[0]) and int(meta["resourceVersion"]) < self._answered[1]:
-            return  # This event is older than the answer. The event with the answer is still to come.
-        if text is None:
-            # Withdrawn, or answered without a confirmed write. The same text later is another request.
-            self._unsent_answer = None
-        if text is not None and (self._plan is not None or self._result.refused):
-            self._request_task = asyncio.create_task(self._handle_switchover_request(text, self._plan))
-        elif text is None and self._annotation(SWITCHOVER_BEGUN) is not None:
-            self._request_task = asyncio.create_task(self._forget())
-
-    async def _forget(self) -> None:
-        """A request was withdrawn while no operator ran. The same text later is another request."""
-        try:
-            await self._annotate({SWITCHOVER_BEGUN: None})
-        except (ApiError, ApiUnavailable) as error:
-            log.warning(
-                "deleting the record of a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"}
-            )
-            await asyncio.sleep(AGAIN_S)
-        self._dirty.set()
-
-    async def _handle_switchover_request(self, text: str, wanted: Plan | None) -> None:
-        try:
-            if self._unsent_answer is None or self._unsent_answer[0] != text:
-                self._unsent_answer = (text, await self._perform_switchover(text, wanted))
-                self._answered = (text, int(self._obj["metadata"]["resourceVersion"]))
-            answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._unsent_answer), SWITCHOVER_BEGUN: None}
-            if self._annotation(SWITCHOVER) == text:
-                answer[SWITCHOVER] = None  # A newer request that arrived meanwhile remains.
-            self._answered = (text, await self._annotate(answer))
-            self._unsent_answer = None
-        except (ApiError, ApiUnavailable) as error:
-            log.warning("answering a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
-            await asyncio.sleep(AGAIN_S)
-        self._dirty.set()
-
-    async def _perform_switchover(self, text: str, wanted: Plan | None) -> str:
-        """Carry out a request. `wanted` None: the spec is refused, and no group has a controller.
-
-        Raises ApiError and ApiUnavailable before the switchover starts.
-        """
-        try:
-            if wanted is None:
-                why = "; ".join([self._result.refused, *self._result.problems])
-                raise SwitchoverFailed(f"no group is led, since the spec is refused: {why}")
-            group, to = parse_switchover(text, wanted)
-            controller = self._groups.controllers.get(group)
-            if controller is None:
-                why = "; ".join(filter(None, [self._result.refused, *self._result.problems]))
-                raise SwitchoverFailed(f"the failover of group {group} has not started: {why or 'try again'}")
-            if to is None:
-                leadership = await controller.known_leadership()
-                done = led_since(self._annotation(SWITCHOVER_BEGUN), text, leadership)
-                if done is not None:
-                    return f"done: {member_name(self.name, group, done)} leads {group} in epoch {leadership.epoch}"
-                await self._annotate({SWITCHOVER_BEGUN: begun(text, leadership)})
-            return "done: " + await controller.switchover(to, "asked for")
-        except (SwitchoverFailed, ValueError) as error:
-            said = f"failed: {error}"
-            self._events.record("Warning", "SwitchoverFailed", said)
-            return said
-
-    def _annotation(self, name: str) -> str | None:
-        return (self._obj["metadata"].get("annotations") or {}).get(name)
-
-    async def _annotate(self, annotations: dict[str, str | None]) -> int:
-        """Write annotations. Returns the version of the resource that contains them."""
-        patch = {"metadata": {"annotations": annotations}}
-        written = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
-        self._note(written)
-        return int(written["metadata"]["resourceVersion"])
-
-    def _note(self, written: Object) -> None:
-        """Keep the result of this operator's write, unless a watch event has brought a newer version."""
-        if int(written["metadata"]["resourceVersion"]) > int(self._obj["metadata"]["resourceVersion"]):
-            self._obj = written
+    def _why_not_led(self) -> str:
+        return "; ".join(filter(None, [self._result.refused, *self._result.problems]))
 
     # ---- input of the status
 
@@ -782,7 +579,7 @@ class ClusterController:
                 self._reported.pop(m.name, None)
 
     def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
-        if self._obj["metadata"].get("deletionTimestamp") is not None:
+        if self._resource.ending:
             return None
         self._ask_for_checks()
         unlisted = self._shared.unlisted()
