@@ -1,4 +1,4 @@
-"""Spark on Gantry's commit logs: the `commitlog` data source and the jobs on it."""
+"""Spark on RocketMQ: the data sources `commitlog` (logs) and `rocketmq` (topics), and the jobs on them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register the `commitlog` data source with a session, and enable filter pushdown for Python sources."""
+    """Register `commitlog` and `rocketmq` with a session, and enable filter pushdown for Python sources."""
     from gantry_spark.aggregates import AggregatesSource
     from gantry_spark.source import CommitLogSource
+    from gantry_spark.topics.source import TopicSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(CommitLogSource)
     spark.dataSource.register(AggregatesSource)
+    spark.dataSource.register(TopicSource)

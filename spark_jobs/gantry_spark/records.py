@@ -136,10 +136,13 @@ def first_malformed(structure: Bools) -> int | None:
     return None if bool(structure.all()) else int(np.argmin(structure))
 
 
-def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock | None, list[Damage]]:
+def check(
+    buf: Bytes, base: int, at: Ints, verify: bool, *, of_log: bool = True
+) -> tuple[CheckedBlock | None, list[Damage]]:
     """Validate all records of a block at once, and return them with the damage of invalid contents.
 
-    A record with an invalid content has a valid structure. `verify`: check the CRC of bodies.
+    A record with an invalid content has a valid structure. `verify`: check the CRC of bodies. `of_log`: the block is a
+    part of a log from offset `base` on, so each record's physical offset is its place.
     """
     if not len(at):
         return None, []
@@ -148,7 +151,9 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock |
     size = headers["size"].astype(np.int64)
     sys_flag = headers["sys_flag"]
     is_v2 = magic == MAGIC_V2
-    ok: Bools = ((magic == MAGIC_V1) | is_v2) & (headers["phys"] == base + at)
+    ok: Bools = (magic == MAGIC_V1) | is_v2
+    if of_log:
+        ok &= headers["phys"] == base + at
     born_v6: Bools = (sys_flag & int(SysFlag.BORN_HOST_V6)) != 0
     store_v6: Bools = (sys_flag & int(SysFlag.STORE_HOST_V6)) != 0
     store_ms = headers["store_ms"].astype(np.int64)

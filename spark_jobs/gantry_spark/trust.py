@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -21,16 +21,19 @@ class Trust:
     """`ca_file`: PEM file with the CAs of the cluster; None: those of the system. `tls`: connections to NameServers
     and to the brokers' ports for clients have TLS. `credentials_file`: JSON with `accessKey` and `secretKey` of the
     user who signs requests at these ports; None: they are not signed. Tasks open the files on the machine where they
-    run.
+    run. `keys`: access key and secret key themselves, instead of the file.
     """
 
     ca_file: str | None = None
     tls: bool = False
     credentials_file: str | None = None
+    keys: tuple[str, str] | None = field(default=None, repr=False)
 
     def sign(self, request: Frame) -> None:
         """Sign a request of the remoting protocol. Raises SourceError when the file cannot be used."""
-        if self.credentials_file is not None:
+        if self.keys is not None:
+            Credentials(*self.keys).sign(request)
+        elif self.credentials_file is not None:
             _credentials(self.credentials_file).sign(request)
 
     def context(self) -> ssl.SSLContext:

@@ -1,0 +1,210 @@
+"""Messages of a queue by RocketMQ's own pull: what a consumer would be given. Works with Apache RocketMQ as well.
+
+A broker answers a pull with at most 32 messages by default, so several pulls are under way at a time. Each begins where
+the one before would end if it brought as many messages as the last full answer. When it brings another number, the
+later ones are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from gantry_broker.protocol.codes import PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import BadField, Long, PullAnswer, PullHeader
+
+from gantry_spark.errors import SourceError
+from gantry_spark.layout import Ints
+from gantry_spark.properties import parse_properties
+from gantry_spark.record_boundaries import find_record_boundaries
+from gantry_spark.records import Records, check
+from gantry_spark.topics.queues import QueueRange, queue_text
+from gantry_spark.topics.wire import NOT_NOW, Broken, Cluster, Connection, Pauses, Refused
+
+logger = logging.getLogger(__name__)
+
+ASKED: Final = 1_024
+"""Messages that a pull asks for. Brokers have a lower limit (`maxTransferCountOnMessageInMemory`: 32)."""
+UNDER_WAY: Final = 8
+BLOCK: Final = 8 * 1024 * 1024
+"""Bytes of messages that become one Arrow batch."""
+_WAIT: Final = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY))
+
+
+class PullSettings:
+    """What the pulls of a read have in common. Tasks receive it."""
+
+    def __init__(self, group: str, tags: tuple[str, ...], verify: bool, fail_on_loss: bool) -> None:
+        self.group = group
+        self.tags = tags
+        self.verify = verify
+        self.fail_on_loss = fail_on_loss
+
+    def lost(self, text: str) -> None:
+        """Report messages that cannot be read. Raises SourceError unless the read goes on without them."""
+        if self.fail_on_loss:
+            raise SourceError(f"{text}; set failOnDataLoss to false to go on without them")
+        logger.warning("%s", text)
+
+
+def read_range(cluster: Cluster, wanted: QueueRange, settings: PullSettings) -> Iterator[Records]:
+    """Yield the messages of a range in order. Raises SourceError."""
+    at = wanted.start
+    pauses = Pauses(cluster.timeout_s)
+    queue = wanted.queue
+    name = f"queue {queue_text(queue)} of topic {queue.topic}"
+    while at < wanted.end:
+        pull = _Pulls(wanted, at, settings)
+        problem, again = "", False
+        for master, address in cluster.addresses(queue.topic, queue.broker):
+            begun = pull.at
+            try:
+                for block in pull.run(cluster.connection(address)):
+                    yield from _decode(block, wanted, settings, name)
+            except Broken as error:
+                problem = str(error)
+                cluster.drop(address)
+            except Refused as error:
+                if error.code not in NOT_NOW:
+                    raise
+                problem = str(error)
+            if pull.at > begun:
+                pauses = Pauses(cluster.timeout_s)
+            if pull.at >= wanted.end:
+                break
+            if pull.moved is not None and master:
+                low, high = pull.moved
+                if pull.at < low:
+                    settings.lost(f"{name}: messages {pull.at} to {min(low, wanted.end) - 1} expired before the read")
+                    pull.at, again = low, True
+                elif pull.at > high:
+                    settings.lost(f"{name} ends at offset {high}: messages {pull.at} to {wanted.end - 1} are gone")
+                    return
+                break
+            problem = problem or f"{address} does not have message {pull.at} yet"
+        at = pull.at
+        if at < wanted.end and not again and not pauses.wait():
+            raise SourceError(f"{name} cannot be read from offset {at} on: {problem or 'no broker is known'}")
+        if problem:
+            cluster.forget(queue.topic)
+
+
+class _Pulls:
+    """Pulls of one range over one connection after another."""
+
+    def __init__(self, wanted: QueueRange, at: int, settings: PullSettings) -> None:
+        self.at = at
+        self.moved: tuple[int, int] | None = None
+        """First offset and end of the queue, when the broker has no message at `at`."""
+        self._wanted = wanted
+        self._subscription = " || ".join(settings.tags) or "*"
+        self._group = settings.group
+
+    def _frame(self, offset: int) -> Frame:
+        queue = self._wanted.queue
+        header = PullHeader(
+            self._group, queue.topic, queue.queue_id, Long(offset),
+            max(1, min(ASKED, self._wanted.end - offset)), PullFlag.SUBSCRIPTION, Long(0),
+            subscription=self._subscription, bname=queue.broker,
+        )  # fmt: skip
+        return Frame(RequestCode.PULL_MESSAGE, ext=header.ext())
+
+    def run(self, connection: Connection) -> Iterator[list[bytes]]:
+        """Yield the bodies of answers, several at a time, and advance `at`. Raises Broken, Refused."""
+        self.moved = None
+        step = 0
+        under_way: list[tuple[int, int]] = []
+        held: list[bytes] = []
+        size = 0
+        reached = self.at
+        end = self._wanted.end
+        try:
+            while reached < end:
+                if not under_way:
+                    under_way.append((reached, connection.send_all([self._frame(reached)])[0]))
+                if step:
+                    begins = [under_way[-1][0] + step * (i + 1) for i in range(UNDER_WAY - len(under_way))]
+                    begins = [b for b in begins if b < end]
+                    if begins and (len(under_way) <= UNDER_WAY // 2):
+                        numbers = connection.send_all([self._frame(b) for b in begins])
+                        under_way += zip(begins, numbers, strict=True)
+                begin, number = under_way.pop(0)
+                answer = connection.answer(number)
+                following = self._following(connection, answer, begin)
+                if following is None:
+                    break
+                if answer.code == ResponseCode.SUCCESS:
+                    held.append(answer.body)
+                    size += len(answer.body)
+                step = following - begin if answer.code == ResponseCode.SUCCESS else 0
+                reached = following
+                if under_way and under_way[0][0] != reached:
+                    connection.give_up(n for _, n in under_way)
+                    under_way = []
+                if size >= BLOCK:
+                    yield held
+                    self.at, held, size = reached, [], 0
+        finally:
+            # A generator that is closed early must not leave answers to be taken for those of the next pulls.
+            connection.give_up(n for _, n in under_way)
+        if held:
+            yield held
+        self.at = max(self.at, min(reached, end))
+
+    def _following(self, connection: Connection, answer: Frame, begin: int) -> int | None:
+        """Return the offset of the next pull; None: the broker has nothing at `begin` now."""
+        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_OFFSET_MOVED, *_WAIT):
+            raise Refused(f"broker {connection.address}", RequestCode.PULL_MESSAGE, answer)
+        try:
+            reply = PullAnswer.from_ext(answer.ext)
+        except BadField as error:
+            raise SourceError(f"broker {connection.address}: {error}") from None
+        following = int(reply.nextBeginOffset)
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED or begin < reply.minOffset or begin > reply.maxOffset:
+            self.moved = int(reply.minOffset), int(reply.maxOffset)
+            return None
+        return following if following > begin else None
+
+
+def _decode(block: list[bytes], wanted: QueueRange, settings: PullSettings, name: str) -> Iterator[Records]:
+    joined = bytearray().join(block)
+    at, end = find_record_boundaries(joined, len(joined), len(joined))
+    if end != len(joined):
+        settings.lost(f"{name}: an answer of the broker is no sequence of messages from byte {end} on")
+    buf = np.frombuffer(joined, dtype=np.uint8)
+    checked, damage = check(buf, 0, at, settings.verify, of_log=False)
+    if checked is None:
+        return
+    for one in damage:
+        offset = int.from_bytes(joined[one.start + 20 : one.start + 28], "big")
+        settings.lost(f"{name}: message {offset} is damaged: {one.reason}")
+    bad = np.flatnonzero(~checked.structure)
+    if len(bad):
+        settings.lost(f"{name}: {len(bad)} messages have no valid structure, the first after byte {int(at[bad[0]])}")
+    records = within(checked.records(None), wanted, settings.tags)
+    if len(records):
+        yield records
+
+
+def within(records: Records, wanted: QueueRange, tags: tuple[str, ...]) -> Records:
+    """Return the records of a range, and with one of these tags (none given: all)."""
+    offsets: Ints = records.field("queue_offset")
+    keep = (offsets >= wanted.start) & (offsets < wanted.end)
+    if wanted.from_ms is not None:
+        keep &= records.store_ms >= wanted.from_ms
+    if wanted.until_ms is not None:
+        keep &= records.store_ms < wanted.until_ms
+    if tags and len(records):
+        # Brokers compare hashes of tags.
+        found = parse_properties(records.buf, records.props_at, records.props_len).values("TAGS")
+        keep &= np.asarray(_is_in(found, tags))
+    return records if bool(keep.all()) else records.where(keep)
+
+
+def _is_in(texts: Any, tags: tuple[str, ...]) -> Any:
+    return pc.is_in(texts, value_set=pa.array(tags, type=pa.string())).to_numpy(zero_copy_only=False)

@@ -1,0 +1,157 @@
+"""The pure part of the source by topic: positions, limits of a batch, losses, division into tasks."""
+
+from __future__ import annotations
+
+import pytest
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_spark.errors import SourceError
+from gantry_spark.topics.options import ReadOptions, WriteOptions
+from gantry_spark.topics.queues import (
+    EARLIEST,
+    LATEST,
+    Bounds,
+    QueueRange,
+    divide,
+    from_table,
+    limited,
+    parse_position,
+    plan,
+    resolve,
+    to_table,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+QUEUES = [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1), MessageQueue("T", "b", 0), MessageQueue("U", "b", 0)]
+queues = st.sampled_from(QUEUES)
+bounds = st.builds(lambda first, count: Bounds(first, first + count), st.integers(0, 50), st.integers(0, 50))
+offsets = st.dictionaries(queues, st.integers(0, 120))
+
+
+@given(offsets)
+def test_offsets_survive_json(table: dict[MessageQueue, int]) -> None:
+    assert from_table(to_table(table), "test") == table
+
+
+@given(offsets, st.dictionaries(queues, bounds), st.none() | st.integers(1, 60))
+def test_batches_of_any_limit_read_every_message_once(
+    start: dict[MessageQueue, int], there: dict[MessageQueue, Bounds], most: int | None
+) -> None:
+    first = {q: b.first for q, b in there.items()}
+    read: dict[MessageQueue, list[int]] = {q: [] for q in there}
+    at = dict(start)
+    for _ in range(300):
+        end = limited(at, there, most)
+        if end == at:
+            break
+        found = plan(at, end, first)
+        assert most is None or sum(r.count for r in found.ranges) <= max(most, len(there))
+        assert bool(found.losses) == any(
+            q in at and (end[q] < at[q] or at[q] < first[q]) and end[q] != at[q] for q in there
+        )
+        for one in found.ranges:
+            read[one.queue] += range(one.start, one.end)
+        at = end
+    else:
+        raise AssertionError("the batches have no end")
+    for queue, bound in there.items():
+        begin = start.get(queue, bound.first)
+        begin = bound.first if begin > bound.after else max(begin, bound.first)
+        assert read[queue] == list(range(begin, bound.after))
+    assert {q: o for q, o in at.items() if q not in there} == {q: o for q, o in start.items() if q not in there}
+
+
+def test_a_slave_that_lags_is_no_loss() -> None:
+    queue = QUEUES[0]
+    assert limited({queue: 9}, {queue: Bounds(0, 7, by_master=False)}, None) == {queue: 9}
+    assert limited({queue: 9}, {queue: Bounds(0, 7)}, None) == {queue: 7}
+
+
+def test_a_queue_that_is_gone_is_a_loss_only_if_messages_are_missing() -> None:
+    queue = QUEUES[0]
+    assert plan({queue: 5}, {queue: 5}, {}).losses == ()
+    (loss,) = plan({queue: 5}, {queue: 8}, {}).losses
+    assert "messages 5 to 7 cannot be read" in loss
+
+
+@given(
+    st.lists(
+        st.builds(QueueRange, queues, st.integers(0, 50), st.integers(0, 400)), max_size=6, unique_by=lambda r: r.queue
+    ),
+    st.integers(1, 9),
+    st.integers(1, 100),
+)  # fmt: skip
+def test_tasks_hold_every_message_once_and_in_order(ranges: list[QueueRange], least: int, per_task: int) -> None:
+    tasks = divide(ranges, least, per_task)
+    found: dict[MessageQueue, list[int]] = {}
+    for task in tasks:
+        assert task
+        for one in task:
+            assert one.count
+            found.setdefault(one.queue, []).extend(range(one.start, one.end))
+    assert found == {r.queue: list(range(r.start, r.end)) for r in ranges if r.count}
+    total = sum(r.count for r in ranges)
+    assert len(tasks) >= min(least, total) // 2
+
+
+def test_positions_are_named_by_queue() -> None:
+    there = {q: Bounds(3, 9) for q in QUEUES[:2]}
+    assert resolve(parse_position("earliest", "startingOffsets"), there, "startingOffsets") == dict.fromkeys(there, 3)
+    assert resolve(LATEST, there, "endingOffsets") == dict.fromkeys(there, 9)
+    position = parse_position('{"T": {"a:0": -2, "a:1": 5}}', "startingOffsets")
+    assert resolve(position, there, "startingOffsets") == {QUEUES[0]: 3, QUEUES[1]: 5}
+    for text, error in (
+        ("soon", "write earliest, latest or JSON"),
+        ('{"T": 4}', "topic 'T' has '4'"),
+        ('{"T": {"0": 4}}', "'0' is no queue; write GROUP:NUMBER"),
+        ('{"T": {"a:x": 4}}', "is no queue"),
+        ('{"T": {"a:0": -3}}', "has the offset '-3'"),
+        ('{"T": {"a:0": 1.5}}', "has the offset '1.5'"),
+        ('{"T": {"a:0": true}}', "has the offset 'True'"),
+        ("[]", "write JSON as"),
+    ):
+        with pytest.raises(SourceError, match=error):
+            parse_position(text, "startingOffsets")
+    with pytest.raises(SourceError, match="names no offset for a:1 of topic T"):
+        resolve(parse_position('{"T": {"a:0": 0}}', "o"), there, "o")
+    with pytest.raises(SourceError, match="topic T has no readable queue a:7"):
+        resolve(parse_position('{"T": {"a:0": 0, "a:1": 0, "a:7": 0}}', "o"), there, "o")
+    assert EARLIEST == -2
+
+
+READ = {"nameServers": "127.0.0.1:9876", "subscribe": "T"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"subscribe": "T"}, "give option nameServers"),
+        ({"nameServers": "h:1"}, "subscribe .* and subscribePattern"),
+        (READ | {"subscribePattern": "T.*"}, "subscribe .* and subscribePattern"),
+        ({"nameServers": "h:1", "subscribePattern": "("}, "no regular expression"),
+        (READ | {"topics": "T"}, "option topics: unknown; there are .*startingOffsets"),
+        (READ | {"startingTimestamp": "soon"}, "option startingTimestamp: 'soon'; write a whole number"),
+        (READ | {"startingTimestamp": "1", "startingOffsets": "earliest"}, "startingOffsets and startingTimestamp"),
+        (READ | {"startingOffsets": "latest"}, "latest is a start of streams"),
+        (READ | {"endingOffsets": "earliest"}, "earliest is only a start"),
+        (READ | {"maxOffsetsPerTrigger": "0"}, "whole number from 1"),
+        (READ | {"minPartitions": "²"}, "whole number from 1"),
+        (READ | {"failOnDataLoss": "no"}, "write true or false"),
+        (READ | {"groupId": "a b"}, "option groupId: group 'a b'"),
+        (READ | {"accessKey": "a"}, "accessKey and secretKey together"),
+        (READ | {"accessKey": "a", "secretKey": "b", "credentialsFile": "f"}, "not both"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, str], error: str) -> None:
+    with pytest.raises(SourceError, match=error):
+        ReadOptions(options, stream=False)
+
+
+def test_options_of_a_stream_and_of_a_write() -> None:
+    assert ReadOptions(READ, stream=True).starting == LATEST
+    assert ReadOptions(READ | {"STARTINGOFFSETS": "earliest", "tags": "*"}, stream=True).tags == ()
+    with pytest.raises(SourceError, match="a stream has no end"):
+        ReadOptions(READ | {"endingOffsets": "latest"}, stream=True)
+    with pytest.raises(SourceError, match="option subscribe: unknown"):
+        WriteOptions(READ)
+    assert "secret" not in repr(ReadOptions(READ | {"accessKey": "a", "secretKey": "secret"}, stream=True).access.trust)
