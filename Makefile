@@ -3,6 +3,7 @@
 # make lint    style and types only
 # make nightly what has no time in .ci/run, for a whole night: docs/testing.md
 # make bench   most figures of docs/figures.md
+# make dist    wheels and source archives of both distributions, into dist/
 # make lock    write the lock files again, after a change of dependencies (needs uv)
 
 VENV := .venv
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 JOBS ?= 3
 
-.PHONY: help demo test lint nightly bench lock env clean
+.PHONY: help demo test lint nightly bench dist lock env clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -31,6 +32,9 @@ nightly: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(BIN)/python .ci/bench.py
+
+dist: $(VENV)/.dev
+	@$(BIN)/python -m distributions.build
 
 lock:
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(or $(PYTHON),python3) requirements/lock.py

@@ -7,7 +7,6 @@ processes, and connections that the system has accepted but this process has not
 from __future__ import annotations
 
 import contextlib
-import resource
 from dataclasses import dataclass
 
 MAX_REMOTING = 10_000
@@ -50,11 +49,15 @@ def divide(limit: int) -> Budget:
 
 def budget() -> Budget:
     """Return the budget for this process's present limit."""
+    import resource  # Clients use the numbers above on systems without it.
+
     return divide(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def allow_all() -> None:
     """Raise this process's limit as far as the system allows."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -224,6 +224,11 @@ class Consumer:
         self._suspended = False
 
     @property
+    def concurrency(self) -> int:
+        """How many messages handlers have at a time, at most."""
+        return self._concurrency
+
+    @property
     def assigned(self) -> list[MessageQueue]:
         """The queues that this member reads."""
         return sorted(self._assigned)

@@ -1,0 +1,1 @@
+"""What is published: `python -m distributions.build`."""

@@ -1,0 +1,174 @@
+"""`python -m distributions.build [FOLDER]`: build the wheels and source archives, by default into dist/.
+
+There are two distributions from one source tree. `gantry-mq-client` has the client and every module that it imports.
+`gantry-mq` has all other modules, and needs the client of the same version. So each file belongs to one distribution,
+and a program that only sends and receives installs little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SOURCES: Final = ("broker_image/gantry_broker", "operator/gantry_operator", "spark_jobs/gantry_spark")
+CLIENT: Final = "gantry_broker.client"
+NEEDED: Final = ("orjson",)
+"""Packages of other projects that the client cannot do without."""
+EXTRAS: Final = {
+    "tls": ("cryptography",),
+    "compression": ("lz4", "zstandard"),
+    "opentelemetry": ("opentelemetry-api",),
+}
+"""Extras of the client, and the packages of each: it imports them when they are needed."""
+BACKEND: Final = (
+    "import sys; from setuptools import build_meta as b; to = sys.argv[1]; b.build_sdist(to); b.build_wheel(to)"
+)
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file may import, also within functions, without those for type checkers only."""
+    tree = ast.parse(path.read_text())
+    checked = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in checked:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def client_modules(source: Path = ROOT / "broker_image") -> dict[str, Path]:
+    """The client's modules and all that they import, by name."""
+
+    def file_of(module: str) -> Path | None:
+        base = source / module.replace(".", "/")
+        return next((p for p in (base / "__init__.py", base.with_suffix(".py")) if p.exists()), None)
+
+    found: dict[str, Path] = {}
+    waiting = [f"{CLIENT}.{p.stem}" for p in (source / CLIENT.replace(".", "/")).glob("*.py")]
+    while waiting:
+        module = waiting.pop()
+        path = file_of(module)
+        if module in found or path is None or not module.startswith("gantry_broker"):
+            continue
+        found[module] = path
+        waiting.append(module.rpartition(".")[0])
+        waiting += imported(path)
+    return found
+
+
+def others_of(modules: dict[str, Path]) -> set[str]:
+    """Packages of other projects that modules import."""
+    names = {name.partition(".")[0] for path in modules.values() for name in imported(path)}
+    return names - set(sys.stdlib_module_names) - {"gantry_broker"}
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def requirement(package: str) -> str:
+    """The requirement of the project for a package, with its versions."""
+    made = project()
+    known = [*made["dependencies"], *(r for extra in made["optional-dependencies"].values() for r in extra)]
+    return next(r for r in known if r.replace("<", ">").partition(">")[0] == package)
+
+
+def stage(folder: Path) -> list[Path]:
+    """Write both source trees below a folder."""
+    client = client_modules()
+    mine = {path.resolve() for path in client.values()} | {(ROOT / "broker_image/gantry_broker/py.typed").resolve()}
+    trees = [folder / "gantry-mq-client", folder / "gantry-mq"]
+    for path in sorted(mine):
+        _copy(path, trees[0] / "src" / path.relative_to(ROOT / "broker_image"))
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and path.resolve() not in mine:
+                _copy(path, trees[1] / "src" / path.relative_to((ROOT / source).parent))
+    # A link to examples/: the archive has copies.
+    shutil.copytree(ROOT / "examples", trees[1] / "src/gantry_operator/examples", dirs_exist_ok=True)
+    _copy(ROOT / "distributions/client.md", trees[0] / "README.md")
+    (trees[1] / "README.md").write_text(absolute_links((ROOT / "README.md").read_text()))
+    for tree in trees:
+        _copy(ROOT / "LICENSE", tree / "LICENSE")
+    (trees[0] / "pyproject.toml").write_text(_client_project())
+    (trees[1] / "pyproject.toml").write_text(_whole_project())
+    return trees
+
+
+def _client_project() -> str:
+    made = project()
+    text = (ROOT / "distributions/client.toml").read_text()
+    needed = ", ".join(f'"{requirement(p)}"' for p in NEEDED)
+    head = f'version = "{made["version"]}"\ndependencies = [{needed}]\n'
+    extras = "".join(
+        f"{name} = [{', '.join(chr(34) + requirement(p) + chr(34) for p in packages)}]\n"
+        for name, packages in EXTRAS.items()
+    )
+    urls = "".join(f'{name} = "{url}"\n' for name, url in made.get("urls", {}).items())
+    text = text.replace('name = "gantry-mq-client"\n', f'name = "gantry-mq-client"\n{head}', 1)
+    tables = f"[project.optional-dependencies]\n{extras}\n" + (f"[project.urls]\n{urls}\n" if urls else "")
+    return text.replace("[tool.setuptools.packages.find]", f"{tables}[tool.setuptools.packages.find]", 1)
+
+
+def _whole_project() -> str:
+    text = (ROOT / "pyproject.toml").read_text()
+    text = text.partition("[tool.ruff]")[0]
+    needed = f'dependencies = [\n    "gantry-mq-client=={project()["version"]}",\n'
+    text = text.replace("dependencies = [\n", needed, 1)
+    return text.replace('where = ["operator", "broker_image", "spark_jobs"]', 'where = ["src"]\nnamespaces = true', 1)
+
+
+def absolute_links(text: str) -> str:
+    """The README for a page that is not in the repository: its links lead to the project's own pages."""
+    base = project().get("urls", {}).get("Source", "")
+    if not base:
+        return text
+    for opening in ("](", 'src="'):
+        parts = text.split(opening)
+        text = parts[0] + "".join(
+            opening + (part if part.startswith(("http", "#")) else f"{base}/blob/main/{part}") for part in parts[1:]
+        )
+    return text
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def build(folder: Path) -> list[Path]:
+    """Build all, and return the files. Raises CalledProcessError with what the backend says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    work = folder / "trees"
+    shutil.rmtree(work, ignore_errors=True)
+    for tree in stage(work):
+        subprocess.run(
+            [sys.executable, "-c", BACKEND, str(folder.resolve())], cwd=tree, check=True, capture_output=True
+        )
+    shutil.rmtree(work)
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz")))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "dist")
+    for made in build(parser.parse_args().folder):
+        print(f"{made.stat().st_size:>10,}  {made}")
