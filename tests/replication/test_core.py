@@ -10,10 +10,11 @@ from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, Mem
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.frame import FrameDecoder, encode_frame
 from gantry_broker.replication import epochs, wire
+from gantry_broker.replication.core import MOVING_MS, Role
 from gantry_broker.replication.identity import ReplicaFile, StateError
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
-from gantry_broker.replication.replica import Replica, Role
+from gantry_broker.replication.replica import Replica
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.waiters import Waiters
 from gantry_broker.store.log.epochs import EpochStart
@@ -272,7 +273,7 @@ def test_a_follower_confirms_after_it_has_its_next_fetch() -> None:
     leader, source = master(Options(), A, B)
     core, log, asked = follower_of(leader)
     end, data = source.end, source.read_raw(0, 4096)
-    assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=data))
+    assert core.answered(FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=data), 0)
     following = core.next_fetch()
     assert following is not None
     assert (following.end, following.confirmed, log.confirmed) == (end, end, 0)
@@ -287,7 +288,7 @@ def test_a_follower_confirms_a_long_way_in_several_calls(monkeypatch: pytest.Mon
     core, log, asked = follower_of(leader)
     end = source.end
     answer = FetchAnswer(AnswerKind.RECORDS, 1, asked.position, end, end, data=source.read_raw(0, 4096))
-    assert core.answered(answer)
+    assert core.answered(answer, 0)
     whole = log.confirm
 
     def a_little(offset: int) -> None:
@@ -486,7 +487,7 @@ def test_rule_14_the_same_version_with_other_content_is_refused() -> None:
 def test_rule_14_a_member_that_saw_a_higher_epoch_leads_no_lower_one() -> None:
     power = Power()
     core = Replica(HardState(A), ModelLog(power), ModelDisk(power), Options())
-    core.saw_epoch(7)
+    core.saw_epoch(7, 0)
     assert core.assign(Assignment(LeadershipRecord(3, 1, A, frozenset({A})), "a:1"), 0).accepted
     assert core.role is Role.WAITING
     assert "saw epoch 7" in core.reason
@@ -534,6 +535,53 @@ def test_rule_23_a_repeated_assignment_ends_no_handover() -> None:
     assert core.writes_paused
     assert core.assign(Assignment(core.leadership.touched(), "a:2"), 30).accepted
     assert not core.writes_paused
+
+
+@pytest.mark.parametrize(("successor", "forwards_to"), [(B, "b:1"), (C, None)], ids=["the target", "another member"])
+def test_rule_23_paused_writes_wait_for_the_name_of_the_new_leader_and_go_to_the_target_only(
+    successor: MemberId, forwards_to: str | None
+) -> None:
+    core, log = master(Options(sync_replication=False), A, B, C)
+    proposal(core, log, B, 10)
+    proposal(core, log, C, 10)
+    assert core.pause_writes(B, 1, 1) == ""
+    assert core.handed_over()
+    core.saw_epoch(2, 100)
+    assert (core.role, core.hands_over, core.writes_paused) == (Role.WAITING, False, True)
+    assert core.assign(Assignment(core.leadership, "a:1"), 110).accepted
+    assert core.writes_paused, "the same record again says nothing"
+    new = Assignment(LeadershipRecord(2, 2, successor, frozenset({A, B, C})), f"{'abc'[successor.member]}:1")
+    assert core.assign(new, 120).accepted
+    assert (core.writes_paused, core.handed_to) == (False, forwards_to)
+    core.check_invariants()
+    assert core.assign(Assignment(LeadershipRecord(3, 3, A, frozenset({A, B})), "a:1"), 130).accepted
+    assert core.handed_to is None, "a leader forwards nothing"
+
+
+def test_rule_23_writes_stay_paused_no_longer_than_the_limit() -> None:
+    core, log = master(Options(sync_replication=False), A, B)
+    proposal(core, log, B, 10)
+    assert core.pause_writes(B, 1, 1) == ""
+    core.saw_epoch(2, 100)
+    core.tick(99 + MOVING_MS)
+    assert core.writes_paused
+    core.tick(100 + MOVING_MS)
+    assert not core.writes_paused
+    assert core.assign(Assignment(LeadershipRecord(2, 2, B, frozenset({A, B})), "b:1"), 200 + MOVING_MS).accepted
+    assert core.handed_to is None, "the buffered sends were refused, and later ones must not overtake them"
+
+
+def test_a_contradiction_in_memory_is_found() -> None:
+    core, log = master(Options(), A, B)
+    core.check_invariants()
+    assert core.leader is not None
+    core.leader.followers[B].acked = log.end + 1
+    with pytest.raises(AssertionError, match="the log ends earlier"):
+        core.check_invariants()
+    core.leader.followers[B].acked = log.end
+    core.handed_to = "b:1"
+    with pytest.raises(AssertionError, match="a leader forwards writes"):
+        core.check_invariants()
 
 
 def test_rule_15_a_leadership_record_below_the_log_is_an_old_registry() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from gantry_broker.contracts.leadership import MemberId
+from gantry_broker.replication.core import Role
 from gantry_broker.replication.raft import WAITS_MS, RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import RaftRequestKind
-from gantry_broker.replication.replica import Role
 from gantry_broker.replication.state import HardState
 
 from tests.simulation.model_log import ModelLog, Power

@@ -13,12 +13,13 @@ from gantry_broker.protocol import plausible
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.refusals import ENTRANCES, LOG_EVERY_S, REASONS, Refusals
 from gantry_broker.replication import wire
+from gantry_broker.replication.core import Role
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.members import Members, Voter
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
-from gantry_broker.replication.replica import Replica, Role
+from gantry_broker.replication.replica import Replica
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import queue_starts
 from gantry_broker.store.log.epochs import EpochStart

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from gantry_broker.contracts.leadership import Assignment
 from gantry_broker.protocol.codes import SendStatus
-from gantry_broker.replication import service
+from gantry_broker.replication import replica
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
 from gantry_broker.settings import BrokerSettings
@@ -285,7 +285,7 @@ async def test_rule_23_a_leader_that_sees_the_new_epoch_before_its_assignment_ke
 async def test_rule_23_paused_writes_have_a_time_limit_without_a_new_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MOVING_S", 0.2)
+    monkeypatch.setattr(replica, "MOVING_MS", 200)
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]

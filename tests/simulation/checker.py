@@ -107,6 +107,15 @@ class Checker:
 
     # ---- after every step
 
+    def consistent(self, member: Member) -> None:
+        """Check the state that a member has in memory; records that were given up on purpose may contradict it."""
+        if member.core is None or not self.clean:
+            return
+        try:
+            member.core.check_invariants()
+        except AssertionError as error:
+            raise Violation(f"m{member.number}: {error}") from error
+
     def look(self, member: Member) -> None:
         """Check the log of a member that may have changed."""
         log = member.log

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
-from gantry_broker.replication.replica import Role
+from gantry_broker.replication.core import Role
 from gantry_operator.failover import (
     Demote,
     FailoverSettings,

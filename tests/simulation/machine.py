@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from gantry_broker.contracts.leadership import Assignment
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.core import Role
 from gantry_broker.replication.leader import Options
-from gantry_broker.replication.replica import Role
 
 from tests.simulation.checker import Violation
 from tests.simulation.model_log import SEGMENT

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
-from gantry_broker.replication.replica import Role
+from gantry_broker.replication.core import Role
 
 from tests.simulation.world import Message, Report, World, describe_leadership
 

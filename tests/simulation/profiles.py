@@ -80,7 +80,16 @@ RAFT_PROFILES: dict[str, RaftProfile] = {
     # The leadership is transferred often, and parts of the log expire.
     "raft-transfers": RaftProfile(
         steps=400,
-        weights={"transfer": 10, "tick": 22, "fetch": 22, "flush": 18, "send": 5, "expire": 2, "gone": 2},
+        weights={
+            "transfer": 10,
+            "forward": 24,
+            "tick": 22,
+            "fetch": 22,
+            "flush": 18,
+            "send": 9,
+            "expire": 2,
+            "gone": 2,
+        },
     ),
     # The whole group stops in order and returns, member after member, while others fail.
     "raft-hibernation": RaftProfile(steps=400, weights={"hibernate": 1.5, "restart": 14, "tick": 24, "gone": 2}),

@@ -9,11 +9,11 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.core import Role
 from gantry_broker.replication.members import Members, ids
 from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
-from gantry_broker.replication.replica import Role
 from gantry_broker.replication.state import HardState
 
 from tests.simulation.checker import Violation
@@ -67,14 +67,6 @@ class RaftMember(Member):
         for number, request in outbox:
             self.world.post(self.name, f"m{number}", request)
 
-    def watch(self) -> None:
-        core = self.core
-        if core is not None and core.leader is not None and core.leader.epoch > self.led:
-            self.led = core.leader.epoch
-            self.world.checker.began_epoch(self, core.leader.epoch)
-        if core is not None:
-            self.world.checker.look(self)
-
 
 class RaftWorld(World):
     """As World; members are RaftMember, and Raft requests are messages too."""
@@ -97,13 +89,14 @@ class RaftWorld(World):
             elif isinstance(body, RaftResponse):
                 core.raft_answered(body, member.now())
 
-        if isinstance(body, Fetch | FetchAnswer):
+        if isinstance(body, Fetch | FetchAnswer | tuple):
             super()._receive(member, message)
         else:
             member.step(act)
 
     def client_send(self) -> None:
-        leaders = [m for m in self.members if m.core is not None and m.core.may_append]
+        """A client's send. A leader that hands over buffers it, and a former one forwards it behind those."""
+        leaders = [m for m in self.members if m.core is not None and (m.core.leader is not None or m.forwarding)]
         ident, self.next_id = self.next_id, self.next_id + 1
         if leaders:
             self.rng.choice(leaders).send(ident)
@@ -139,6 +132,7 @@ RAFT: dict[str, float] = {
     "resume": 1.5,
     "gone": 1.0,
     "transfer": 0.6,
+    "forward": 2,
     "remove": 0.3,
     "expire": 0.4,
     "hibernate": 0,
@@ -206,6 +200,8 @@ class RaftSchedule:
         messages = self.world.messages
         if messages:
             message = messages[0 if self.rng.random() < 0.6 else self.rng.randrange(len(messages))]
+            if isinstance(message.body, tuple):
+                keep = False  # One connection: no forwarded message comes twice.
             if self.tracing:
                 self._say(
                     f"{'(answer_fetch later) ' if keep else ''}{message.source}->{message.target} "
@@ -218,7 +214,7 @@ class RaftSchedule:
 
     def _drop(self) -> None:
         if self.world.messages:
-            self.world.messages.pop(self.rng.randrange(len(self.world.messages)))
+            self.world.lost(self.world.messages.pop(self.rng.randrange(len(self.world.messages))))
 
     def _fetch(self) -> None:
         self.world.fetch(self._member())
@@ -226,6 +222,9 @@ class RaftSchedule:
     def _send(self) -> None:
         self._say(f"client sends m{self.world.next_id}")
         self.world.client_send()
+
+    def _forward(self) -> None:
+        self.world.forward(self._member())
 
     def _flush(self) -> None:
         member = self._member()
@@ -364,6 +363,7 @@ class RaftSchedule:
         for _ in range(2):
             for member in world.members:
                 world.fetch(member)
+                world.forward(member)
             self._deliver_all()
             for member in world.members:
                 world.flush(member)
@@ -385,6 +385,7 @@ class RaftSchedule:
         world.messages.clear()
         for member in world.members:
             member.paused, member.power.countdown = False, None
+            member.forwarding, member.in_flight = [], None
             if member.core is not None:
                 member.core.give_up_handover()
         while any(not m.alive for m in world.members):

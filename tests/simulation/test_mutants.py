@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 
 import pytest
-from gantry_broker.replication import leader, replica
+from gantry_broker.replication import core, leader
 
 from tests.simulation.mutants import RULES, Edit, Mutant, StaleMutant, plant, planted
 
@@ -73,12 +73,12 @@ def test_two_mutants_of_one_module_are_planted_together() -> None:
     ],
 )
 def test_a_mutant_whose_text_does_not_fit_is_an_error_and_changes_nothing(before: str, after: str, why: str) -> None:
-    fits = Edit(replica, "return applied", "return True")
+    fits = Edit(core, "return applied", "return True")
     stale = Mutant(99, "stale", (fits, Edit(leader, before, after)))
-    code = replica.Replica.answered.__code__
+    code = core.MemberCore.answered.__code__
     with pytest.raises(StaleMutant, match=rf"^rule_99_stale: .*{why}"), plant(stale):
         pytest.fail("it was planted")
-    assert replica.Replica.answered.__code__ is code
+    assert core.MemberCore.answered.__code__ is code
 
 
 def test_an_unknown_rule_number_is_an_error() -> None:

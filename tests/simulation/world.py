@@ -13,9 +13,10 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.core import Role
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import Fetch, FetchAnswer
-from gantry_broker.replication.replica import Replica, Role
+from gantry_broker.replication.replica import Replica
 from gantry_broker.replication.state import HardState
 
 from tests.simulation.checker import Checker, Violation
@@ -167,6 +168,7 @@ class Member:
         except Crash:
             self.world.trace(f"  {self.name} dies in the middle")
             self.die()
+        self.world.checker.consistent(self)
         self.watch()
 
     def die(self) -> None:
@@ -199,12 +201,11 @@ class Member:
             self.world.checker.began_epoch(self, core.leader.epoch, before)
         if self.writes_paused and not core.writes_paused:
             writes_paused, self.writes_paused = self.writes_paused, []
-            master = core.leadership.master
             if core.leader is not None:
                 for ident in writes_paused:
                     self.append(ident)
-            elif master is not None and master.member != self.number:
-                self.forward_to, self.forwarding = master.member, writes_paused
+            elif core.handed_to is not None:
+                self.forward_to, self.forwarding = int(core.handed_to.removeprefix("m")), writes_paused
         self.world.checker.look(self)
 
     # ---- client sends
@@ -429,7 +430,7 @@ class World:
             (last, log.end),
             empty,
             core.proposal,
-            core.writes_paused,
+            core.hands_over,
             core.leadership.in_sync,
             log.confirmed,
             ()

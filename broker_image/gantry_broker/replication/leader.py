@@ -342,8 +342,8 @@ class Leader:
         """Take a newer version of the leadership record of this epoch (rule 14); it answers proposals on lower
         versions (rule 18).
         """
-        epoch_confirmed = [a for a in self._proposals if a.base_version < leadership.version]
-        for member in frozenset().union(*(a.in_sync for a in epoch_confirmed)) - leadership.in_sync:
+        answered = [a for a in self._proposals if a.base_version < leadership.version]
+        for member in frozenset().union(*(a.in_sync for a in answered)) - leadership.in_sync:
             view = self.followers.get(member)
             if view is None:
                 continue  # Another incarnation of its number has the entry.
@@ -417,3 +417,17 @@ class Leader:
         has_all = view is not None and view.acked >= self._log.end
         promised = self._log.confirmed >= self._log.end or len(self.recorded) < self._options.min_in_sync
         return has_all and promised
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself; for tests and simulations, after any call."""
+        for member, view in self.followers.items():
+            # Rule 12: an acknowledgement beyond this log's end was refused.
+            assert -1 <= view.acked <= self._log.end, f"{member} acknowledged {view.acked}, the log ends earlier"
+        numbers = [member.member for member in self.followers]
+        assert len(numbers) == len(set(numbers)), "two incarnations of one disk count"  # Rule 16.
+        assert self.me not in self.followers, "the leader follows itself"
+        for proposal in self._proposals:
+            assert proposal.base_version >= self.version, "a proposal outlived its answer"  # Rule 18.
+            assert proposal.in_sync <= self.waited_for(), "does not wait for a member that it proposed"  # Rule 18.
+        pause = self.pause_writes
+        assert pause is None or pause.target != self.me, "hands over to itself"

@@ -26,20 +26,18 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
-from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.core import Assigned, MemberCore, Moving, Role
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
-from gantry_broker.replication.leader import Options, Refused, ignore_refusal
+from gantry_broker.replication.leader import Leader, Options, Refused, ignore_refusal
 from gantry_broker.replication.members import Members, Voter, ids, is_majority
-from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for
 from gantry_broker.replication.ports import RaftLog, StateDisk
 from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
-from gantry_broker.replication.replica import Assigned, Role
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.waiters import Callback, Waiters
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,12 @@ WAITS_MS = 10_000
 """Milliseconds between two lines of the log about a first election that does not begin."""
 
 
-class RaftReplica:
-    """One member in Raft mode. Names equal those of `replica.Replica` wherever both have the same."""
+class RaftReplica(MemberCore):
+    """One member in Raft mode. See the module."""
+
+    leader: RaftLeader | None
+    options: RaftOptions
+    _log: RaftLog
 
     def __init__(
         self,
@@ -83,18 +85,9 @@ class RaftReplica:
         rng: random.Random | None = None,
     ) -> None:
         """`addresses`: numbers and addresses of the configured members, this one included."""
-        self.options = options
-        self.waiters = Waiters()
-        self.leader: RaftLeader | None = None
-        self.follower: Follower | None = None
+        super().__init__(state, log, disk, options, "knows no leader yet", report, refused)
         self.outbox: list[tuple[int, RaftRequest]] = []
-        self.reason = "knows no leader yet"
-        self._state = state
-        self._log = log
-        self._disk = disk
         self._addresses = dict(addresses)
-        self._report = report
-        self._refused = refused
         self._rng = rng or random.Random()
         self._leader_address = ""
         self._heard_ms = now_ms - options.election_ms
@@ -112,7 +105,6 @@ class RaftReplica:
         self._reported: dict[int, tuple[MemberId, frozenset[MemberId]]] = {}
         """By number: the identity of a listed member in its last answer, and the members that it named."""
         self._asked_about_ms = now_ms - options.gone_ms
-        self._ticked_ms = 0
         self._begin_ms = 0
         self._transfer_until = 0
         self._deadline = 0
@@ -121,10 +113,6 @@ class RaftReplica:
             self._deadline = now_ms  # Nothing to wait for: it only asks which members exist.
 
     # ---- state
-
-    @property
-    def me(self) -> MemberId:
-        return self._state.me
 
     @property
     def epoch(self) -> int:
@@ -168,26 +156,6 @@ class RaftReplica:
         return Role.CANDIDATE if self._candidate else Role.WAITING
 
     @property
-    def writes_paused(self) -> bool:
-        return self.leader is not None and self.leader.pause_writes is not None
-
-    @property
-    def may_append(self) -> bool:
-        return self.leader is not None and not self.writes_paused
-
-    @property
-    def readable_end(self) -> int:
-        return self._log.confirmed
-
-    @property
-    def epoch_confirmed(self) -> bool:
-        return self.leader is None or self._log.confirmed >= self.leader.control_end
-
-    @property
-    def proposal(self) -> InSyncSetProposal | None:
-        return None
-
-    @property
     def rank(self) -> tuple[int, int]:
         return (last_epoch(self._log.leader_epochs), self._log.end)
 
@@ -199,7 +167,7 @@ class RaftReplica:
 
     def _adopt(self, epoch: int, reason: str, now_ms: int) -> None:
         """Take a higher epoch: it ends every role in the lower one."""
-        self._stop(reason)
+        self.stop(reason)
         self._save(replace(self._state, leadership=LeadershipRecord(epoch), vote=None))
         self._wait_again(now_ms)
 
@@ -208,17 +176,10 @@ class RaftReplica:
         if epoch > self.epoch and plausible.possible_successor(self.epoch, epoch):
             self._adopt(epoch, f"saw epoch {epoch}", now_ms)
 
-    def _stop(self, reason: str) -> None:
-        if self.leader is not None:
-            self.leader = None
-            self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
-        self.follower, self._candidate, self._election_step = None, False, None
-        self._leader_address = ""
-        self.reason = reason
-
     def stop(self, reason: str) -> None:
-        """End the current role."""
-        self._stop(reason)
+        super().stop(reason)
+        self._candidate, self._election_step = False, None
+        self._leader_address = ""
 
     def _wait_again(self, now_ms: int) -> None:
         self._deadline = now_ms + self.options.election_ms + self._rng.randrange(self.options.spread_ms)
@@ -251,7 +212,7 @@ class RaftReplica:
         self._election_step, self._election_step_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
         if kind is RaftRequestKind.VOTE:
-            self._stop(f"is a candidate in epoch {epoch}")
+            self.stop(f"is a candidate in epoch {epoch}")
             self._election_step, self._candidate = kind, True
             self._save(replace(self._state, leadership=LeadershipRecord(epoch), vote=self.me))
         self._ask_all(RaftRequest(kind, epoch, self.me, self._my_address, self.rank, transfer, self.members))
@@ -480,7 +441,7 @@ class RaftReplica:
         role_end = self._log.end
         self._candidate, self._election_step, self.reason = False, None, ""
         self._log.begin_epoch(self.epoch, now_ms)
-        control_end = self._log.end
+        self._control_end = self._log.end
         if not self._log.member_changes:
             self._log.append_members(first, now_ms)
         self.leader = RaftLeader(
@@ -490,12 +451,13 @@ class RaftReplica:
             self.options,
             now_ms,
             role_end=role_end,
-            control_end=control_end,
+            control_end=self._control_end,
             members=lambda: self.members,
             report=self._report,
             refused=self._refused,
         )
         self._transfer_until = 0
+        self._moving, self.handed_to = None, None
         self._begin(now_ms)
         self._confirm()
 
@@ -523,75 +485,22 @@ class RaftReplica:
         self.reason = "" if self.is_voter else "learner: its disk is not a member yet"
         self._heard_ms = now_ms
         self._wait_again(now_ms)
+        self._end_moving(now_ms)
+        if self._moving is not None:
+            # Any member that is elected after a transfer has all confirmed records, so it may take the sends.
+            self.handed_to, self._moving = self._leader_address or None, None
 
     # ---- the leader
 
-    def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """Take a fetch, as `Replica.fetched` does; a fetch of a higher epoch ends this leadership."""
-        if not meant_for(self.me, fetch):
-            return not_meant(self.me, fetch)
-        if jump := plausible.jump_refusal(self.epoch, fetch.epoch):
-            self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
-            return self._refuse(fetch, jump)
-        if self.epoch_counts(fetch):
-            self.saw_epoch(fetch.epoch, now_ms)
-        leader = self.leader
-        if leader is None or fetch.epoch != leader.epoch:
-            return self._refuse(
-                fetch, self.reason or f"this is epoch {self.epoch}, the fetch is of epoch {fetch.epoch}"
-            )
-        return leader.acknowledge(fetch, now_ms)
-
-    def confirm(self, now_ms: int) -> None:
-        """Confirm what the last fetch or answer makes possible, as `Replica.confirm` does."""
-        if self.leader is not None:
-            self._confirm()
-        elif self.follower is not None:
-            self.follower.confirm()
-
     def epoch_counts(self, fetch: Fetch) -> bool:
-        """Take the epoch of a fetch, only if its sender votes: another member's fetch says nothing about leaders."""
         return meant_for(self.me, fetch) and fetch.member in ids(self.members)
-
-    def answer_fetch(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
-        """Answer a fetch, as `Replica.answer_fetch` does."""
-        leader = self.leader
-        if leader is None or fetch.epoch != leader.epoch:
-            return self._refuse(fetch, self.reason or "is no longer the leader")
-        answer = leader.answer(fetch, now_ms)
-        if answer is None and (empty or (news and leader.has_news(fetch))):
-            answer = leader.records(fetch, b"", now_ms)
-        return answer
-
-    def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
-        return FetchAnswer(AnswerKind.REFUSED, self.epoch, fetch.position, reason=reason)
-
-    def appended(self) -> None:
-        self._confirm()
-
-    def add_waiter(self, end: int, deadline_ms: int, callback: Callback) -> None:
-        if self.leader is None:
-            callback(SendStatus.FLUSH_SLAVE_TIMEOUT)
-            return
-        self.waiters.add(end, deadline_ms, callback)
-        self.waiters.reached(self._log.confirmed)
-
-    def _confirm(self) -> None:
-        if self.leader is not None:
-            upto = self.leader.confirmable()
-            if upto > self._log.confirmed:
-                self._log.confirm(min(upto, self._log.end))
-            self.waiters.reached(self._log.confirmed)
 
     def tick(self, now_ms: int) -> None:
         """Run elections, a leader's check of its majority, and deadlines; every `tick_ms`."""
-        late = now_ms - self._ticked_ms - self.options.tick_ms
-        if self._ticked_ms and late >= self.options.late_ms:
-            self._deadline += late
-            self._heard_ms += late if self.leader is None else 0
-            if self.leader is not None:
-                self.leader.extend_deadlines(late, now_ms)
-        self._ticked_ms = now_ms
+        late = self._late_ms(now_ms)
+        self._deadline += late
+        self._heard_ms += late if self.leader is None else 0
+        self._end_moving(now_ms)
         self.waiters.expire(now_ms, self._log.flushed, True)
         if self.leader is not None:
             self._tick_leader(self.leader, now_ms)
@@ -600,14 +509,12 @@ class RaftReplica:
 
     def _tick_leader(self, leader: RaftLeader, now_ms: int) -> None:
         if not leader.hears_majority(now_ms):
-            self._stop(f"heard no majority in epoch {self.epoch}")
+            self.stop(f"heard no majority in epoch {self.epoch}")
             self._wait_again(now_ms)
             return
         if leader.pause_writes is not None and self._transfer_until and now_ms >= self._transfer_until:
-            leader.pause_writes, self._transfer_until = (
-                None,
-                0,
-            )  # No one was elected: it goes on in its epoch.
+            # No one was elected: it goes on in its epoch.
+            leader.pause_writes, self._transfer_until, self._moving = None, 0, None
         if leader.pause_writes is None:
             change = leader.wanted_change(now_ms)
             if change is not None:
@@ -626,24 +533,14 @@ class RaftReplica:
 
     # ---- transfer
 
-    def pause_writes(self, target: MemberId, epoch: int, version: int) -> str:
-        """Pause writes, to hand the leadership over to `target`. Returns the reason for a refusal, or nothing."""
-        leader = self.leader
-        if leader is None or leader.epoch != epoch:
-            return f"is not the leader of epoch {epoch}: {self.reason or f'its epoch is {self.epoch}'}"
-        if target == self.me:
-            return f"{target} already is the leader"
-        if target not in ids(self.members):
-            return f"{target} is not a member that votes"
-        return leader.pause_for(target, version)
-
-    def handed_over(self) -> bool:
-        return self.leader is not None and self.leader.handed_over()
+    def _pause_refusal(self, leader: Leader, target: MemberId, version: int) -> str:
+        return "" if target in ids(self.members) else f"{target} is not a member that votes"
 
     def transfer(self, now_ms: int) -> None:
         """Let the target, which has everything, be elected. If none is elected in time, this leader goes on."""
         if self.leader is not None and self.leader.pause_writes is not None and not self._transfer_until:
             self._transfer_until = now_ms + self.options.election_ms
+            self._moving = Moving(self.leader.pause_writes.target, self._transfer_until)
             request = RaftRequest(RaftRequestKind.TIMEOUT_NOW, self.epoch, self.me, self._my_address, self.rank)
             self.outbox.append((self.leader.pause_writes.target.member, request))
 
@@ -658,23 +555,14 @@ class RaftReplica:
     # ---- the follower
 
     def next_fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
-        fetch = None if self.follower is None else self.follower.fetch(max_bytes)
+        fetch = super().next_fetch(max_bytes)
         return None if fetch is None else replace(fetch, address=self._my_address)
 
-    def answered(self, answer: FetchAnswer, now_ms: int) -> bool:
-        """Apply the leader's answer, as `Replica.answered` does."""
-        if jump := plausible.jump_refusal(self.epoch, answer.epoch):
-            self._refused("fetch-answer", "epoch-jump", jump)
-            return False
-        self.saw_epoch(answer.epoch, now_ms)
-        if self.follower is None:
-            return False
-        if answer.epoch == self.epoch and answer.kind is not AnswerKind.REFUSED:
+    def _heard(self, answer: FetchAnswer, now_ms: int) -> None:
+        if answer.epoch != self.epoch:
+            return
+        if answer.kind is AnswerKind.REFUSED:
+            self._heard_ms = min(self._heard_ms, now_ms - self.options.election_ms)
+        else:
             self._heard_ms = now_ms
             self._wait_again(now_ms)
-        elif answer.kind is AnswerKind.REFUSED and answer.epoch == self.epoch:
-            self._heard_ms = min(self._heard_ms, now_ms - self.options.election_ms)
-        applied = self.follower.apply(answer)
-        if self.follower.stopped:
-            self.reason = self.follower.stopped
-        return applied

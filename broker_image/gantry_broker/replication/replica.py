@@ -16,38 +16,20 @@ Every input is a call with the time. Outputs are answers, calls of the two ports
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple
 
-from gantry_broker.contracts.leadership import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.core import MOVING_MS, Assigned, MemberCore, Moving, Role
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
 from gantry_broker.replication.leader import Leader, Options, Refused, ignore_refusal
-from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
+from gantry_broker.replication.messages import Fetch, meant_for
 from gantry_broker.replication.ports import Log, StateDisk
 from gantry_broker.replication.state import HardState
-from gantry_broker.replication.waiters import Callback, Waiters
 
 
-class Role(Enum):
-    """The value is that of `MemberStatus.role`."""
-
-    MASTER = "Master"
-    SLAVE = "Slave"
-    CANDIDATE = "Candidate"
-    WAITING = "Waiting"
-
-
-class Assigned(NamedTuple):
-    """The outcome of an assignment."""
-
-    accepted: bool
-    reason: str = ""
-
-
-class Replica:
+class Replica(MemberCore):
     """See the module. Not safe for threads; the port calls are synchronous."""
 
     def __init__(
@@ -66,19 +48,8 @@ class Replica:
         `report` gets texts for a person: an impossible acknowledgement, a follower that stopped. `refused(entrance,
         reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).
         """
-        self.options = options
-        self.highest_seen_epoch = max(state.leadership.epoch, last_epoch(log.leader_epochs))
-        self.reason = "no assignment yet"
-        self.waiters = Waiters()
-        self.leader: Leader | None = None
-        self.follower: Follower | None = None
-        self._state = state
-        self._log = log
-        self._disk = disk
-        self._report = report
-        self._refused = refused
-        self._control_end = 0
-        self._ticked_ms = 0
+        super().__init__(state, log, disk, options, "no assignment yet", report, refused)
+        self._highest_seen_epoch = max(state.leadership.epoch, last_epoch(log.leader_epochs))
         self._go_on(now_ms)
 
     def _go_on(self, now_ms: int) -> None:
@@ -99,13 +70,13 @@ class Replica:
     # ---- state
 
     @property
-    def me(self) -> MemberId:
-        return self._state.me
-
-    @property
     def leadership(self) -> LeadershipRecord:
         """The newest assignment that it holds."""
         return self._state.leadership
+
+    @property
+    def highest_seen_epoch(self) -> int:
+        return self._highest_seen_epoch
 
     @property
     def state(self) -> HardState:
@@ -117,33 +88,6 @@ class Replica:
             return Role.MASTER
         return Role.SLAVE if self.follower is not None else Role.WAITING
 
-    @property
-    def writes_paused(self) -> bool:
-        """A handover is under way: the leader appends nothing (rule 23)."""
-        return self.leader is not None and self.leader.pause_writes is not None
-
-    @property
-    def may_append(self) -> bool:
-        return self.leader is not None and not self.writes_paused
-
-    @property
-    def readable_end(self) -> int:
-        """Rule 9: readers see nothing from this offset on."""
-        return self._log.confirmed
-
-    @property
-    def epoch_confirmed(self) -> bool:
-        """Rule 9: false on a new leader until its control record is confirmed.
-
-        Until then the leader does not know what is above its confirmed offset. It holds a pull beyond that offset and
-        never answers "offset moved".
-        """
-        return self.leader is None or self._log.confirmed >= self._control_end
-
-    @property
-    def proposal(self) -> InSyncSetProposal | None:
-        return None if self.leader is None else self.leader.proposal
-
     # ---- assignments
 
     def assign(self, assignment: Assignment, now_ms: int) -> Assigned:
@@ -154,19 +98,36 @@ class Replica:
             return Assigned(False, refusal)
         if assignment == self._held:
             return Assigned(True, self.reason)  # A repeated assignment.
+        paused_for = self._paused_for
         new_epoch = leadership.epoch != held.epoch
         if new_epoch:
             self.stop(f"epoch {leadership.epoch} under {leadership.master}")  # Rule 10: the waiting sends first.
         state = HardState(self.me, leadership, assignment.leader_address, assignment.unclean)
         self._disk.save(state)  # Rule 15: on disk before it is acted upon.
         self._state = state
-        self.highest_seen_epoch = max(self.highest_seen_epoch, leadership.epoch)
+        self._highest_seen_epoch = max(self._highest_seen_epoch, leadership.epoch)
         if self.leader is not None:
             self.leader.apply_record(leadership, now_ms)
             self.leader.review(now_ms)
             self._confirm()
-            return Assigned(True)
-        return self._take_role(new_epoch, now_ms)
+            done = Assigned(True)
+        else:
+            done = self._take_role(new_epoch, now_ms)
+        self._end_handover(paused_for, assignment)
+        return done
+
+    def _end_handover(self, paused_for: MemberId | None, assignment: Assignment) -> None:
+        """Rule 23: an assignment says where the sends go that were buffered until it came.
+
+        They are forwarded only to the member for which writes were paused: it had the whole log then. Under another
+        leader a send may already be stored that its client sent later, so they are refused, and their clients ask for
+        the route again.
+        """
+        self._moving = None
+        if self.leader is not None:
+            self.handed_to = None
+        elif paused_for is not None:
+            self.handed_to = assignment.leader_address if assignment.leadership.master == paused_for else None
 
     @property
     def _held(self) -> Assignment:
@@ -218,15 +179,18 @@ class Replica:
     def _is_me(self, master: MemberId) -> bool:
         return master == self.me  # Rule 16.
 
-    def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
+    def saw_epoch(self, epoch: int, now_ms: int) -> None:
         """Note a higher epoch: it stops a leader at once and is no assignment (rule 14). An impossible one changes
-        nothing.
+        nothing. Writes that were paused stay so until the new leader has a name, or for `MOVING_MS`.
         """
         if epoch <= self.highest_seen_epoch or not plausible.possible_successor(self.highest_seen_epoch, epoch):
             return
-        self.highest_seen_epoch = epoch
+        paused_for = self._paused_for
+        self._highest_seen_epoch = epoch
         if self.leader is not None:
             self.stop(f"saw epoch {epoch}, above its own {self.leadership.epoch}: waits for an assignment")
+        if paused_for is not None:
+            self._moving = Moving(paused_for, now_ms + MOVING_MS)
 
     # ---- roles
 
@@ -266,103 +230,21 @@ class Replica:
         )
         self.reason = ""
 
-    def stop(self, reason: str) -> None:
-        """End the current role; `reason` says why."""
-        if self.leader is not None:
-            self.leader = None
-            self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
-        self.follower = None
-        self.reason = reason
-
     # ---- the leader
 
-    def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """Take a follower's fetch as its acknowledgement. Returns None when it counts; then call `answer_fetch` and
-        `confirm`.
-        """
-        if not meant_for(self.me, fetch):
-            return not_meant(self.me, fetch)
-        if jump := plausible.jump_refusal(self.highest_seen_epoch, fetch.epoch):
-            self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
-            return self._refuse(fetch, jump)
-        if self.epoch_counts(fetch):
-            self.saw_epoch(fetch.epoch)
-        leader = self.leader
-        if leader is None:
-            return self._refuse(fetch, self.reason or f"{self.me} is not the master")
-        if fetch.epoch != leader.epoch:
-            return self._refuse(fetch, f"this is epoch {leader.epoch}, the fetch is of epoch {fetch.epoch}")  # Rule 1.
-        return leader.acknowledge(fetch, now_ms)
-
-    def confirm(self, now_ms: int) -> None:
-        """Confirm what the last fetch, or the last answer to one, makes possible.
-
-        It takes time, so the driver calls it once the answer, or the next fetch, is on its way.
-        """
-        if self.leader is not None:
-            self.leader.review(now_ms)
-            self._confirm()
-        elif self.follower is not None:
-            self.follower.confirm()
-
     def epoch_counts(self, fetch: Fetch) -> bool:
-        """Take the epoch of a fetch, only from a member of the recorded set: another member's fetch says nothing
-        about leaders.
-        """
         return meant_for(self.me, fetch) and fetch.member in self.leadership.in_sync
 
-    def answer_fetch(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
-        """Return the answer to a fetch that `fetched` has taken; None while there are no records for it, and it is
-        held.
-
-        With `news` a newer confirmed offset is enough for an answer; with `empty` there always is one.
-        """
-        leader = self.leader
-        if leader is None or fetch.epoch != leader.epoch:
-            return self._refuse(fetch, self.reason or f"{self.me} is no longer the master")
-        answer = leader.answer(fetch, now_ms)
-        if answer is None and (empty or (news and leader.has_news(fetch))):
-            answer = leader.records(fetch, b"", now_ms)
-        return answer
-
-    def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
-        return FetchAnswer(AnswerKind.REFUSED, self.highest_seen_epoch, fetch.position, reason=reason)
-
-    def appended(self) -> None:
-        """Confirm what an append, or a flush under SYNC_FLUSH, makes possible."""
-        self._confirm()
-
-    def add_waiter(self, end: int, deadline_ms: int, callback: Callback) -> None:
-        """Call `callback` once with the status of the sends below `end`, as soon as it is known."""
-        if self.leader is None:
-            callback(SendStatus.FLUSH_SLAVE_TIMEOUT)
-            return
-        self.waiters.add(end, deadline_ms, callback)
-        self._settle()
-
     def tick(self, now_ms: int) -> None:
-        """Check deadlines and silent followers; every `tick_ms` while there is a role.
-
-        Time in which this process did not run says nothing about the others and does not count.
-        """
-        late = now_ms - self._ticked_ms - self.options.tick_ms
-        if self.leader is not None and self._ticked_ms and late >= self.options.late_ms:
-            self.leader.extend_deadlines(late, now_ms)
-        self._ticked_ms = now_ms
+        """Check deadlines and silent followers; every `tick_ms` while there is a role."""
+        self._late_ms(now_ms)
+        self._end_moving(now_ms)
         self.waiters.expire(now_ms, self._log.flushed, self.options.sync_flush)
         if self.leader is not None:
             self.leader.review(now_ms)
             self._confirm()
             if len(self.waiters) and self.options.sync_replication and not self.leader.enough_alive(now_ms):
                 self.waiters.fail(SendStatus.SLAVE_NOT_AVAILABLE)
-
-    def _confirm(self) -> None:
-        """Rule 8."""
-        if self.leader is not None:
-            upto = self.leader.confirmable()
-            if upto > self._log.confirmed:
-                self._log.confirm(min(upto, self._log.end))
-            self._settle()
 
     def _settle(self) -> None:
         if self.options.sync_replication or self.leader is None:
@@ -372,21 +254,10 @@ class Replica:
 
     # ---- handover (rule 23)
 
-    def pause_writes(self, target: MemberId, epoch: int, version: int) -> str:
-        """Pause writes until an assignment above `version`. Returns the reason for a refusal, or nothing.
-
-        `version` is that of the leadership record on which the operator bases its swap: a swap on any other must fail.
-        """
-        leader = self.leader
-        if leader is None or leader.epoch != epoch:
-            return f"is not the master of epoch {epoch}: {self.reason or f'its epoch is {self.leadership.epoch}'}"
+    def _pause_refusal(self, leader: Leader, target: MemberId, version: int) -> str:
         if version != leader.version:
             return f"holds version {leader.version} of the leadership record, the request is on version {version}"
-        if target == self.me:
-            return f"{target} already is the master"
-        if target not in leader.recorded:
-            return f"{target} is not in the in-sync set"
-        return leader.pause_for(target, version)
+        return "" if target in leader.recorded else f"{target} is not in the in-sync set"
 
     def handed_over(self) -> bool:
         """Return whether the target of the handover has everything; once true, only a leadership record ends the
@@ -402,21 +273,3 @@ class Replica:
         """Resume writes when the target was too slow. After `handed_over` has returned true, this changes nothing."""
         if self.leader is not None and self.leader.pause_writes is not None and not self.leader.pause_writes.ready:
             self.leader.pause_writes = None
-
-    # ---- the follower
-
-    def next_fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
-        return None if self.follower is None else self.follower.fetch(max_bytes)
-
-    def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
-        """Apply the leader's answer; return false when it was dropped or refused. Then call `confirm`."""
-        if jump := plausible.jump_refusal(self.highest_seen_epoch, answer.epoch):
-            self._refused("fetch-answer", "epoch-jump", jump)
-            return False
-        self.saw_epoch(answer.epoch)
-        if self.follower is None:
-            return False
-        applied = self.follower.apply(answer)
-        if self.follower.stopped:
-            self.reason = self.follower.stopped
-        return applied

@@ -1,7 +1,7 @@
-"""The asyncio driver of replication: binds a `Replica` to the message store, the clock and the sockets.
+"""The asyncio driver of replication: binds a `Core` to the message store, the clock and the sockets.
 
-It makes no decisions. It feeds the core (`replica.py`), sends fetches and delivers answers, runs the fsyncs of
-SYNC_FLUSH, and notifies the broker of changes. The broker's part of the contract:
+It makes no decisions. It feeds the core (`replica.py` or `raft.py`), sends fetches and delivers answers, runs the
+fsyncs of SYNC_FLUSH, and notifies the broker of changes. The broker's part of the contract:
 
 - It appends only while `may_append` is true, calls `appended` once per pass, and adds one waiter per pass.
 - It passes frames with GantryCode.FETCH to `on_fetch`, and ended connections to `on_connection_lost`.
@@ -33,6 +33,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication import wire
+from gantry_broker.replication.core import Core, Role
 from gantry_broker.replication.fetching import FetchLoop
 from gantry_broker.replication.identity import ReplicaFile
 from gantry_broker.replication.leader import Options
@@ -43,7 +44,7 @@ from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
 from gantry_broker.replication.raftlog import RaftStoreLog
-from gantry_broker.replication.replica import Replica, Role
+from gantry_broker.replication.replica import Replica
 from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
@@ -65,10 +66,6 @@ RAFT_HOLD_S: Final = 0.25
 A held fetch counts as heard, so a leader that is cut off steps down later by this much.
 """
 RAFT_REQUEST_S: Final = 1.0
-MOVING_S: Final = 1.5
-"""A member that pauses writes and sees a higher epoch waits this long for the new leader's name: usually it is the
-handover's target.
-"""
 ASK_S: Final = 5.0
 """Seconds for a request to another member besides fetches."""
 
@@ -120,7 +117,7 @@ class ReplicationService:
         self._fetching = FetchLoop(client, self)
         self._commit: GroupCommit | None = None
         self._pending_fetches: PendingFetches | None = None
-        self._core: Replica | RaftReplica | None = None
+        self._core: Core | None = None
         self._log_trusted = True
         self._tick: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[None]] = set()
@@ -130,7 +127,6 @@ class ReplicationService:
         self._unconfirmable = ""
         """Why the last `confirm` failed."""
         self._acked = asyncio.Event()
-        self._handed_to: str | None = None
         self._stopped = False
         self.refusals = Refusals(monotonic)
         """Counts the values from other members that were refused."""
@@ -142,8 +138,6 @@ class ReplicationService:
         """Called with the offset from which a follower's records could not be read."""
         self.on_flushed: Callable[[float], None] = lambda seconds: None
         """Called with the duration of each fsync of the log, seconds."""
-        self._moving_until = 0.0
-        self._moving_to: MemberId | None = None
 
     # ---- life cycle
 
@@ -249,7 +243,7 @@ class ReplicationService:
             log.error("cannot record that the disk failed: %s", error)
 
     @property
-    def core(self) -> Replica | RaftReplica:
+    def core(self) -> Core:
         """The state machine. Raises RuntimeError before `start`."""
         if self._core is None:
             raise RuntimeError("the replication service was not started")
@@ -282,14 +276,7 @@ class ReplicationService:
     @property
     def writes_paused(self) -> bool:
         """A handover is under way: buffer new sends, in their order, until this changes (rule 23)."""
-        return self.core.writes_paused or self._moving
-
-    @property
-    def _moving(self) -> bool:
-        """The role is on its way to another member, and this member does not know yet to which one."""
-        if self._moving_until == 0.0 or self.core.leader is not None or self.core.follower is not None:
-            return False
-        return self._monotonic() < self._moving_until
+        return self.core.writes_paused
 
     @property
     def may_append(self) -> bool:
@@ -308,7 +295,7 @@ class ReplicationService:
         The broker forwards buffered sends there in their order, then those that still arrive. None when there was no
         handover, or once this member has another role.
         """
-        return self._handed_to
+        return self.core.handed_to
 
     @property
     def leader_address(self) -> str | None:
@@ -349,7 +336,7 @@ class ReplicationService:
             "proposal": None if proposal is None else ProposalModel.of(proposal),
             "followers": followers,
             "leader_link": self._link(),
-            "writes_paused": core.writes_paused,
+            "writes_paused": core.hands_over,
             "writable": core.may_append,
             "reason": core.reason,
         }
@@ -379,42 +366,21 @@ class ReplicationService:
         if self._stopped:
             held = self.core.leadership
             return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason="it stops")
-        paused_for = self._paused_for()
         if self._store.end > 0:
             self._file.holds_records()
         try:
             done = self.core.assign(assignment, self._now())
-        except OSError:
-            self._changed()  # A leader has lost its role all the same, and its clients learn it now.
-            raise
+        finally:
+            self._changed()  # After a failed write, too: a leader has lost its role, and its clients learn it now.
         leadership = self.core.leadership
-        if done.accepted:
-            self._moving_until = 0.0
-        if paused_for is not None and not self.core.writes_paused:
-            moved = (
-                done.accepted and assignment.leadership.master == paused_for and assignment.leadership.master != self.me
-            )
-            self._handed_to = assignment.leader_address if moved else None
-        elif self.role is Role.MASTER:
-            self._handed_to = None
-        self._changed()
         return AssignmentAnswer(
             accepted=done.accepted, epoch=leadership.epoch, version=leadership.version, reason=done.reason
         )
 
-    def _paused_for(self) -> MemberId | None:
-        leader = self.core.leader
-        if leader is not None and leader.pause_writes is not None:
-            return leader.pause_writes.target
-        return self._moving_to if self._moving else None
-
     def saw_epoch(self, epoch: int) -> None:
         """Note the epoch of a member of the set: a higher one stops a leader at once (rule 14)."""
         if epoch > self.core.highest_seen_epoch:
-            paused_for = self._paused_for()
             self.core.saw_epoch(epoch, self._now())
-            if paused_for is not None and not self._raft:
-                self._moving_to, self._moving_until = paused_for, self._monotonic() + MOVING_S
             self._changed()
 
     # ---- the leader
@@ -445,8 +411,6 @@ class ReplicationService:
             conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
             return
         assert self._pending_fetches is not None
-        if self.core.epoch_counts(fetch):
-            self.saw_epoch(fetch.epoch)
         answer = self.core.fetched(fetch, self._now())
         if answer is None:
             self._fetchers[fetch.member.member] = conn
@@ -582,7 +546,7 @@ class ReplicationService:
         deadline = self._monotonic() + timeout_ms / 1000
         while not self.core.handed_over():
             left = deadline - self._monotonic()
-            if left <= 0 or not self.core.writes_paused:
+            if left <= 0 or not self.core.hands_over:
                 self.core.give_up_handover()
                 self._changed()
                 return HandoverAnswer(
@@ -600,13 +564,13 @@ class ReplicationService:
 
     async def _transfer(self, core: RaftReplica, target: MemberId, deadline: float) -> HandoverAnswer:
         """Let the target, which has everything, be elected; this member then follows it."""
-        self._moving_until = self._monotonic() + core.options.election_ms / 1000
+        deadline = max(deadline, self._monotonic() + core.options.election_ms / 1000)
         core.transfer(self._now())
         self._changed()
-        while self._monotonic() < max(deadline, self._moving_until):
+        while self._monotonic() < deadline:
             if core.follower is not None:
                 return HandoverAnswer(ready=True, end=self._store.end)
-            if core.leader is not None and not core.writes_paused:
+            if core.leader is not None and not core.hands_over:
                 break
             self._acked.clear()
             try:
@@ -745,17 +709,8 @@ class ReplicationService:
     def _changed(self) -> None:
         """Notify the broker of changes, and point the fetch loop at the leader."""
         core = self.core
-        if isinstance(core, RaftReplica):
-            if core.outbox:
-                self._send_out(core)
-            if self._monotonic() >= self._moving_until:
-                self._moving_until = 0.0  # A later leader did not get the role from this member.
-            if self._moving_until and core.follower is not None:
-                self._handed_to, self._moving_until = core.state.leader_address, 0.0
-            elif core.leader is not None:
-                self._handed_to = None
-                if not core.writes_paused:
-                    self._moving_until = 0.0
+        if isinstance(core, RaftReplica) and core.outbox:
+            self._send_out(core)
         leadership = core.leadership
         role = (core.role, core.may_append, leadership.epoch, self.writes_paused)
         status = (*role, leadership.version, core.highest_seen_epoch, core.proposal, core.reason, core.epoch_confirmed)

@@ -10,7 +10,7 @@ import random
 from contextlib import AbstractContextManager
 
 from gantry_broker.contracts.leadership import LeadershipRecord
-from gantry_broker.replication import follower, leader, raft, raft_leader, replica
+from gantry_broker.replication import core, follower, leader, raft, raft_leader, replica
 
 from tests.simulation import machine, model_log, operators, raft_world, scenario, world
 from tests.simulation.mutants.planting import Edit, Mutant, plant
@@ -20,7 +20,7 @@ _MUTANTS = (
         1,
         "ack_on_same_log",
         (
-            Edit(replica, "if fetch.epoch != leader.epoch:", "if False:"),
+            Edit(core, "if fetch.epoch != leader.epoch:", "if False:"),
             Edit(leader, "if on_my_log < fetch.end:", "if False:"),
         ),
     ),
@@ -41,7 +41,11 @@ _MUTANTS = (
         4,
         "fresh_ack_table",
         (
-            Edit(replica, "self.leader = None\n", "self.former, self.leader = self.leader.followers, None\n"),
+            Edit(
+                core,
+                "self.leader = None\n            self.waiters",
+                "self.former, self.leader = self.leader.followers, None\n            self.waiters",
+            ),
             Edit(
                 replica,
                 'self.reason = ""\n        self._confirm()',
@@ -86,13 +90,13 @@ _MUTANTS = (
             ),
         ),
     ),
-    Mutant(9, "read_confirmed_only", (Edit(replica, "return self._log.confirmed", "return self._log.end"),)),
+    Mutant(9, "read_confirmed_only", (Edit(core, "return self._log.confirmed", "return self._log.end"),)),
     Mutant(
         10,
         "answer_waiters_first",
         (
-            Edit(replica, "self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)", "pass"),
-            Edit(replica, "return applied", "self.waiters.reached(self._log.confirmed); return applied"),
+            Edit(core, "self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)", "pass"),
+            Edit(core, "return applied", "self.waiters.reached(self._log.confirmed); return applied"),
         ),
     ),
     Mutant(
@@ -128,7 +132,7 @@ _MUTANTS = (
         (
             Edit(replica, "if leadership.order < held.order:", "if leadership.epoch < held.epoch:"),
             Edit(replica, "if leadership.order == held.order and", "if False and"),
-            Edit(replica, "self.highest_seen_epoch = epoch\n", "self.highest_seen_epoch = epoch; return\n"),
+            Edit(replica, "self._highest_seen_epoch = epoch\n", "self._highest_seen_epoch = epoch; return\n"),
         ),
     ),
     Mutant(
@@ -210,7 +214,7 @@ _MUTANTS = (
         23,
         "park_before_swap",
         (
-            Edit(replica, "return self.leader is not None and self.leader.pause_writes is not None", "return False"),
+            Edit(core, "return self.leader is not None and self.leader.pause_writes is not None", "return False"),
             Edit(world, "if core.handed_over():", "if True:"),
         ),
     ),
