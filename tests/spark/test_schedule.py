@@ -149,12 +149,18 @@ def test_nothing_without_analytics_or_image() -> None:
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
-        ("61 * * * *", "'61' is no minute; write numbers from 0 to 59"),
+        ("61 * * * *", "'61' is no minute; write numbers"),
         ("* * *", "has 3 fields; write five"),
         ("0 25 * * *", "'25' is no hour"),
         ("0 0 * * 9", "'9' is no day of week"),
         ("*/0 * * * *", r"'\*/0' is no minute"),
         ("@often", "no such nickname"),
+        ("0 3 5-1 * *", "'5-1' is no day of month"),
+        ("0 0 3 * * *", "has 6 fields; write five"),
+        ("0 3 L * *", "'L' is no day of month"),
+        ("0 3 * * 5#2", "'5#2' is no day of week"),
+        ("0 3 * * 5L", "'5L' is no day of week"),
+        ("0 3 \u0663 * *", "is no day of month"),
     ],
 )
 def test_schedules_that_do_not_parse_are_explained(schedule: str, says: str) -> None:
@@ -173,6 +179,12 @@ def test_schedules_that_do_not_parse_are_explained(schedule: str, says: str) -> 
         ("0 6 * * mon-fri", None, "2026-03-02T06:00:00+00:00"),
         ("0 0 13 * fri", None, "2026-03-06T00:00:00+00:00"),
         ("0 0 30 2 *", None, None),
+        ("0 0 ? * 7", None, "2026-03-08T00:00:00+00:00"),
+        ("5/20 * * * *", None, "2026-03-01T12:05:00+00:00"),
+        ("0 3 29 FEB *", None, "2028-02-29T03:00:00+00:00"),
+        ("0 3 */10 * mon", None, "2026-05-11T03:00:00+00:00"),
+        ("30 2 29 3 *", "Europe/Berlin", "2026-03-29T01:00:00+00:00"),  # 02:30 does not exist on that day
+        ("30 2 25 10 *", "Europe/Berlin", "2026-10-25T00:30:00+00:00"),  # the first of two
     ],
 )
 def test_when_a_schedule_is_due(schedule: str, zone: str | None, due: str | None) -> None:

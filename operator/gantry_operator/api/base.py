@@ -44,22 +44,14 @@ def _cron_field(value: str) -> str:
     return rf"{piece}(,{piece})*"
 
 
-CRON = (
-    r"^(@(hourly|daily|weekly|monthly|yearly|annually|midnight)|"
-    + " +".join(
-        map(
-            _cron_field,
-            (
-                r"[0-5]?\d",
-                r"([01]?\d|2[0-3])",
-                r"(0?[1-9]|[12]\d|3[01])",
-                r"(0?[1-9]|1[0-2]|(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))",
-                r"([0-7]|(?i:sun|mon|tue|wed|thu|fri|sat))",
-            ),
-        )
-    )
-    + ")$"
-)
+CRON_FIELDS = {
+    "minute": _cron_field(r"[0-5]?\d"),
+    "hour": _cron_field(r"([01]?\d|2[0-3])"),
+    "day of month": _cron_field(r"(0?[1-9]|[12]\d|3[01])"),
+    "month": _cron_field(r"(0?[1-9]|1[0-2]|(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec))"),
+    "day of week": _cron_field(r"([0-7]|(?i:sun|mon|tue|wed|thu|fri|sat))"),
+}
+CRON = rf"^(@(hourly|daily|weekly|monthly|yearly|annually|midnight)|{' +'.join(CRON_FIELDS.values())})$"
 """A schedule with numbers in their ranges. `cron.parse` reads it, and finds what a pattern cannot."""
 LABEL_VALUE = r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$"
 FORMS = {

@@ -1,16 +1,18 @@
-"""Cron schedules as Kubernetes reads them: validation with clear messages, and the next run."""
+"""Cron schedules as Kubernetes reads them: validation with clear messages, and the next run by `cronsim`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from gantry_broker.protocol.digits import whole_number
+from cronsim import CronSim, CronSimError
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
+
+from gantry_operator.api.base import CRON_FIELDS
 
 _NICKNAMES: Final = {
     "@yearly": "0 0 1 1 *",
@@ -21,98 +23,44 @@ _NICKNAMES: Final = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_FIELDS: Final = (
-    ("minute", 0, 59, ()),
-    ("hour", 0, 23, ()),
-    ("day of month", 1, 31, ()),
-    ("month", 1, 12, _MONTHS),
-    ("day of week", 0, 7, _DAYS),
-)
-_LOOK_AHEAD: Final = timedelta(days=5 * 366)
+
+
+_ANY_TIME: Final = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class ScheduleError(ValueError):
     """A schedule or a time zone that cannot be read. The message names the part and what to write instead."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The matching values by field. Day 0 is Sunday, day 6 Saturday."""
+def parse(text: str) -> str:
+    """Return five valid fields, also for a nickname such as @daily. Raises ScheduleError.
 
-    minutes: frozenset[int]
-    hours: frozenset[int]
-    days: frozenset[int]
-    months: frozenset[int]
-    weekdays: frozenset[int]
-    any_day: bool
-    any_weekday: bool
-
-    def on(self, day: datetime) -> bool:
-        """Whether it runs on that day. If both kinds of days are restricted, one match is enough, as in every cron."""
-        if day.month not in self.months:
-            return False
-        by_date = day.day in self.days
-        by_week = (day.weekday() + 1) % 7 in self.weekdays
-        if self.any_day or self.any_weekday:
-            return by_date and by_week
-        return by_date or by_week
-
-
-def parse(text: str) -> Schedule:
-    """Parse five fields or a nickname such as @daily. Raises ScheduleError."""
-    expanded = _NICKNAMES.get(text.strip().lower(), text)
+    `cronsim` takes more (seconds, L, #), which a CronJob refuses; so each field must have its pattern, too.
+    """
+    expanded = _NICKNAMES.get(text.strip().lower(), text).replace("?", "*")
     if expanded.startswith("@"):
         raise ScheduleError(f"schedule {text!r}: there is no such nickname; write one of {', '.join(_NICKNAMES)}")
     fields = expanded.split()
-    if len(fields) != len(_FIELDS):
+    if len(fields) != len(CRON_FIELDS):
         raise ScheduleError(
             f"schedule {text!r} has {len(fields)} fields; write five: minute, hour, day of month, month, day of week, "
             f"for example '0 3 * * *' for every day at 3"
         )
-    values = [_field(text, given, *kind) for given, kind in zip(fields, _FIELDS, strict=True)]
-    weekdays = frozenset(v % 7 for v in values[4])
-    anywhere = ("*", "?")
-    return Schedule(
-        values[0], values[1], values[2], values[3], weekdays, fields[2][0] in anywhere, fields[4][0] in anywhere
-    )
-
-
-def _field(schedule: str, text: str, name: str, low: int, high: int, names: tuple[str, ...]) -> frozenset[int]:
-    found: set[int] = set()
-    for piece in text.split(","):
-        span, slash, step_text = piece.partition("/")
-        try:
-            step = whole_number(step_text, 1) if slash else 1
-            if step is None:
-                raise ValueError
-            if span in ("*", "?"):
-                first, last = low, high
-            else:
-                begin, dash, end = span.partition("-")
-                first = _number(begin, names, low)
-                last = _number(end, names, low) if dash else (high if slash else first)
-            if not low <= first <= last <= high:
-                raise ValueError
-        except ValueError:
+    for place, (field, (name, pattern)) in enumerate(zip(fields, CRON_FIELDS.items(), strict=True)):
+        alone = ["*"] * place + [field] + ["*"] * (len(fields) - 1 - place)
+        if re.fullmatch(pattern, field, re.ASCII) is None or _simulation(alone, _ANY_TIME) is None:
             raise ScheduleError(
-                f"schedule {schedule!r}: {piece!r} is no {name}; write numbers from {low} to {high}, *, ranges such as "
-                f"{low}-{high}, steps such as */5, and lists of these with commas"
-            ) from None
-        found |= set(range(first, last + 1, step))
-    return frozenset(found)
+                f"schedule {text!r}: {field!r} is no {name}; write numbers, *, ranges such as 1-5, steps such as */5, "
+                f"and lists of these with commas"
+            )
+    return " ".join(fields)
 
 
-def _number(text: str, names: tuple[str, ...], low: int) -> int:
-    """A number or a name; names count from the field's lowest value. Raises ValueError."""
-    lowered = text.lower()
-    if lowered in names:
-        return names.index(lowered) + low
-    number = whole_number(text)
-    if number is None:
-        raise ValueError(text)
-    return number
+def _simulation(fields: Sequence[str], after: datetime) -> CronSim | None:
+    try:
+        return CronSim(" ".join(fields), after)
+    except CronSimError:
+        return None
 
 
 def zone(name: str | None) -> ZoneInfo:
@@ -128,22 +76,14 @@ def next_run(text: str, time_zone: str | None, after: datetime) -> datetime | No
 
     Raises ScheduleError.
     """
-    schedule = parse(text)
-    local = after.astimezone(zone(time_zone))
-    for day in _days(local):
-        if not schedule.on(day):
-            continue
-        for hour in sorted(schedule.hours):
-            for minute in sorted(schedule.minutes):
-                due = day.replace(hour=hour, minute=minute).astimezone(UTC)
-                if due > after.astimezone(UTC):
-                    return due
-    return None
+    runs = _simulation(parse(text).split(), after.astimezone(zone(time_zone)))
+    due = None if runs is None else next(runs, None)  # None: valid fields of a day that no year has.
+    return None if due is None else due.astimezone(UTC)
 
 
 def refuse_never(text: str) -> None:
     """Raises ScheduleError for a schedule that cannot be read, or that has no day, such as February 30."""
-    if next_run(text, None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
+    if next_run(text, None, _ANY_TIME) is None:
         raise ScheduleError("there is no such day: write a day that the month has, for example 0 3 28 2 *")
 
 
@@ -159,11 +99,3 @@ def can_be_due(value: str | None, info: ValidationInfo) -> str | None:
     except ScheduleError as error:
         raise PydanticCustomError("rule", "{message}", {"message": str(error), "field": ""}) from None
     return value
-
-
-def _days(start: datetime) -> Iterator[datetime]:
-    day = start.replace(hour=0, minute=0, second=0, microsecond=0)
-    end = day + _LOOK_AHEAD
-    while day <= end:
-        yield day
-        day += timedelta(days=1)
