@@ -107,6 +107,16 @@ class RestoreConfig(ArchivePlace):
     offset: int | None = Field(None, ge=0, le=plausible.MAX_OFFSET, description="The log ends at or before it.")
 
 
+class MigrateConfig(FileConfig):
+    """What an empty member begins with: the log of a running master of Apache RocketMQ."""
+
+    name_servers: list[str] = Field(min_length=1, description="Addresses of the source's NameServers.")
+    broker: str = Field(min_length=1, max_length=255, description="The source's brokerName.")
+    cluster: str | None = Field(None, max_length=255, description="The source's cluster; None: any.")
+    credentials: Path | None = Field(None, description="A folder with accessKey and secretKey; None: no signatures.")
+    ca_file: Path | None = Field(None, description="The CAs of the source's certificates; None: no TLS.")
+
+
 Authentication = Literal["Enabled", "Permissive", "Disabled"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
@@ -211,6 +221,11 @@ class BrokerConfig(FileConfig):
     settings: BrokerSettings = Field(default_factory=BrokerSettings)
     archive: ArchiveConfig | None = Field(None, description="The archive of the group; None: there is none.")
     restore: RestoreConfig | None = Field(None, description="What an empty disk is filled with; None: nothing.")
+    migrate: MigrateConfig | None = Field(None, description="The RocketMQ that an empty disk follows; None: none.")
+    source_name_servers: list[str] = Field(
+        default_factory=list,
+        description="RocketMQ's NameServers of a migrated cluster: the leader registers there, too.",
+    )
 
     @property
     def own_cluster(self) -> str:

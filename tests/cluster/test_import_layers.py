@@ -14,6 +14,7 @@ LAYERS = (
     ("plan", "registry"),
     ("access", "certificates", "drain", "failover", "topics"),
     ("cluster",),
+    ("migration",),
     ("platforms.kubernetes.names",),
     ("platforms.kubernetes.api",),
     ("platforms.kubernetes.manifests", "platforms.kubernetes.monitoring"),

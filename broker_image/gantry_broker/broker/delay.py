@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.metadata.tables import TIMERS_DELIVERED
 from gantry_broker.broker.metadata.topics import TIMER_TOPIC, topic_fault
 from gantry_broker.broker.send.messages import (
     TIMER_BUCKET_MS,
@@ -346,7 +347,9 @@ class Buckets:
         offset = max(self._read.get(bucket, 0), self._progress(bucket))
         got = self._store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
         due = [_until(parse_properties(record.properties)) for record in decode_records(got.data)]
-        self._first[bucket] = due[0] // TIMER_BUCKET_MS * TIMER_BUCKET_MS if due else 0
+        # RocketMQ has the messages of all times in one queue.
+        own = bool(due) and timer_bucket(due[0]) == bucket
+        self._first[bucket] = due[0] // TIMER_BUCKET_MS * TIMER_BUCKET_MS if own else 0
 
     def _progress(self, bucket: int) -> int:
         stored = self._meta.working.timer.get(bucket, 0)
@@ -438,6 +441,8 @@ class Buckets:
         One that is late goes to its last place, too, where its recall may be.
         """
         due = _due(props)
+        if timer_bucket(_until(props)) != bucket and due <= self._delivered_before():
+            return None
         if _until(props) < due:
             return rolled_over(record, props, due, now, timer_window(self._store.config.settings.fileReservedTime))
         recalled = self._recalled.get(bucket)
@@ -450,6 +455,10 @@ class Buckets:
         if recalled and (real_target(record)[0], props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")) in recalled:
             return None
         return delivered(record)
+
+    def _delivered_before(self) -> int:
+        """Returns up to when RocketMQ has delivered the messages of a group that was migrated, in Unix ms."""
+        return whole_number(self._meta.working.marks.get(TIMERS_DELIVERED, "0")) or 0
 
     def _read_bucket(self, bucket: int, now: int, reads: int) -> int:
         """Reads the entries of a bucket from where the last read stopped: times and offsets only, not the messages.

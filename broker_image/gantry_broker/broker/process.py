@@ -13,6 +13,7 @@ import gc
 import logging
 import signal
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
 
 import uvloop
@@ -20,7 +21,8 @@ from pydantic import ValidationError
 
 from gantry_broker import descriptors, logs
 from gantry_broker.archive.errors import ArchiveError
-from gantry_broker.broker.restoring import is_wanted, restore_first
+from gantry_broker.broker import restoring
+from gantry_broker.broker.migration import member as migrating
 from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
 from gantry_broker.loglevel import LEVELS, follow, level_in
@@ -28,7 +30,7 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
-from gantry_broker.remoting.tls import TlsError
+from gantry_broker.remoting.tls import TlsError, TlsOptions
 from gantry_broker.remoting.tls_ports import PortsTls
 from gantry_broker.replication.identity import StateError
 from gantry_broker.store.errors import FlushFailed, StoreError
@@ -78,7 +80,13 @@ class BrokerProcess:
             membership=membership,
             tls=self.tls.internal,
         )
-        self.parts = wire(config, self.store, pack_host(*host), self.client, membership, self.tls)
+        migrate = config.migrate
+        self.source = RemotingClient(
+            on_disconnect=lambda address: self.parts.registrar.lost(address),
+            connect_timeout=PEER_CONNECT_S,
+            tls=None if migrate is None or migrate.ca_file is None else TlsOptions(ca_file=migrate.ca_file),
+        )
+        self.parts = wire(config, self.store, pack_host(*host), self.client, membership, self.tls, self.source)
         self.broker = self.parts.context
         self.port = 0
 
@@ -132,6 +140,7 @@ class BrokerProcess:
         await parts.http.close()
         await self.tls.close()
         await self.client.close()
+        await self.source.close()
         try:
             parts.snapshots.save_now()
             self.store.close()
@@ -155,7 +164,9 @@ async def run(config: BrokerConfig, followed: Path | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    if is_wanted(config) and not await _restored(config, stopped):
+    if restoring.is_wanted(config) and not await _until(restoring.restore_first(config), stopped):
+        return
+    if migrating.is_wanted(config) and not await _until(migrating.migrate_first(config), stopped):
         return
     process = BrokerProcess(config)
     await process.start()
@@ -176,16 +187,16 @@ async def run(config: BrokerConfig, followed: Path | None = None) -> None:
         raise FlushFailed(f"the disk failed: {process.store.failed}; a start opens the store again")
 
 
-async def _restored(config: BrokerConfig, stopped: asyncio.Event) -> bool:
-    """Fill the disk from the archive; False: a signal ended it. Raises OSError."""
-    filling, end = asyncio.create_task(restore_first(config)), asyncio.create_task(stopped.wait())
-    await asyncio.wait((filling, end), return_when=asyncio.FIRST_COMPLETED)
+async def _until(filling: Coroutine[None, None, None], stopped: asyncio.Event) -> bool:
+    """Fill the disk; False: a signal ended it. Raises OSError, StoreError."""
+    work, end = asyncio.create_task(filling), asyncio.create_task(stopped.wait())
+    await asyncio.wait((work, end), return_when=asyncio.FIRST_COMPLETED)
     end.cancel()
-    if not filling.done():
-        filling.cancel()
-        await asyncio.gather(filling, return_exceptions=True)
+    if not work.done():
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
         return False
-    filling.result()
+    work.result()
     return True
 
 

@@ -74,8 +74,12 @@ class Registrar:
         events: Events,
         clock: Clock,
         access: AccessControl,
+        source: RemotingClient,
     ) -> None:
+        """`source`: the client for RocketMQ's NameServers of a migrated cluster, which know no members."""
         self._access = access
+        self._source = source
+        self._sources = frozenset(config.source_name_servers)
         self._config = config
         self._settings = settings
         self._client = client
@@ -101,7 +105,7 @@ class Registrar:
         """NameServers of an older version, which know no REGISTER_CHANGES."""
 
     def start(self) -> None:
-        for address in self._config.registration_addresses:
+        for address in (*self._config.registration_addresses, *self._config.source_name_servers):
             self._wanted[address] = asyncio.Event()
             self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
@@ -122,7 +126,7 @@ class Registrar:
         loop = asyncio.get_running_loop()
         waits = []
         for address, waiting in self._waiting.items():
-            if address not in self._failing:
+            if address not in self._failing and address not in self._sources:
                 waiting.append(done := loop.create_future())
                 waits.append(done)
         self.soon()
@@ -158,7 +162,7 @@ class Registrar:
             except Exception:
                 delay = RETRY_S
                 log.exception("registering with NameServer %s failed", address)
-            self._health.name_servers_answer(not self._failing >= set(self._tasks))
+            self._health.name_servers_answer(not self._failing >= set(self._tasks) - self._sources)
             for done in waiting:
                 if not done.done():
                     done.set_result(None)
@@ -235,6 +239,9 @@ class Registrar:
         """Registers; returns False when the NameServer refused. Raises RemotingError."""
         if self._replication.role.value == "Waiting" and not self._replication.epoch:
             return True  # This member has no role yet, so it has no place in a route.
+        if address in self._sources and not self._role.leading:
+            return True  # The former slaves of the source may still be there, under the same numbers.
+        client = self._client_of(address)
         tables, permission = self._meta.working, self._permission()
         now_held = _Held(tables, tables.topic_version, permission)
         held = self._held.pop(address, None)
@@ -242,7 +249,7 @@ class Registrar:
         if held is not None and (body := self.changes(held)) is not None:
             header = self._header(body, held.version)
             frame = Frame(GantryCode.REGISTER_CHANGES, ext=header.ext(), body=body)
-            answer = await self._client.request(address, frame, TIMEOUT_S)
+            answer = await client.request(address, frame, TIMEOUT_S)
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 self._whole_only.add(address)
         if answer is None or answer.code != ResponseCode.SUCCESS:
@@ -250,7 +257,7 @@ class Registrar:
             now_held = _Held(tables, tables.topic_version, permission)
             body = self.body()
             frame = Frame(RequestCode.REGISTER_BROKER, ext=self._header(body).ext(), body=body)
-            answer = await self._client.request(address, frame, TIMEOUT_S)
+            answer = await client.request(address, frame, TIMEOUT_S)
         if answer.code == ResponseCode.SUCCESS:
             if address not in self._whole_only:
                 self._held[address] = now_held
@@ -292,10 +299,15 @@ class Registrar:
 
         async def leave(address: str) -> None:
             with contextlib.suppress(RemotingError):
-                await self._client.request(address, Frame(RequestCode.UNREGISTER_BROKER, ext=header.ext()), 0.5)
+                client = self._client_of(address)
+                await client.request(address, Frame(RequestCode.UNREGISTER_BROKER, ext=header.ext()), 0.5)
 
-        connected = [a for a in self._tasks if self._client.connected(a)]
+        # A source's NameServer would drop the next leader, too: it knows the group's address alone.
+        connected = [a for a in self._tasks if a not in self._sources and self._client.connected(a)]
         await asyncio.gather(*(leave(a) for a in connected))
+
+    def _client_of(self, address: str) -> RemotingClient:
+        return self._source if address in self._sources else self._client
 
 
 def _topic_json(name: str, config: TopicConfig, permission: int) -> bytes:

@@ -7,26 +7,19 @@ restore that fails is tried again; the member never starts with less than what i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import orjson
-import uvicorn
-
-from gantry_broker import descriptors
 from gantry_broker.archive import restore
 from gantry_broker.archive.errors import ArchiveError, Missing
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.restore import MARK, Target
 from gantry_broker.archive.threads import in_daemon_thread
-from gantry_broker.http.limits import MAX_HEAD, Connections, handshakes
-from gantry_broker.http.server import Server, accept
-from gantry_broker.remoting.tls_ports import PortsTls
+from gantry_broker.http.interim import InterimServer
 from gantry_broker.store.log.commit_log import segment_bases
 from gantry_broker.store.recovery import lock_store
 
@@ -70,7 +63,7 @@ async def restore_first(config: BrokerConfig) -> None:
     """Fill the disk, and return once it is done. Raises OSError when the HTTP port is taken."""
     assert config.restore is not None
     progress = Progress()
-    server = _HealthServer(config, progress)
+    server = InterimServer(config, lambda: progress.text)
     await server.start()
     try:
         while True:
@@ -119,57 +112,3 @@ def fill(wanted: RestoreConfig, data_dir: Path, progress: Progress) -> int:
         )
     finally:
         os.close(lock)
-
-
-class _HealthServer:
-    """The HTTP port while the disk is filled."""
-
-    def __init__(self, config: BrokerConfig, progress: Progress) -> None:
-        most = descriptors.budget().http
-        self._tls = PortsTls(config.tls, config.internal_tls)
-        self._gate = self._tls.http_gate(handshakes(most))
-        self._connections = Connections(most)
-        self._progress = progress
-        self._port = config.http_port
-        self._server = Server(
-            uvicorn.Config(
-                self._app,
-                host=config.listen_host,
-                port=config.http_port,
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                ws="none",
-                http=partial(accept, self._gate, self._connections),  # type: ignore[arg-type]
-                h11_max_incomplete_event_size=MAX_HEAD,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
-        self._task: asyncio.Task[None] | None = None
-
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        live = scope.get("path") in ("/livez", "/health/live")
-        detail = {"status": "live"} if live else {"detail": self._progress.text}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200 if live else 503, "headers": headers})
-        await send({"type": "http.response.body", "body": orjson.dumps(detail)})
-
-    async def start(self) -> None:
-        """Raises OSError when the port is taken."""
-        self._task = asyncio.create_task(self._server.serve_port(self._port))
-        while not self._server.started:
-            if self._task.done():
-                self._task.result()
-                raise OSError(f"HTTP port {self._port} cannot be served")
-            await asyncio.sleep(0.01)
-
-    async def close(self) -> None:
-        self._server.should_exit = True
-        if self._task is not None:
-            with contextlib.suppress(OSError):
-                await self._task
-        self._connections.close()
-        if self._gate is not None:
-            self._gate.close()
-        await self._tls.close()

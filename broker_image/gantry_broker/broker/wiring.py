@@ -109,10 +109,15 @@ def wire(
     client: RemotingClient,
     membership: Membership,
     tls: PortsTls | None = None,
+    source: RemotingClient | None = None,
 ) -> BrokerParts:
-    """Builds one broker in the running event loop. `store_host`: address and port of message ids, packed."""
+    """Builds one broker in the running event loop. `store_host`: address and port of message ids, packed.
+
+    `source`: the client for RocketMQ's NameServers of a migrated cluster.
+    """
     settings = store.config.settings
     tls = tls or PortsTls(None, None)
+    source = source or client
     clock, events = Clock(), Events()
     started_ms = clock.unix_ms()
     delay_levels = delay_table(settings.messageDelayLevel)
@@ -164,7 +169,7 @@ def wire(
     health = MemberHealth(config, store, disk, replication, role, events)
     registrar = Registrar(
         config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
-        clock=clock, access=access,
+        clock=clock, access=access, source=source,
     )  # fmt: skip
 
     # Changes of the log and of the tables.

@@ -476,6 +476,10 @@ class Admin:
 
     # Internals
 
+    async def ask(self, address: str, code: RequestCode, header: Header | None = None) -> bytes:
+        """Returns the body of a broker's answer to a request that has no method here."""
+        return (await self._call(address, code, header, code.name)).body
+
     async def _call(self, address: str, code: int, header: Header | None, what: str, body: bytes = b"") -> Frame:
         frame = Frame(code, ext=header.ext() if header is not None else {}, body=body)
         return await self.session.call_checked(address, frame, f"{what} at {address}", self.timeout)

@@ -465,6 +465,11 @@ class Prop:
 KEY_SEPARATOR: Final = " "
 
 MASTER_ID: Final = 0
+FORMER_MASTER_ID: Final = 900
+"""The brokerId under which RocketMQ's former master registers during and after a migration's cutover; its slaves have
+theirs plus this. RocketMQ's NameServers keep one address for a number, so a master that stayed 0 would take Gantry's
+place in the route with each registration.
+"""
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"

@@ -24,6 +24,7 @@ from gantry_operator.api.base import (
     between,
     parse_duration,
 )
+from gantry_operator.api.migration import FromRocketMQ
 
 ENCRYPTION_KEY = "encryptionKey"
 """The key of a Secret that has the encryption's key."""
@@ -170,4 +171,16 @@ class Bootstrap(Model):
         None,
         description="The logs of an archive: topics, consumer groups, offsets, delayed messages and messages as they "
         "were at a moment. Users and their keys are not in it.",
+    )
+    fromRocketMQ: FromRocketMQ | None = Field(
+        None, description="A running Apache RocketMQ: its log and the state beside it, until a cutover."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.fromArchive) || !has(self.fromRocketMQ)",
+            "fromArchive and fromRocketMQ are both there: write one of them",
+            lambda b: b.fromArchive is None or b.fromRocketMQ is None,
+            "fromRocketMQ",
+        ),
     )

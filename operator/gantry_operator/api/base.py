@@ -29,6 +29,7 @@ TOPIC = r"^[%|a-zA-Z0-9_-]+$"
 RESOURCE = r"^[%|a-zA-Z0-9._-]*$"
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
+ADDRESS = r"^[A-Za-z0-9.:\[\]_-]+:[0-9]{1,5}$"
 NETWORK = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 _AREA = "Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Etc|Europe|Indian|Pacific"
 ZONE = rf"^(({_AREA})(/[A-Za-z0-9_+-]+)+|[A-Z][A-Za-z0-9+-]*)$"
@@ -70,6 +71,7 @@ FORMS = {
     RESOURCE: "a name of letters, digits, '%', '|', '.', '_' and '-'",
     OBJECT_NAME: "the name of an object: lower-case letters, digits, '-' and '.'",
     SECRET_KEY: "a key of a Secret: letters, digits, '-', '.' and '_'",
+    ADDRESS: "a host and a port like 192.0.2.10:9876",
     NETWORK: "a network like 10.0.0.0/8",
     ARCHIVE_URL: "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER",
     TIME: "a time like 2026-01-31T12:00:00Z",

@@ -15,6 +15,7 @@ from gantry_operator.cli.archive import register as register_archive
 from gantry_operator.cli.console import register as register_console
 from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.migrate import register as register_migrate
 from gantry_operator.cli.on_cluster import on_cluster
 from gantry_operator.cli.options import (
     KUBERNETES,
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 register_topics(app, EPILOG)
 register_archive(app, EPILOG)
+register_migrate(app)
 dlq_app = typer.Typer(
     no_args_is_help=True,
     help="Dead letters: messages that a consumer group failed to consume too often.\n\n"

@@ -36,11 +36,13 @@ def up(
     timeout: float,
     tls: bool = False,
     proxies: int | None = None,
+    *,
+    wait: bool = True,
 ) -> None:
     """Run a cluster. Raises CliError. In the foreground it does not return: this process becomes the supervisor.
 
     `tls`: clients need TLS, whatever the manifest says. `proxies`: how many, whatever the manifest says; None: as it
-    says, and one if it says nothing.
+    says, and one if it says nothing. `wait`: until clients can send and read.
     """
     os.umask(0o077)  # Also for the supervisor and all processes that it starts: their files are for this user alone.
     documents = _load(file or default_manifest(directory))
@@ -56,7 +58,8 @@ def up(
         _apply(folder, cluster)
         _keep_resources(folder, documents)
         say(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
-        _wait_ready(folder, timeout, None)
+        if wait:
+            _wait_ready(folder, timeout, None)
         return
     with _claim(folder) as lock:
         _prepare(folder, cluster)
@@ -80,7 +83,8 @@ def up(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder.root, start_new_session=True,
                 pass_fds=(lock.fileno(),),
             )  # fmt: skip
-    _wait_ready(folder, timeout, child)
+    if wait:
+        _wait_ready(folder, timeout, child)
 
 
 def _choose_proxies(cluster: BrokerCluster, wanted: int | None) -> None:

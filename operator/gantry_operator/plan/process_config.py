@@ -12,6 +12,7 @@ from gantry_broker.config import (
     BrokerConfig,
     InternalTlsConfig,
     Listener,
+    MigrateConfig,
     NameServerConfig,
     OtlpConfig,
     RestoreConfig,
@@ -56,11 +57,13 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
-LIVE_FIELDS = frozenset({"authentication", "log_level", "restore"})
+LIVE_FIELDS = frozenset({"authentication", "log_level", "migrate", "restore"})
 """Fields whose change needs no restart: the access table has the authentication, a process reads its log level, and
-only an empty disk is restored.
+only an empty disk is restored or migrated to.
 """
-ADDED_FIELDS = frozenset({"archive", "log_level", "resource", "resource_group", "restore"})
+ADDED_FIELDS = frozenset(
+    {"archive", "log_level", "migrate", "resource", "resource_group", "restore", "source_name_servers"}
+)
 """Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
 and a new operator changes no pod only because the configuration has another form."""
 
@@ -98,6 +101,19 @@ class ArchiveFiles:
             group=group,
             time_ms=source.time_ms,
             offset=source.offset,
+        )
+
+    def migrate(self, bootstrap: Bootstrap | None, group: str, broker: str) -> MigrateConfig | None:
+        source = None if bootstrap is None else bootstrap.fromRocketMQ
+        if source is None:
+            return None
+        key, tls = source.accessKeySecret, source.tls
+        return MigrateConfig(
+            name_servers=source.nameServers,
+            broker=source.broker_of(group, broker),
+            cluster=source.cluster,
+            credentials=None if key is None else self.secrets("migrate", key),
+            ca_file=None if tls is None else self.secrets("migrate", tls.caSecret) / AUTHORITIES,
         )
 
     def _place(self, use: str, place: ArchivePlace) -> dict[str, Any]:
@@ -228,6 +244,12 @@ def broker_config(
         archive=archives.archive(spec.archive),
         # One disk is filled; the other members follow it.
         restore=archives.restore(spec.bootstrap, member.group) if member.number == 0 else None,
+        migrate=archives.migrate(spec.bootstrap, member.group, cluster.broker_name(member.group))
+        if member.number == 0
+        else None,
+        source_name_servers=[]
+        if spec.bootstrap is None or spec.bootstrap.fromRocketMQ is None
+        else list(spec.bootstrap.fromRocketMQ.nameServers),
     )
 
 
@@ -334,4 +356,6 @@ def restarts(config: BrokerConfig | NameServerConfig) -> str:
 
 def _unneeded(config: BrokerConfig | NameServerConfig) -> set[str]:
     fields = type(config).model_fields
-    return {f for f in ADDED_FIELDS & set(fields) if getattr(config, f) == fields[f].default}
+    return {
+        f for f in ADDED_FIELDS & set(fields) if getattr(config, f) == fields[f].get_default(call_default_factory=True)
+    }

@@ -118,10 +118,10 @@ def load(directory: Path) -> Snapshot | None:
     read_names: set[str] = set()
     ours = (directory / OWN).exists()
     for name, read in (
-        (TOPICS, _read_topics),
-        (GROUPS, _read_groups),
-        (OFFSETS, _read_offsets),
-        (DELAY, _read_delay),
+        (TOPICS, read_topics),
+        (GROUPS, read_groups),
+        (OFFSETS, read_offsets),
+        (DELAY, read_delay),
     ):
         if _load(directory, name, lambda value, read=read: read(tables, value), with_bak=not ours):  # type: ignore[misc]
             read_names.add(name)
@@ -159,12 +159,14 @@ def _load(directory: Path, name: str, read: Callable[[Any], None], *, with_bak: 
     return False
 
 
-def _read_topics(tables: Tables, value: Any) -> None:
+def read_topics(tables: Tables, value: Any) -> None:
+    """Take the topics of `topics.json`, which GET_ALL_TOPIC_CONFIG answers, too. Raises BodyError."""
     configs = TopicConfigs.from_json(value, stored=True)
     tables.topics, tables.topic_version = configs.topics, configs.version
 
 
-def _read_groups(tables: Tables, value: Any) -> None:
+def read_groups(tables: Tables, value: Any) -> None:
+    """Take the groups of `subscriptionGroup.json`. Raises BodyError."""
     fields = Fields(value, GROUPS)
     groups = [
         SubscriptionGroup.from_json(item, str(name), stored=True)
@@ -174,11 +176,13 @@ def _read_groups(tables: Tables, value: Any) -> None:
     tables.group_version = DataVersion.from_json(fields.map("dataVersion") or None)
 
 
-def _read_offsets(tables: Tables, value: Any) -> None:
+def read_offsets(tables: Tables, value: Any) -> None:
+    """Take the offsets of `consumerOffset.json`. Raises BodyError, ValueError."""
     tables.offsets = _by_queue(Fields(value, OFFSETS), "offsetTable")
 
 
-def _read_delay(tables: Tables, value: Any) -> None:
+def read_delay(tables: Tables, value: Any) -> None:
+    """Take the progress of delays of `delayOffset.json`. Raises BodyError, ValueError."""
     tables.delay = _numbers(Fields(value, DELAY), "offsetTable")
 
 

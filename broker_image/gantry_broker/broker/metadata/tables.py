@@ -31,6 +31,8 @@ CLOSING: Final = "closing"
 """Routes show no permission to write, and sends by an older route still succeed."""
 CLOSED: Final = "closed"
 """Sends are refused."""
+TIMERS_DELIVERED: Final = "timersDelivered"
+"""The mark of a group that was migrated: RocketMQ has delivered its timer messages up to this time, in Unix ms."""
 JOINED: Final = "joined"
 """The mark of a broker group that has the topics and groups of its cluster."""
 CHUNK: Final = 200

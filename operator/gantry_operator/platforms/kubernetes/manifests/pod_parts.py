@@ -184,7 +184,8 @@ def tls_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
 
 
 def archive_secret(use: str, secret: str) -> Path:
-    """The folder with the keys of a Secret that an archive needs. `use`: archive or restore."""
+    """The folder with the keys of a Secret that an archive or a migration needs. `use`: archive, restore or
+    migrate."""
     return Path(ARCHIVE_DIR) / use / secret
 
 
@@ -215,6 +216,11 @@ def _archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str]]:
             found[use, place.credentialsSecret] = None
         if place is not None and place.encryption is not None:
             found[use, place.encryption.secretName] = None
+    source = None if bootstrap is None else bootstrap.fromRocketMQ
+    if source is not None and source.accessKeySecret is not None:
+        found["migrate", source.accessKeySecret] = None
+    if source is not None and source.tls is not None:
+        found["migrate", source.tls.caSecret] = None
     return list(found)
 
 

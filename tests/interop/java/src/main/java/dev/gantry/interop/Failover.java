@@ -68,6 +68,15 @@ final class Failover {
         out.line("summary", "sent", numbers.get());
     }
 
+    /** Waits for `--pause-ms` between two sends. */
+    private void pause() {
+        try {
+            Thread.sleep(args.big("pause-ms", 0));
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
     private void loop(DefaultMQProducer producer, AtomicLong numbers, long deadline, ThreadLocal<AtomicInteger> tries) {
         String run = args.get("run", "run");
         int size = args.number("size", 128);
@@ -85,6 +94,7 @@ final class Failover {
                 out.line("failed", "n", n, "ms", System.currentTimeMillis(), "tries", tries.get().get(),
                     "type", e.getClass().getSimpleName(), "message", String.valueOf(e.getMessage()));
             }
+            pause();
         }
     }
 }

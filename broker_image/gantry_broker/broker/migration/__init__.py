@@ -1,0 +1,1 @@
+"""Migration from a running Apache RocketMQ: its log by the HA protocol, and the state beside the log."""

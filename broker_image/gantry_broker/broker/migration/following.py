@@ -1,0 +1,138 @@
+"""Follows one RocketMQ master: its log goes byte for byte into a store. The edge of `ha`.
+
+The store is the migration's alone while it runs: no client is served. All that arrives counts as confirmed, because the
+source is the authority; a source that contradicts itself stops the migration (`SourceBroken`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gantry_broker.broker.migration import ha
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.store.errors import BadRecords
+from gantry_broker.store.log.epochs import FOREIGN
+from gantry_broker.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+READ: Final = 256 << 10
+"""Bytes of one read at most: indexing them holds the event loop for a few milliseconds."""
+SILENT_S: Final = 20.0
+"""Seconds without a byte after which a connection is given up; a master sends a heartbeat every five seconds."""
+CONNECT_S: Final = 5.0
+TICK_S: Final = 0.1
+SLOW_DISK_S: Final = 2.0
+"""Seconds for a flush. A slower disk would let the senders of a SYNC_MASTER wait: the connection ends instead."""
+
+
+class Follower:
+    """One store that follows one master."""
+
+    def __init__(self, store: MessageStore, now: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._now = now
+        self.received = store.end
+        """The offset after the last byte that came from the source."""
+        self.bytes = 0
+        """Bytes taken by this process."""
+        self.reports = ha.Reports.NEUTRAL
+        self.connected = False
+        self._appended = asyncio.Event()
+
+    async def follow(self, host: str, port: int, promise: Callable[[], ha.Promise]) -> None:
+        """Follow over one connection until it ends. Cancel it to stop.
+
+        `promise`: what the source promises now. Raises MigrationError when the connection ended, SourceBroken when the
+        migration must stop for good, StoreError, OSError.
+        """
+        store = self._store
+        asked = ha.first_offset(store.start, store.end)
+        overlap = store.read_bytes(asked, store.end - asked) if store.end > asked else b""
+        while len(overlap) < store.end - asked:  # A read ends with its segment.
+            overlap += store.read_bytes(asked + len(overlap), store.end - asked - len(overlap))
+        stream = ha.Stream(store.start, store.end, overlap, store.log.segment_size)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(host, port, limit=READ)
+        except (TimeoutError, OSError) as error:
+            raise MigrationError(f"the HA port {host}:{port} cannot be reached: {error or 'no answer'}") from error
+        self.reports = ha.reports_for(promise())
+        reporting = asyncio.create_task(self._report(writer, stream, promise))
+        try:
+            writer.write(ha.report(stream.asked))
+            self.connected = True
+            while True:
+                try:
+                    async with asyncio.timeout(SILENT_S):
+                        data = await reader.read(READ)
+                except TimeoutError:
+                    raise MigrationError(f"the source sent nothing for {SILENT_S:g} s") from None
+                if not data:
+                    if reporting.done():
+                        reporting.result()
+                    raise MigrationError("the source ended the connection")
+                stream.feed(data)
+                self.received = max(self.received, stream.received)
+                self.bytes += len(data)
+                while whole := stream.take():
+                    self._append(whole)
+                    self._appended.set()
+                if reporting.done():
+                    reporting.result()
+        except ConnectionError as error:
+            raise MigrationError(f"the connection to the source ended: {error}") from error
+        finally:
+            self.connected = False
+            reporting.cancel()
+            writer.transport.abort()
+            await asyncio.gather(reporting, return_exceptions=True)
+
+    def _append(self, data: bytes) -> None:
+        """Raises SourceBroken, StoreError, OSError."""
+        store = self._store
+        try:
+            store.append_raw(store.end, data)
+        except BadRecords as error:
+            raise SourceBroken(f"the record at offset {error.at} of the source is damaged: {error}") from error
+        if store.epochs != FOREIGN:
+            raise SourceBroken("the source's log has leaderships of Gantry: it is no RocketMQ")
+        if store.confirm(store.end).control:
+            raise SourceBroken("the source's log has control records of Gantry: it is no RocketMQ")
+
+    async def _report(self, writer: asyncio.StreamWriter, stream: ha.Stream, promise: Callable[[], ha.Promise]) -> None:
+        """Flush, and report, until the connection ends. Raises MigrationError for a slow disk, OSError."""
+        store, said, said_at = self._store, stream.asked, self._now()
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                if store.flushed < store.end:
+                    began = self._now()
+                    point = await loop.run_in_executor(None, store.flush)
+                    store.mark_flushed(point)
+                    if self._now() - began > SLOW_DISK_S and promise().sync:
+                        raise MigrationError(f"a flush took {self._now() - began:.1f} s: senders would wait for it")
+                if store.checkpoint_due:
+                    checkpoint = store.checkpoint()
+                    await loop.run_in_executor(None, checkpoint.run)
+                    store.checkpointed(checkpoint)
+                store.run_periodic_tasks(time.monotonic_ns() // 1_000_000)
+                self.reports = ha.reports_for(promise())
+                offset = said
+                if self.reports is ha.Reports.DURABLE:
+                    offset = max(said, store.flushed)
+                if offset != said or self._now() - said_at >= ha.REPORT_S:
+                    writer.write(ha.report(offset))
+                    said, said_at = offset, self._now()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        await self._appended.wait()
+                self._appended.clear()
+        except BaseException:
+            writer.transport.abort()
+            raise

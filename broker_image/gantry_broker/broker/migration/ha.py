@@ -1,0 +1,179 @@
+"""RocketMQ's HA protocol from the slave's end: frames, their checks and the reports. Sans-I/O.
+
+The slave sends 8 bytes, the offset from which it wants the log. The master sends frames: offset (8), length (4) and so
+many bytes of the log; length 0 is a heartbeat. The slave answers with 8 bytes at a time, the offset up to which it has
+the log. A master takes the offset 0 for "from the last segment on", and serves any other offset as asked, within a
+record, too. Source: `DefaultHAConnection` and `DefaultHAClient` of 5.5.0, `HAConnection` and `HAService` of 4.9.7, and
+both masters' answers.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gantry_broker.broker.migration.errors import SourceBroken
+from gantry_broker.protocol import plausible
+from gantry_broker.protocol.digits import whole_number
+from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
+
+_HEAD: Final = struct.Struct(">qi")
+_OFFSET: Final = struct.Struct(">q")
+MAX_FRAME: Final = 64 << 20
+"""Bytes of one frame at most. RocketMQ's `haTransferBatchSize` is 32 KiB, and a person may raise it."""
+OVERLAP: Final = 4_096
+"""Bytes before its end that a follower asks for again when it connects. They must be those that it has: this finds a
+master that was emptied, or lost its end in a crash, and has grown since.
+"""
+REPORT_S: Final = 2.0
+"""Seconds between two reports at most. A master ends a connection that reports nothing for 20 s."""
+MAX_WAIT_MS: Final = 600_000
+"""A sender's wait that a master's configuration may name."""
+
+
+class Reports(enum.Enum):
+    """What a follower says to the master about its log."""
+
+    DURABLE = "durable"
+    """The offset up to which its log is on disk, as a slave does."""
+    NEUTRAL = "neutral"
+    """The offset with which it began, again and again: the master waits for its own slaves and never for this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a master promises to its senders."""
+
+    sync: bool
+    """`brokerRole` is SYNC_MASTER: a sender waits for the report of a slave."""
+    slaves: int
+    """Slaves of its own that are registered."""
+    timeout_ms: int
+    """How long a sender waits for them at most."""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str], slaves: int) -> Promise:
+        """From the master's settings, as GET_BROKER_CONFIG gives them."""
+        wait = max(_millis(settings, "syncFlushTimeout", 5_000), _millis(settings, "slaveTimeout", 3_000))
+        return cls(settings.get("brokerRole") == "SYNC_MASTER", slaves, wait)
+
+
+def _millis(settings: Mapping[str, str], name: str, default: int) -> int:
+    found = whole_number(settings.get(name, ""), 0, MAX_WAIT_MS)
+    return default if found is None else found
+
+
+def reports_for(promise: Promise) -> Reports:
+    """How to report so that the master promises no less and stops for nothing.
+
+    A report is an acknowledgement to a SYNC_MASTER. With slaves of its own, theirs alone may count: a failover goes to
+    one of them. Without one, its senders got SLAVE_NOT_AVAILABLE before; a follower that reports nothing would let
+    them wait until they time out, so it reports what it has on disk.
+    """
+    return Reports.NEUTRAL if promise.sync and promise.slaves > 0 else Reports.DURABLE
+
+
+def pause_before(promise: Promise) -> float:
+    """Seconds to wait before a connection begins again. The first offset that a follower sends counts as a report, so
+    no sender may still wait for a record below it.
+    """
+    return promise.timeout_ms / 1000 + 1.0 if reports_for(promise) is Reports.NEUTRAL else 1.0
+
+
+def report(offset: int) -> bytes:
+    """The bytes of a report, or of the first request."""
+    return _OFFSET.pack(offset)
+
+
+def first_offset(start: int, end: int) -> int:
+    """The offset to ask for, with a log of [start, end)."""
+    return max(end - OVERLAP, start, 1)
+
+
+class Stream:
+    """The bytes of one connection on their way into the log."""
+
+    def __init__(self, start: int, end: int, overlap: bytes, segment_size: int) -> None:
+        """The log is [start, end). `overlap`: its bytes from `first_offset(start, end)` to `end`."""
+        self.asked = first_offset(start, end)
+        self._segment_size = segment_size
+        self._position = self.asked
+        """The offset of the next byte that the master has to send."""
+        self._overlap = overlap
+        self._end = end
+        # The first byte of a log that begins at 0 is the highest one of a record's size, which is 0.
+        self._pending = bytearray(b"\0" if end == 0 else b"")
+        self._input = bytearray()
+
+    @property
+    def end(self) -> int:
+        """The offset after the whole records that were taken."""
+        return self._end
+
+    @property
+    def received(self) -> int:
+        """The offset after the last byte that the master sent."""
+        return self._position
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes from the connection. Raises SourceBroken."""
+        buffer = self._input
+        buffer += data
+        at, have = 0, len(buffer)
+        while at + _HEAD.size <= have:
+            offset, size = _HEAD.unpack_from(buffer, at)
+            if not 0 <= size <= MAX_FRAME:
+                raise SourceBroken(f"a frame of {size} bytes came at offset {self._position}: 0 to {MAX_FRAME} can be")
+            if offset != self._position or not 0 <= offset <= plausible.MAX_OFFSET:
+                what = "back" if offset < self._position else "ahead"
+                raise SourceBroken(f"the source's offsets went {what}: {offset} came where {self._position} follows")
+            stop = at + _HEAD.size + size
+            if stop > have:
+                break
+            self._take(memoryview(buffer)[at + _HEAD.size : stop])
+            at = stop
+        del buffer[:at]
+
+    def _take(self, body: memoryview) -> None:
+        at, self._position = self._position, self._position + len(body)
+        known = self._end_of_overlap - at
+        if known > 0:
+            begin = at - self.asked
+            same = min(known, len(body))
+            if body[:same] != self._overlap[begin : begin + same]:
+                raise SourceBroken(
+                    f"the source's log differs from what it sent before offset {self._end_of_overlap}: it was emptied, "
+                    "lost its end in a crash, or is another broker"
+                )
+            body = body[same:]
+        self._pending += body
+
+    @property
+    def _end_of_overlap(self) -> int:
+        return self.asked + len(self._overlap)
+
+    def take(self) -> bytes:
+        """Return the whole records and fillers that have arrived; they continue the log at `end` as it was before.
+
+        Raises SourceBroken when no record can begin there.
+        """
+        pending = self._pending
+        if len(pending) < FILLER_MIN:
+            return b""
+        size = size_of_first(bytes(pending[:FILLER_MIN]))
+        room = self._segment_size - self._end % self._segment_size
+        if not FILLER_MIN <= size <= room:
+            raise SourceBroken(
+                f"no record begins at offset {self._end}: the source's log is damaged there, or its segments are not "
+                f"of {self._segment_size} bytes"
+            )
+        if size > len(pending):
+            return b""
+        data = bytes(pending)
+        stop = size_of_whole(data, 0)
+        del pending[:stop]
+        self._end += stop
+        return data[:stop]

@@ -1,0 +1,406 @@
+"""An empty member follows a running RocketMQ master before it becomes a broker, until a cutover ends that.
+
+Meanwhile its HTTP port answers `/livez`, GET `/migration` with the progress, and POST `/migration/finish`, the last
+step of a cutover. Nothing of the copy is served to clients. A source that contradicts itself stops the migration for
+good; only an empty disk begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gantry_broker.broker.metadata.tables import TIMERS_DELIVERED, Tables
+from gantry_broker.broker.migration import ha
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.following import Follower
+from gantry_broker.broker.migration.pops import REVIVE_GROUP, InFlight, give_again, revive_topics
+from gantry_broker.broker.migration.source import Look, Source, save
+from gantry_broker.client.credentials import Credentials
+from gantry_broker.http.interim import InterimServer
+from gantry_broker.protocol import plausible
+from gantry_broker.protocol.codes import Perm, Prop
+from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.message import decode_records, parse_properties
+from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.files import atomic_write
+from gantry_broker.store.log.commit_log import segment_bases
+from gantry_broker.store.log.epochs import FOREIGN
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import StoreConfig
+
+if TYPE_CHECKING:
+    from gantry_broker.config import BrokerConfig, MigrateConfig
+
+log = logging.getLogger(__name__)
+
+MARK: Final = "config/migration.json"
+"""In the store's folder: the source, and whether it is followed, finished, or broken."""
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the source: its role, its slaves, its end."""
+TABLES_S: Final = 5.0
+"""Seconds between two copies of the state beside the log."""
+FINISH_S: Final = 20.0
+"""Seconds that a finish waits for the end of the source's log."""
+TIMER_MARGIN_MS: Final = 10_000
+"""The source's timer may have passed a moment before its messages are in the log. Those come again."""
+FOLLOWING, DONE, BROKEN = "following", "done", "broken"
+
+
+def mark_of(data_dir: Path) -> dict[str, Any] | None:
+    """The mark of a migration; None: there is none. Raises StoreError for an invalid file."""
+    path = data_dir / MARK
+    try:
+        found = orjson.loads(path.read_bytes())
+        if found["state"] not in (FOLLOWING, DONE, BROKEN):
+            raise ValueError(f"state is {found['state']!r}")
+        return dict(found)
+    except FileNotFoundError:
+        return None
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path}: {error!r}; empty the member's disk") from error
+
+
+def is_wanted(config: BrokerConfig) -> bool:
+    """Whether the member is to follow a RocketMQ master: its disk is empty, or has an unfinished migration. Raises
+    StoreError.
+    """
+    if config.migrate is None:
+        return False
+    mark = mark_of(config.data_dir)
+    if mark is None:
+        return not segment_bases(config.data_dir / "commitlog")
+    return bool(mark["state"] != DONE)
+
+
+async def migrate_first(config: BrokerConfig) -> None:
+    """Follow the source, and return once a cutover is finished. Raises OSError when the HTTP port is taken, StoreError
+    when the disk cannot be used.
+    """
+    assert config.migrate is not None
+    migration = Migration(config, config.migrate)
+    await migration.run()
+
+
+class Migration:
+    """One member that follows one master of RocketMQ."""
+
+    def __init__(self, config: BrokerConfig, wanted: MigrateConfig) -> None:
+        self._config = config
+        self._wanted = wanted
+        self._problem = "it looks at the source"
+        self._look: Look | None = None
+        self._looked_at = 0.0
+        self._store: MessageStore | None = None
+        self._follower: Follower | None = None
+        self._tables: Tables | None = None
+        self._tables_at_ms = 0
+        self._broken = ""
+        self._finish: int | None = None
+        self._finished = asyncio.Event()
+        self._rates: list[tuple[float, int]] = []
+
+    # What others see
+
+    def status(self) -> dict[str, Any]:
+        """The progress. Offsets are bytes of the log; None: not known."""
+        look, store, follower, tables = self._look, self._store, self._follower, self._tables
+        now = time.monotonic()
+        known = look is not None and now - self._looked_at < 10 * LOOK_S
+        end = None if store is None else store.end
+        return {
+            "state": BROKEN if self._broken else "finishing" if self._finish is not None else FOLLOWING,
+            "problem": self._broken or self._problem,
+            "group": self._wanted.broker,
+            "source": None
+            if look is None
+            else {
+                "cluster": look.cluster,
+                "address": look.address,
+                "version": look.version,
+                "role": look.settings.get("brokerRole", ""),
+                "slaves": look.slaves,
+                "start": look.start,
+                "end": look.end if known else None,
+                "permission": look.settings.get("brokerPermission", ""),
+            },
+            "connected": follower is not None and follower.connected,
+            "start": None if store is None else store.start,
+            "end": end,
+            "flushed": None if store is None else store.flushed,
+            "lag": None if look is None or not known or end is None else max(look.end - end, 0),
+            "rate": self._rate(now),
+            "reports": None if follower is None else follower.reports.value,
+            "topics": None if tables is None else len(tables.topics),
+            "groups": None if tables is None else len(tables.groups),
+            "offsets": None if tables is None else len(tables.offsets),
+            "tablesAtMs": self._tables_at_ms or None,
+        }
+
+    def _rate(self, now: float) -> int | None:
+        """Bytes a second over the last ten seconds; None: not known yet."""
+        follower = self._follower
+        if follower is None:
+            return None
+        self._rates = [(at, count) for at, count in self._rates if now - at < 10.0]
+        self._rates.append((now, follower.bytes))
+        (first, before) = self._rates[0]
+        return None if now - first < 1.0 else int((follower.bytes - before) / (now - first))
+
+    def text(self) -> str:
+        """One sentence for people."""
+        if self._broken:
+            return f"the migration stopped: {self._broken}"
+        status = self.status()
+        if status["lag"] is None or self._problem:
+            return f"migrating from RocketMQ's {self._wanted.broker}: {self._problem or 'it begins'}"
+        return (
+            f"migrating from RocketMQ's {self._wanted.broker}: {status['end'] - status['start'] >> 20} MiB are here, "
+            f"{status['lag'] >> 20} MiB are missing"
+        )
+
+    async def _status_page(self, _: bytes) -> tuple[int, dict[str, Any]]:
+        return 200, self.status()
+
+    async def _finish_page(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        try:
+            end = plausible.offset("end", orjson.loads(body)["end"])
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            return 400, {"detail": f'{error}: write {{"end": OFFSET}}'}
+        if self._broken:
+            return 409, {"detail": f"the migration stopped: {self._broken}"}
+        self._finish = end
+        try:
+            async with asyncio.timeout(FINISH_S):
+                await self._finished.wait()
+        except TimeoutError:
+            self._finish = None
+            had = None if self._store is None else self._store.end
+            return 409, {"detail": f"the log is at {had}, not at {end}: {self._problem or 'the source sends no more'}"}
+        return 200, {"end": end}
+
+    # The work
+
+    async def run(self) -> None:
+        """Follow until a finish. Raises OSError, StoreError."""
+        pages = {("GET", "/migration"): self._status_page, ("POST", "/migration/finish"): self._finish_page}
+        server = InterimServer(self._config, self.text, pages)
+        await server.start()
+        try:
+            mark = mark_of(self._config.data_dir)
+            if mark is not None and mark["state"] == BROKEN:
+                self._broken = str(mark.get("reason", ""))
+            while not self._broken and not self._finished.is_set():
+                await self._try()
+            if self._broken:
+                log.error("the migration stopped: %s; empty the member's disk to begin again", self._broken)
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.05)  # The answer of the finish leaves.
+        finally:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+            await server.close()
+
+    async def _try(self) -> None:
+        wanted = self._wanted
+        try:
+            source = Source(
+                wanted.name_servers,
+                wanted.broker,
+                cluster=wanted.cluster,
+                credentials=self._credentials(),
+                tls=None if wanted.ca_file is None else TlsOptions(ca_file=wanted.ca_file),
+            )
+            async with source:
+                await self._with(source)
+        except SourceBroken as error:
+            self._stop_for_good(str(error))
+        except (MigrationError, OSError, StoreError) as error:
+            if self._store is not None and self._store.failed is not None:
+                raise
+            if self._problem != str(error):
+                log.warning("cannot follow RocketMQ's %s: %s; tried again", wanted.broker, error)
+            self._problem = str(error)
+            if self._finish is not None and self._arrived(self._finish) and self._tables is not None:
+                await (
+                    self._done()
+                )  # The source died after its last record: its last tables are at most some seconds old.
+                return
+            await asyncio.sleep(1.0 if self._look is None else ha.pause_before(self._promise()))
+
+    def _arrived(self, finish: int) -> bool:
+        store = self._store
+        return store is not None and store.flushed >= finish and store.confirmed >= finish
+
+    async def _keep(self, tables: Tables, timers_ms: int | None) -> None:
+        """Take the state beside the log over."""
+        if timers_ms is not None:
+            tables.marks[TIMERS_DELIVERED] = str(max(timers_ms - TIMER_MARGIN_MS, 0))
+        self._tables, self._tables_at_ms = tables, time.time_ns() // 1_000_000
+
+    async def _done(self) -> None:
+        """Write the tables, with what is in flight as not consumed, and end the migration. Raises OSError."""
+        store, tables = self._store, self._tables
+        assert store is not None
+        assert tables is not None
+        in_flight = InFlight()
+        for topic in revive_topics(tables.topics):
+            for queue in store.queue_numbers(topic):
+                at = max(tables.offset(topic, REVIVE_GROUP, queue), store.min_offset(topic, queue))
+                while at < store.max_offset(topic, queue):
+                    got = store.get(topic, queue, at, 1_000, 1 << 20)
+                    for record in decode_records(got.data) if got.data else ():
+                        in_flight.take(parse_properties(record.properties).get(Prop.TAGS, ""), record.body)
+                    at = max(got.next_offset, at + 1)
+                    await asyncio.sleep(0)
+        again = give_again(tables.offsets, in_flight.lowest())
+        if again or in_flight.unreadable:
+            log.info("messages in flight come again in %d queues; %d records were none", again, in_flight.unreadable)
+        await asyncio.to_thread(save, tables, self._config.data_dir / "config", store.epochs)
+        self._save_mark({**(mark_of(self._config.data_dir) or {}), "state": DONE, "end": store.end})
+        self._finished.set()
+
+    def _credentials(self) -> Credentials | None:
+        folder = self._wanted.credentials
+        if folder is None:
+            return None
+        return Credentials((folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip())
+
+    def _stop_for_good(self, reason: str) -> None:
+        self._broken = reason
+        mark = mark_of(self._config.data_dir) or {}
+        self._save_mark({**mark, "state": BROKEN, "reason": reason})
+
+    def _save_mark(self, mark: dict[str, Any]) -> None:
+        path = self._config.data_dir / MARK
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, orjson.dumps(mark), durable=True)
+
+    async def _with(self, source: Source) -> None:
+        had = 0 if self._store is None else self._store.end
+        look = self._saw(await source.look(), had)
+        store = self._store or await self._open(source, look)
+        follower = self._follower = self._follower or Follower(store)
+        if store.end > store.start and ha.reports_for(self._promise()) is ha.Reports.NEUTRAL:
+            await asyncio.sleep(ha.pause_before(self._promise()))
+        watching = asyncio.create_task(self._watch(source))
+        try:
+            while not self._finished.is_set():
+                following = asyncio.create_task(follower.follow(*self._present().ha, self._promise))
+                done = asyncio.create_task(self._finished.wait())
+                tasks = (following, watching, done)
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    if watching.done():
+                        watching.result()
+                    if self._finished.is_set():
+                        return
+                    following.result()
+                except SourceBroken:
+                    raise
+                except MigrationError as error:
+                    self._problem = str(error)
+                    log.warning("RocketMQ's %s: %s; connected again soon", self._wanted.broker, error)
+                finally:
+                    for task in (following, done):
+                        task.cancel()
+                    await asyncio.gather(following, done, return_exceptions=True)
+                await asyncio.sleep(ha.pause_before(self._promise()))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    def _present(self) -> Look:
+        assert self._look is not None
+        return self._look
+
+    def _promise(self) -> ha.Promise:
+        look = self._present()
+        return ha.Promise.of(look.settings, look.slaves)
+
+    def _saw(self, look: Look, had: int = 0) -> Look:
+        """Take a look over. `had`: the end of the copy before it. Raises SourceBroken for a source that is not the one
+        that was followed.
+        """
+        store = self._store
+        if store is not None:
+            if look.segment_size != store.log.segment_size:
+                raise SourceBroken(
+                    f"the source's segments are of {look.segment_size} bytes now, and were of {store.log.segment_size}"
+                )
+            if look.end < had:
+                raise SourceBroken(
+                    f"the source's log ends at {look.end}, and the copy at {had}: it was emptied, or lost its end in a "
+                    "crash"
+                )
+            if look.start > store.end:
+                raise SourceBroken(
+                    f"the source's log begins at {look.start} now, and the copy ends at {store.end}: what lies between "
+                    "has expired there"
+                )
+        self._look, self._looked_at = look, time.monotonic()
+        return look
+
+    async def _open(self, source: Source, look: Look) -> MessageStore:
+        """Open the store; a new one begins where the source's log does. Raises MigrationError, StoreError, OSError."""
+        config, mark = self._config, mark_of(self._config.data_dir)
+        identity = {"broker": look.name, "cluster": look.cluster, "segmentSize": look.segment_size}
+        if mark is not None:
+            before = {name: mark.get(name) for name in identity}
+            if before != identity:
+                raise SourceBroken(f"the copy is of {before}, and the source is {identity}")
+        settings = config.settings.model_copy(
+            update={
+                "mappedFileSizeCommitLog": look.segment_size,
+                "messageDelayLevel": look.settings.get("messageDelayLevel", config.settings.messageDelayLevel),
+            }
+        )
+        if mark is None:
+            self._save_mark({**identity, "state": FOLLOWING})
+        store = MessageStore.open(StoreConfig(path=config.data_dir, settings=settings))
+        try:
+            if store.end == 0 and look.start > 0:
+                tables = await source.tables(look.address)
+                starts = await source.first_offsets(look.address, sorted(tables.topics))
+                store.reset(look.start, FOREIGN, starts)
+            store.confirm(store.end)
+        except BaseException:
+            store.close()
+            raise
+        self._store = store
+        self._saw(look, store.end)
+        return store
+
+    async def _watch(self, source: Source) -> None:
+        """Look at the source again and again, copy its tables, and finish. Raises MigrationError, SourceBroken."""
+        store = self._store
+        assert store is not None
+        tables_at = 0.0
+        while True:
+            had, before_finish = store.end, self._finish is None
+            look = self._saw(await source.look(), had)
+            often = not (whole_number(look.settings.get("brokerPermission", "")) or 0) & Perm.READ
+            if before_finish and time.monotonic() - tables_at >= (LOOK_S / 2 if often else TABLES_S):
+                tables_at = time.monotonic()
+                tables = await source.tables(look.address)
+                # What the source did after the end that a finish names is not in the copy: its progress must not be.
+                if self._finish is None:
+                    await self._keep(tables, await source.timers_delivered_ms(look.address))
+            finish = self._finish
+            arrived = finish is not None and self._arrived(finish)
+            if self._follower is not None and self._follower.connected:
+                self._problem = ""
+            if arrived and self._tables is not None:
+                await self._done()
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.05 if finish is not None else LOOK_S):
+                    await self._finished.wait()

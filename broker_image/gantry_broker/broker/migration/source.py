@@ -1,0 +1,188 @@
+"""What a RocketMQ master says about itself by ordinary requests: its address, its log's bounds, the state beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.client import Admin, ClientError, Credentials
+from gantry_broker.protocol import fastjson, plausible
+from gantry_broker.protocol.bodies import BodyError, topic_stats_from_json
+from gantry_broker.protocol.codes import CONTROL_TOPIC, FORMER_MASTER_ID, MASTER_ID, RequestCode
+from gantry_broker.protocol.digits import whole_number
+from gantry_broker.protocol.headers import Header, TopicHeader
+from gantry_broker.remoting.client import split_address
+from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
+from gantry_broker.store.log.epochs import MAX_SEGMENT, LeaderEpochs
+from gantry_broker.store.log.record_reader import FILLER_MIN
+
+TIMEOUT_S: Final = 10.0
+FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A master as it is now. Offsets are bytes of its log."""
+
+    name: str
+    cluster: str
+    address: str
+    ha: tuple[str, int]
+    start: int
+    end: int
+    segment_size: int
+    slaves: int
+    """Slaves that are registered beside it."""
+    version: str
+    settings: Mapping[str, str]
+
+
+class Source:
+    """The master of one broker group of RocketMQ. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        name: str,
+        *,
+        cluster: str | None = None,
+        credentials: Credentials | None = None,
+        tls: TlsOptions | ssl.SSLContext | None = None,
+    ) -> None:
+        """`name`: the brokerName. `cluster`: its cluster; None: any."""
+        self.name = name
+        self._cluster = cluster
+        self.admin = Admin(list(name_servers), timeout=TIMEOUT_S, credentials=credentials, tls=tls)
+
+    async def __aenter__(self) -> Self:
+        await self.admin.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.admin.__aexit__(*exc)
+
+    async def look(self) -> Look:
+        """Ask NameServer and master. Raises MigrationError when one of them does not answer, SourceBroken."""
+        try:
+            info = await self.admin.cluster_info()
+            broker = info.brokers.get(self.name)
+            if broker is None or self._cluster not in (None, broker.cluster):
+                names = ", ".join(sorted(info.brokers)) or "none"
+                raise MigrationError(f"the NameServer knows no broker {self.name}; it knows {names}")
+            address = broker.addresses.get(FORMER_MASTER_ID) or broker.addresses.get(MASTER_ID)
+            if address is None:
+                raise MigrationError(f"broker {self.name} has no master now")
+            settings = await self.admin.broker_config(address)
+            runtime = await self.admin.runtime_info(address)
+        except FAILURES as error:
+            raise MigrationError(f"broker {self.name} of the source does not answer: {error}") from error
+        slaves = len([number for number in broker.addresses if number not in (MASTER_ID, FORMER_MASTER_ID)])
+        return look_of(self.name, broker.cluster, address, settings, runtime, slaves)
+
+    async def first_offsets(self, address: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+        """The first queue offset of each queue of these topics. Raises MigrationError."""
+        found: dict[tuple[str, int], int] = {}
+        for topic in topics:
+            body = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=topic))
+            try:
+                stats = topic_stats_from_json(body)
+            except BodyError as error:
+                raise MigrationError(f"the offsets of topic {topic} cannot be read: {error}") from error
+            found.update({(queue.topic, queue.queue_id): max(o.min_offset, 0) for queue, o in stats.items()})
+        return found
+
+    async def tables(self, address: str) -> Tables:
+        """The state beside the log, of one moment. Raises MigrationError when it cannot be read."""
+        topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        delay = await self._ask(address, RequestCode.GET_ALL_DELAY_OFFSET)
+        return tables_of(topics, groups, offsets, delay)
+
+    async def timers_delivered_ms(self, address: str) -> int | None:
+        """The time up to which the source has delivered timer messages; None: it has none, as 4.9."""
+        try:
+            body = await self.admin.ask(address, RequestCode.GET_TIMER_CHECK_POINT)
+        except ClientError:
+            return None
+        except FAILURES as error:
+            raise MigrationError(f"{address} does not answer GET_TIMER_CHECK_POINT: {error}") from error
+        # Source: `TimerCheckpoint.encode`, whose first number is `lastReadTimeMs`.
+        return (
+            None if len(body) < 8 else plausible.offset("lastReadTimeMs", int.from_bytes(body[:8], "big", signed=True))
+        )
+
+    async def _ask(self, address: str, code: RequestCode, header: Header | None = None) -> bytes:
+        try:
+            return await self.admin.ask(address, code, header)
+        except FAILURES as error:
+            raise MigrationError(f"{address} does not answer {code.name}: {error}") from error
+
+
+def look_of(
+    name: str, cluster: str, address: str, settings: Mapping[str, str], runtime: Mapping[str, str], slaves: int
+) -> Look:
+    """Check what a master said. Raises SourceBroken for what no master of RocketMQ says."""
+
+    def number(table: Mapping[str, str], field: str, low: int, high: int) -> int:
+        value = whole_number(table.get(field, ""), low, high)
+        if value is None:
+            raise SourceBroken(
+                f"{field} of broker {name} is {table.get(field)!r}, a number of {low} to {high} is expected: "
+                "only Apache RocketMQ 4.9 and 5.x are followed"
+            )
+        return value
+
+    if settings.get("enableDLegerCommitLog") == "true":
+        raise SourceBroken(
+            f"broker {name} keeps its log with DLedger, which has no HA port: migrate it by messages "
+            "(gantry migrate start --by messages)"
+        )
+    start = number(runtime, "commitLogMinOffset", 0, plausible.MAX_OFFSET)
+    end = number(runtime, "commitLogMaxOffset", start, plausible.MAX_OFFSET)
+    host, _ = split_address(address)
+    return Look(
+        name,
+        cluster,
+        address,
+        (host, number(settings, "haListenPort", 1, 65_535)),
+        start,
+        end,
+        number(settings, "mappedFileSizeCommitLog", FILLER_MIN + 1, MAX_SEGMENT),
+        slaves,
+        runtime.get("brokerVersionDesc", ""),
+        settings,
+    )
+
+
+def tables_of(topics: bytes, groups: bytes, offsets: bytes, delay: bytes) -> Tables:
+    """The tables of four answers. Raises MigrationError for what cannot be read."""
+    tables = Tables()
+    try:
+        snapshots.read_topics(tables, fastjson.loads(topics))
+        snapshots.read_groups(tables, fastjson.loads(groups))
+        snapshots.read_offsets(tables, fastjson.loads(offsets))
+        snapshots.read_delay(tables, fastjson.loads(delay))
+    except (BodyError, fastjson.JsonError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MigrationError(f"the source's tables cannot be read: {error}") from error
+    if CONTROL_TOPIC in tables.topics:
+        raise SourceBroken(f"the source has a topic {CONTROL_TOPIC}: it is no RocketMQ, or was a cluster of Gantry")
+    for key, queues in tables.offsets.items():
+        for queue, offset in queues.items():
+            if queue < 0 or not 0 <= offset <= plausible.MAX_OFFSET:
+                raise MigrationError(f"offset {offset} of queue {queue} of {key} cannot be")
+    return tables
+
+
+def save(tables: Tables, config: Path, leader_epochs: LeaderEpochs) -> None:
+    """Write the tables as the files that a start of a broker reads. Blocks. Raises OSError."""
+    config.mkdir(parents=True, exist_ok=True)
+    snapshots.write(config, snapshots.render(snapshots.Frozen(tables, 0), leader_epochs))

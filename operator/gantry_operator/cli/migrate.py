@@ -1,0 +1,355 @@
+"""`gantry migrate`: a running Apache RocketMQ moves to a cluster of this machine, with its clients as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
+from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from gantry_operator.api import BrokerCluster
+    from gantry_operator.api.migration import FromRocketMQ
+    from gantry_operator.migration.edge import Edge, SourcePlace
+    from gantry_operator.migration.steps import Phase, Record
+    from gantry_operator.platforms.local.folder import ClusterFolder
+
+RECORD = "migration.json"
+"""In the cluster's folder: the record of the cutover."""
+BYTES_S = 50e6
+"""Bytes a second that a copy is expected to take, for the expected time."""
+
+migrate_app = typer.Typer(
+    no_args_is_help=True,
+    help="Move from a running Apache RocketMQ 4.9 or 5.x to a cluster of this machine. "
+    "The manifest has spec.bootstrap.fromRocketMQ.",
+    rich_markup_mode="rich",
+)
+FileArgument = Annotated[Path, typer.Argument(help="A manifest with spec.bootstrap.fromRocketMQ.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(migrate_app, name="migrate")
+
+
+def _load(file: Path) -> tuple[BrokerCluster, FromRocketMQ]:
+    from gantry_operator.api import ManifestError, load_manifest
+
+    try:
+        cluster = load_manifest(file)
+    except (ManifestError, OSError) as error:
+        raise CliError(str(error), Exit.USAGE) from None
+    return cluster, _source(cluster, str(file))
+
+
+def _source(cluster: BrokerCluster, where: str) -> FromRocketMQ:
+    source = None if cluster.spec.bootstrap is None else cluster.spec.bootstrap.fromRocketMQ
+    if source is None:
+        raise CliError(
+            f"{where} has no spec.bootstrap.fromRocketMQ: write the addresses of the source's NameServers there",
+            Exit.USAGE,
+        )
+    return source
+
+
+def _place(source: FromRocketMQ) -> SourcePlace:
+    """Secrets of this machine are folders. Raises CliError for a missing one."""
+    from gantry_broker.client import Credentials
+    from gantry_broker.remoting.tls import TlsOptions
+
+    from gantry_operator.migration.edge import SourcePlace
+    from gantry_operator.platforms.local.folder import secret_folder
+
+    credentials = tls = None
+    if source.accessKeySecret is not None:
+        folder = secret_folder(source.accessKeySecret)
+        try:
+            credentials = Credentials(
+                (folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip()
+            )
+        except (OSError, ValueError) as error:
+            raise CliError(f"accessKeySecret: {error}: write the files accessKey and secretKey in {folder}") from None
+    if source.tls is not None:
+        tls = TlsOptions(ca_file=secret_folder(source.tls.caSecret) / "ca.crt")
+    return SourcePlace(tuple(source.nameServers), credentials, tls)
+
+
+def _folder(directory: Path | None, name: str | None) -> ClusterFolder:
+    from gantry_operator.cli.target import find_local
+
+    return find_local(directory, name)
+
+
+@asynccontextmanager
+async def _edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
+    from gantry_operator.cluster.member_http import make_client
+    from gantry_operator.migration.edge import Edge, GroupPlace
+    from gantry_operator.plan import plan
+    from gantry_operator.platforms.local.certificates import read_authorities, scheme
+    from gantry_operator.platforms.local.ports import Ports
+    from gantry_operator.platforms.local.supervisor import load_saved
+
+    cluster = load_saved(folder)
+    source = _source(cluster, f"the cluster {cluster.name}")
+    ports = Ports.load(folder.ports)
+    groups = []
+    for group in plan(cluster).groups:
+        urls = [f"{scheme(cluster)}://127.0.0.1:{ports[f'{m.name}/http']}" for m in group.members]
+        broker = source.broker_of(group.name, cluster.broker_name(group.name))
+        groups.append(GroupPlace(group.name, broker, ports.address(f"group/{group.name}"), tuple(urls)))
+    async with (
+        make_client(folder.token.read, lambda: read_authorities(folder)) as http,
+        Edge(_place(source), groups, http) as edge,
+    ):
+        yield edge
+
+
+def _read_record(folder: ClusterFolder) -> Record:
+    """Raises CliError for an invalid file."""
+    from gantry_operator.migration.steps import Record
+
+    path = folder.root / RECORD
+    try:
+        return Record.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return Record()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CliError(f"{path} cannot be read: {error!r}") from None
+
+
+def _save_record(folder: ClusterFolder, record: Record) -> None:
+    from gantry_operator.registry.file import write_durably
+
+    write_durably(folder.root / RECORD, json.dumps(record.to_json()))
+
+
+@migrate_app.command()
+def start(
+    file: FileArgument,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until the copies follow.")] = 60.0,
+    directory: DirOption = None,
+) -> None:
+    """Start a cluster that follows the source. The source and its clients go on as before."""
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.cli.up import up
+    from gantry_operator.platforms.local.folder import ClusterFolder, default_folder
+
+    cluster, source = _load(file)
+    _refuse_names(cluster, source)
+    up(file, directory, True, timeout, False, None, wait=False)
+    folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
+    run_async(_until_following(folder, timeout))
+
+
+def _refuse_names(cluster: BrokerCluster, source: FromRocketMQ) -> None:
+    """Clients keep the names that they know, in routes, offsets and message queues. Raises CliError."""
+    for group in cluster.spec.brokerGroups:
+        broker = source.broker_of(group.name, group.broker_name)
+        if broker != group.broker_name:
+            raise CliError(
+                f"brokerGroups {group.name}: clients know the broker as {broker!r}: write brokerName: {broker}",
+                Exit.USAGE,
+            )
+    if source.cluster is not None and source.cluster != cluster.broker_cluster_name:
+        raise CliError(
+            f"clients know the cluster as {source.cluster!r}: write spec.brokerClusterName: {source.cluster}",
+            Exit.USAGE,
+        )
+
+
+async def _until_following(folder: ClusterFolder, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    missing = "the members have not started"
+    with Progress("starting") as progress:
+        while time.monotonic() < deadline:
+            try:
+                async with _edge(folder) as edge:
+                    seen = await edge.look()
+            except (OSError, CliError, KeyError, LookupError) as error:
+                missing = str(error)
+            else:
+                waiting = {name: s for name, s in seen.items() if s.state not in ("following", "leads")}
+                broken = [f"group {name}: {s.problem}" for name, s in waiting.items() if s.state == "broken"]
+                if broken:
+                    raise CliError("; ".join(broken))
+                if not waiting:
+                    break
+                missing = "; ".join(f"group {name}: {s.problem or s.state}" for name, s in waiting.items())
+            progress.say(missing)
+            await asyncio.sleep(0.3)
+        else:
+            raise CliError(
+                f"not following after {timeout:g} s: {missing}. It keeps trying: see `gantry migrate status`",
+                Exit.NOT_IN_TIME,
+            )
+    for name, group in seen.items():
+        say(f"group {name} follows the source; {size(group.lag or 0)} are missing")
+    say("next: gantry migrate status, then gantry migrate cutover")
+
+
+@migrate_app.command()
+def status(directory: DirOption = None, name: NameOption = None, output: OutputOption = Output.text) -> None:
+    """Show how far the copies are."""
+    from gantry_operator.cli.target import run_async
+
+    folder = _folder(directory, name)
+    record = _read_record(folder)
+
+    async def ask() -> dict[str, Any]:
+        async with _edge(folder) as edge:
+            seen = await edge.look()
+            copies = {n: await edge.copy_status(g) for n, g in edge.groups.items()}
+        return {n: {"seen": seen[n], "copy": copies[n]} for n in seen}
+
+    found = run_async(ask())
+    if output == Output.json:
+        print_json(
+            {
+                "phase": record.phase.value,
+                "groups": {
+                    n: {
+                        "state": f["seen"].state,
+                        "problem": f["seen"].problem,
+                        "copyEnd": f["seen"].copy_end,
+                        "sourceEnd": f["seen"].source_end,
+                        "lag": f["seen"].lag,
+                        "sourcePermission": f["seen"].permission,
+                        "routed": f["seen"].routed,
+                        "copy": f["copy"],
+                    }
+                    for n, f in found.items()
+                },
+            }
+        )
+        return
+    say(f"phase: {record.phase.value}")
+    rows = []
+    for n, f in found.items():
+        seen, copy = f["seen"], f["copy"] or {}
+        rate = copy.get("rate")
+        rows.append(
+            [
+                n,
+                seen.state or "-",
+                "-" if seen.copy_end is None else size(seen.copy_end - (copy.get("start") or 0)),
+                "-" if seen.lag is None else size(seen.lag),
+                "-" if rate is None else f"{size(rate)}/s",
+                copy.get("topics") or "-",
+                copy.get("groups") or "-",
+                seen.problem or "-",
+            ]
+        )
+    print_table(
+        ["GROUP", "STATE", "COPIED", "MISSING", "RATE", "TOPICS", "GROUPS", "PROBLEM"], rows,
+        right=["COPIED", "MISSING", "RATE", "TOPICS", "GROUPS"],
+    )  # fmt: skip
+
+
+@migrate_app.command()
+def cutover(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say the steps and their times.")] = False,
+    max_lag: Annotated[int, typer.Option(help="MiB that a copy may lack at the begin.")] = 64,
+    settle: Annotated[float, typer.Option(help="Seconds for consumers to commit what they have had.")] = 6.0,
+    timeout: Annotated[float, typer.Option(help="Seconds until it gives up; it can go on later.")] = 120.0,
+    directory: DirOption = None,
+    name: NameOption = None,
+) -> None:
+    """Let Gantry take over from the source. Broken off, the same command goes on."""
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration import steps
+    from gantry_operator.migration.edge import drive
+
+    folder = _folder(directory, name)
+    limits = steps.Limits(lag=max_lag << 20, settle=settle)
+    record = _read_record(folder)
+
+    async def go() -> None:
+        async with _edge(folder) as edge:
+            seen = await edge.look()
+            begun = steps.begin(record, seen, limits, time.time())
+            if dry_run:
+                _show_steps(begun, limits, {n: s.lag or 0 for n, s in seen.items()})
+                return
+            _save_record(folder, begun)
+            shown = _Shown()
+            began = time.monotonic()
+            await drive(edge, begun, limits, lambda r: _save_record(folder, r), timeout=timeout, say=shown)
+            shown.end(time.monotonic() - began)
+        say("Gantry leads. Next: stop the source's brokers, and do not start them again")
+
+    try:
+        run_async(go())
+    except steps.Refused as error:
+        raise CliError(str(error)) from None
+
+
+class _Shown:
+    """Prints each phase once, with its time."""
+
+    def __init__(self) -> None:
+        self._phase: Phase | None = None
+        self._since = time.monotonic()
+
+    def __call__(self, phase: Phase, waits: str) -> None:
+        if phase is not self._phase:
+            now = time.monotonic()
+            if self._phase is not None:
+                say(f"{self._phase.value}: {now - self._since:.1f} s")
+            self._phase, self._since = phase, now
+
+    def end(self, took: float) -> None:
+        say(f"done after {took:.1f} s")
+
+
+def _show_steps(record: Record, limits: Any, lags: dict[str, int]) -> None:
+    groups = ", ".join(record.groups)
+    say(f"groups: {groups}; missing now: {', '.join(f'{n} {size(lag)}' for n, lag in lags.items())}")
+    print_table(
+        ["STEP", "SECONDS", "WHAT HAPPENS", "BACK"],
+        [
+            ["readers-off", f"{limits.settle:g}", "consumers get nothing, and commit what they have had", "abort"],
+            ["writes-off", f"{limits.quiet:g} to {limits.quiet_at_most:g}", "producers are refused; the end arrives",
+             "abort"],
+            ["finishing", "2 to 5", "each group leads", "no"],
+            ["taking", "1 to 30", "the source's NameServers give Gantry's addresses", "no"],
+        ],
+        right=["SECONDS"],
+    )  # fmt: skip
+    note("nothing was changed")
+
+
+@migrate_app.command()
+def abort(
+    timeout: Annotated[float, typer.Option(help="Seconds until it gives up; it can go on later.")] = 60.0,
+    directory: DirOption = None,
+    name: NameOption = None,
+) -> None:
+    """Give the source its permission back. The copies follow on, so that a cutover can begin again."""
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration import steps
+    from gantry_operator.migration.edge import drive
+
+    folder = _folder(directory, name)
+
+    async def go() -> None:
+        begun = steps.abort(_read_record(folder), time.time())
+        _save_record(folder, begun)
+        async with _edge(folder) as edge:
+            await drive(edge, begun, steps.Limits(), lambda r: _save_record(folder, r), timeout=timeout)
+
+    try:
+        run_async(go())
+    except steps.Refused as error:
+        raise CliError(str(error)) from None
+    say("the source has its permission back")

@@ -1,0 +1,1 @@
+"""The steps of a migration from Apache RocketMQ. `steps` is pure, `edge` acts."""

@@ -1,0 +1,245 @@
+"""The edge of `steps`: asks the source and the copies, changes the source's settings, and finishes the copies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gantry_broker.client import Admin, ClientError, Credentials
+from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.codes import FORMER_MASTER_ID
+from gantry_broker.protocol.digits import whole_number
+from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.tls import TlsOptions
+
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.migration import steps
+from gantry_operator.migration.steps import Action, Finish, Limits, Phase, Record, Refused, Seen, SetSource
+
+ANSWER_S: Final = 3.0
+FINISH_S: Final = 30.0
+POLL_S: Final = 0.2
+ACCEPTS_FROM: Final = "startAcceptSendRequestTimeStamp"
+NEVER_MS: Final = 4_102_444_800_000
+"""The year 2100 in Unix ms."""
+FAILURES: Final = (RemotingError, ClientError, BodyError, OSError, asyncio.TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Where a group of the new cluster and its source are."""
+
+    name: str
+    broker: str
+    """RocketMQ's name of the group."""
+    address: str
+    """What the group registers as its master's address."""
+    members: tuple[str, ...]
+    """URLs of the members' HTTP interfaces; the first follows the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """The source."""
+
+    name_servers: tuple[str, ...]
+    credentials: Credentials | None = None
+    tls: TlsOptions | None = None
+
+
+class Edge:
+    """Looks and acts for a migration. Use it as an async context manager."""
+
+    def __init__(self, source: SourcePlace, groups: Sequence[GroupPlace], http: httpx.AsyncClient) -> None:
+        self.groups = {group.name: group for group in groups}
+        self._admins = {
+            server: Admin(server, timeout=ANSWER_S, credentials=source.credentials, tls=source.tls)
+            for server in source.name_servers
+        }
+        self._http = http
+        self._ends: dict[str, tuple[int, float]] = {}
+
+    async def __aenter__(self) -> Edge:
+        for admin in self._admins.values():
+            await admin.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for admin in self._admins.values():
+            await admin.__aexit__(*exc)
+
+    async def look(self) -> dict[str, Seen]:
+        """See all groups."""
+        routes = dict(zip(self._admins, await asyncio.gather(*map(self._routes, self._admins)), strict=True))
+        found = await asyncio.gather(*(self._see(group, routes) for group in self.groups.values()))
+        return dict(zip(self.groups, found, strict=True))
+
+    async def copy_status(self, group: GroupPlace) -> dict[str, Any] | None:
+        """The progress of a copy; None: no member of the group says that it follows."""
+        for url in group.members[:1]:
+            try:
+                answer = await self._http.get(f"{url}/migration", timeout=ANSWER_S)
+                if answer.status_code == 200:
+                    return dict(answer.json())
+            except (httpx.HTTPError, ValueError):
+                continue
+        return None
+
+    async def _routes(self, server: str) -> Mapping[str, Mapping[int, str]] | None:
+        """Addresses by brokerId and brokerName; None: the NameServer does not answer."""
+        try:
+            info = await self._admins[server].cluster_info()
+        except FAILURES:
+            return None
+        return {name: broker.addresses for name, broker in info.brokers.items()}
+
+    def _source_of(self, group: GroupPlace, routes: Mapping[str, Mapping[str, Mapping[int, str]] | None]) -> str | None:
+        for table in routes.values():
+            addresses = (table or {}).get(group.broker, {})
+            for number in (FORMER_MASTER_ID, steps.MASTER):
+                if addresses.get(number) not in (None, group.address):
+                    return addresses[number]
+        return None
+
+    async def _see(self, group: GroupPlace, routes: Mapping[str, Mapping[str, Mapping[int, str]] | None]) -> Seen:
+        status = await self.copy_status(group)
+        source = self._source_of(group, routes)
+        state, problem, copy_end = None, "", None
+        if status is not None:
+            state, problem, copy_end = str(status["state"]), str(status["problem"]), status["end"]
+            if state == "following" and not status["connected"]:
+                state, problem = None, problem or "the copy is not connected to the source"
+        elif await self._leads(group):
+            state = "leads"
+        else:
+            problem = "no member answers"
+        source_end = permission = broker_id = refuses = None
+        if source is not None:
+            admin = next(iter(self._admins.values()))
+            try:
+                config = await admin.broker_config(source)
+                runtime = await admin.runtime_info(source)
+                permission = whole_number(config.get("brokerPermission", ""))
+                broker_id = whole_number(config.get("brokerId", ""))
+                accepts_from = whole_number(config.get(ACCEPTS_FROM, ""))
+                refuses = None if accepts_from is None else accepts_from > time.time() * 1000
+                source_end = whole_number(runtime.get("commitLogMaxOffset", ""))
+            except FAILURES as error:
+                problem = problem or f"the source {source} does not answer: {error}"
+        elif state != "leads":
+            problem = problem or f"the source's NameServers know no master of {group.broker}"
+        known = [(table or {}).get(group.broker, {}).get(steps.MASTER) for table in routes.values()]
+        return Seen(
+            state=state,
+            problem=problem,
+            copy_end=copy_end,
+            source_end=source_end,
+            quiet=self._quiet(group.name, source_end),
+            permission=permission,
+            broker_id=broker_id,
+            refuses=refuses,
+            routed=all(address == group.address for address in known),
+        )
+
+    def _quiet(self, group: str, end: int | None) -> float:
+        now = time.monotonic()
+        if end is None:
+            self._ends.pop(group, None)
+            return 0.0
+        known = self._ends.get(group)
+        if known is None or known[0] != end:
+            self._ends[group] = (end, now)
+            return 0.0
+        return now - known[1]
+
+    async def _leads(self, group: GroupPlace) -> bool:
+        for url in group.members:
+            try:
+                answer = await self._http.get(f"{url}/v1/status", timeout=ANSWER_S)
+                status = answer.json() if answer.status_code == 200 else {}
+            except (httpx.HTTPError, ValueError):
+                continue
+            if status.get("role") == "Master" and status.get("writable"):
+                return True
+        return False
+
+    async def act(self, action: Action) -> None:
+        """Do it. Raises Refused when it was not done."""
+        group = self.groups[action.group]
+        if isinstance(action, SetSource):
+            await self._set(group, action)
+            return
+        try:
+            answer = await self._http.post(
+                f"{group.members[0]}/migration/finish", json={"end": action.end}, timeout=FINISH_S
+            )
+        except httpx.HTTPError as error:
+            raise Refused(f"group {group.name}: its member does not answer: {error!r}") from error
+        if answer.status_code != 200:
+            raise Refused(f"group {group.name}: {answer.text[:300]}")
+
+    async def _set(self, group: GroupPlace, action: SetSource) -> None:
+        """The master, and its slaves: they would be read from under the numbers of Gantry's members."""
+        routes = {server: await self._routes(server) for server in self._admins}
+        source = self._source_of(group, routes)
+        if source is None:
+            raise Refused(f"group {group.name}: the source's NameServers know no master of {group.broker}")
+        admin = next(iter(self._admins.values()))
+        changes = {
+            ACCEPTS_FROM: str(NEVER_MS if action.refuses else 0),
+            "brokerId": str(action.broker_id),
+            "brokerPermission": str(action.permission),
+        }
+        try:
+            await admin.update_broker_config(source, changes)
+            for table in routes.values():
+                for number, address in (table or {}).get(group.broker, {}).items():
+                    own = number % FORMER_MASTER_ID
+                    if own and address not in (source, group.address) and number < 2 * FORMER_MASTER_ID:
+                        wanted = {
+                            "brokerPermission": str(action.permission),
+                            "brokerId": str(own + (FORMER_MASTER_ID if action.broker_id == FORMER_MASTER_ID else 0)),
+                        }
+                        await admin.update_broker_config(address, wanted)
+        except FAILURES as error:
+            raise Refused(f"group {group.name}: {source} did not take {changes}: {error}") from error
+
+
+async def drive(
+    edge: Edge,
+    record: Record,
+    limits: Limits,
+    save: Callable[[Record], None],
+    *,
+    timeout: float,
+    say: Callable[[Phase, str], None] = lambda phase, waits: None,
+) -> Record:
+    """Make steps until the cutover is done, or the abort. Raises Refused after `timeout` seconds."""
+    ends = time.monotonic() + timeout
+    problem = ""
+    while True:
+        seen = await edge.look()
+        now = time.time()
+        made = steps.step(record, seen, limits, now)
+        if made.record != record:
+            save(made.record)
+            record = made.record
+        say(record.phase, made.waits)
+        if record.phase in (Phase.DONE, Phase.FOLLOWING):
+            return record
+        done = await asyncio.gather(*(edge.act(action) for action in made.actions), return_exceptions=True)
+        for result in done:
+            if isinstance(result, Refused):
+                problem = str(result)
+            elif isinstance(result, BaseException):
+                raise result
+        if time.monotonic() > ends:
+            raise Refused(f"not done after {timeout:g} s, in phase {record.phase.value}: {problem or made.waits}")
+        if not made.actions:
+            await asyncio.sleep(POLL_S)
+
+
+__all__ = ["Edge", "Finish", "GroupPlace", "SourcePlace", "drive"]

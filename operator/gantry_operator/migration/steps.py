@@ -1,0 +1,293 @@
+"""The steps of a cutover, pure: what was recorded and what is seen gives the next actions and the next record.
+
+A record is written before the actions that belong to it. So a cutover that is killed at any step goes on with the same
+command, or goes back with an abort. The first finish of a group is the point of no return: Gantry may take messages
+from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from gantry_broker.protocol.codes import FORMER_MASTER_ID
+
+READ, WRITE = 4, 2
+MASTER: Final = 0
+
+
+class Phase(StrEnum):
+    """Where a migration is. The values are kept in files."""
+
+    FOLLOWING = "following"
+    """The copies follow; the source is as it was."""
+    READERS_OFF = "readers-off"
+    """The source gives nothing to consumers any more, so that they commit what they have had."""
+    WRITES_OFF = "writes-off"
+    """The source takes nothing from producers any more, and stands aside in the routes."""
+    FINISHING = "finishing"
+    """Each group takes the last bytes and leads. There is no way back from here."""
+    TAKING = "taking"
+    """Gantry registers at the source's NameServers."""
+    DONE = "done"
+    ABORTING = "aborting"
+    """The source gets its permission and its place back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient a cutover is. Times in seconds."""
+
+    lag: int = 64 << 20
+    """Bytes that a copy may lack when a cutover begins."""
+    settle: float = 6.0
+    """How long consumers have to commit what they have had. They do so every five seconds."""
+    quiet: float = 0.5
+    """The source's log must not have grown for so long."""
+    quiet_at_most: float = 10.0
+    """After this the end that it has counts: deliveries of delayed messages may go on, and come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is recorded of one group."""
+
+    permission: int | None = None
+    """The source's `brokerPermission` before the cutover."""
+    end: int | None = None
+    """The end of the source's log, once it takes no more writes."""
+    finished: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"permission": self.permission, "end": self.end, "finished": self.finished}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is kept of a migration. `since`: Unix seconds of the present phase's begin."""
+
+    phase: Phase = Phase.FOLLOWING
+    since: float = 0.0
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": self.phase.value,
+            "since": self.since,
+            "groups": {name: group.to_json() for name, group in self.groups.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Raises ValueError, KeyError, TypeError, AttributeError for another content."""
+        groups = {
+            str(name): Group(
+                _whole(item["permission"], 0, 15), _whole(item["end"], 0, 2**63 - 1), item["finished"] is True
+            )
+            for name, item in value["groups"].items()
+        }
+        return cls(Phase(value["phase"]), float(value["since"]), groups)
+
+
+def _whole(value: Any, low: int, high: int) -> int | None:
+    if value is not None and (type(value) is not int or not low <= value <= high):
+        raise ValueError(f"{value!r} is no number of {low} to {high}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One group as it is now. None: not known."""
+
+    state: str | None = None
+    """Of the copy: following, finishing, broken; "leads" once Gantry serves the group."""
+    problem: str = ""
+    copy_end: int | None = None
+    source_end: int | None = None
+    quiet: float = 0.0
+    """Seconds for which the source's log is known not to have grown."""
+    permission: int | None = None
+    """The source's `brokerPermission`."""
+    broker_id: int | None = None
+    """The source's `brokerId`."""
+    refuses: bool | None = None
+    """Whether the source refuses all sends."""
+    routed: bool | None = None
+    """Whether every NameServer of the source gives Gantry's address as the master's."""
+
+    @property
+    def lag(self) -> int | None:
+        if self.copy_end is None or self.source_end is None:
+            return None
+        return max(self.source_end - self.copy_end, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SetSource:
+    """Change the settings of a group's source: its permission and its number."""
+
+    group: str
+    permission: int
+    broker_id: int
+    refuses: bool
+    """Whether it refuses all sends. RocketMQ checks `brokerPermission` at a send for ordered topics only; it is the
+    setting `startAcceptSendRequestTimeStamp` that refuses sends. Source: `AbstractSendMessageProcessor.msgCheck` and
+    `preSend` of 4.9.7 and 5.5.0, and their answers.
+    """
+
+    def is_so(self, seen: Seen) -> bool:
+        """Whether the source has these settings already."""
+        return (seen.permission, seen.broker_id, seen.refuses) == (self.permission, self.broker_id, self.refuses)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Let the copy of a group take the log up to `end`, and lead."""
+
+    group: str
+    end: int
+
+
+Action = SetSource | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do now: write the record, then act. `waits`: for people, what is missing for the next phase."""
+
+    record: Record
+    actions: tuple[Action, ...] = ()
+    waits: str = ""
+
+
+class Refused(Exception):
+    """The step cannot be made; nothing was changed."""
+
+
+def begin(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Record:
+    """Begin a cutover, or go on with one. Raises Refused."""
+    if record.phase is Phase.DONE:
+        raise Refused("the cutover is done")
+    if record.phase is Phase.ABORTING:
+        raise Refused("an abort is under way: finish it first (gantry migrate abort)")
+    if record.phase is not Phase.FOLLOWING:
+        return record
+    for name, group in seen.items():
+        if group.state == "broken":
+            raise Refused(f"group {name}: the migration stopped: {group.problem}")
+        if group.state != "following" or group.lag is None or group.permission is None:
+            raise Refused(f"group {name} is not ready: {group.problem or 'it does not follow the source'}")
+        if group.lag > limits.lag:
+            raise Refused(
+                f"group {name} lacks {group.lag >> 20} MiB: wait until it is below {limits.lag >> 20} MiB "
+                "(gantry migrate status)"
+            )
+        if not group.permission & WRITE:
+            raise Refused(f"group {name}: the source takes no writes already (brokerPermission={group.permission})")
+    groups = {name: Group(permission=group.permission) for name, group in seen.items()}
+    return Record(Phase.READERS_OFF, now, groups)
+
+
+def step(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    """The next step of a cutover, or of an abort."""
+    if record.phase is Phase.READERS_OFF:
+        return _readers_off(record, seen, limits, now)
+    if record.phase is Phase.WRITES_OFF:
+        return _writes_off(record, seen, limits, now)
+    if record.phase is Phase.FINISHING:
+        return _finishing(record, seen, now)
+    if record.phase is Phase.TAKING:
+        return _taking(record, seen, now)
+    if record.phase is Phase.ABORTING:
+        return _aborting(record, seen, now)
+    return Step(record)
+
+
+def _readers_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    actions = []
+    for name, group in record.groups.items():
+        wanted = SetSource(name, (group.permission or 0) & ~READ, MASTER, False)
+        if not wanted.is_so(seen[name]):
+            actions.append(wanted)
+    if actions:
+        return Step(record, tuple(actions), "the source stops giving messages to consumers")
+    left = limits.settle - (now - record.since)
+    if 0 < left <= limits.settle:
+        return Step(record, waits=f"consumers commit what they have had: {left:.0f} s")
+    return Step(replace(record, phase=Phase.WRITES_OFF, since=now))
+
+
+def _writes_off(record: Record, seen: Mapping[str, Seen], limits: Limits, now: float) -> Step:
+    actions = [a for name in record.groups if not (a := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])]
+    if actions:
+        return Step(record, tuple(actions), "the source stops taking messages")
+    late = not 0 <= now - record.since < limits.quiet_at_most
+    groups = {}
+    for name, group in record.groups.items():
+        found = seen[name]
+        if found.source_end is None or found.copy_end is None:
+            return Step(record, waits=f"group {name}: {found.problem or 'the source does not answer'}")
+        if found.quiet < limits.quiet and not late:
+            return Step(record, waits=f"group {name}: the end of the source's log settles")
+        if found.state != "following":
+            return Step(record, waits=f"group {name}: {found.problem or 'it does not follow the source'}")
+        if found.copy_end < found.source_end and not late:
+            return Step(record, waits=f"group {name}: {found.source_end - found.copy_end} bytes are missing")
+        if found.copy_end < found.source_end and found.quiet >= limits.quiet:
+            return Step(record, waits=f"group {name}: {found.source_end - found.copy_end} bytes are missing")
+        groups[name] = replace(group, end=found.source_end)
+    return Step(replace(record, phase=Phase.FINISHING, since=now, groups=groups))
+
+
+def _finishing(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    groups = {name: replace(g, finished=g.finished or seen[name].state == "leads") for name, g in record.groups.items()}
+    record = replace(record, groups=groups)
+    actions = tuple(
+        Finish(name, group.end)
+        for name, group in groups.items()
+        if not group.finished and group.end is not None and seen[name].state in ("following", "finishing")
+    )
+    if all(group.finished for group in groups.values()):
+        return Step(replace(record, phase=Phase.TAKING, since=now))
+    missing = ", ".join(name for name, group in groups.items() if not group.finished)
+    return Step(record, actions, f"group {missing} takes the last bytes and begins to lead")
+
+
+def _taking(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    actions = tuple(
+        wanted
+        for name in record.groups
+        # A source that was stopped does not answer, and needs nothing.
+        if not (wanted := SetSource(name, 0, FORMER_MASTER_ID, True)).is_so(seen[name])
+        and seen[name].permission is not None
+    )
+    if not actions and all(seen[name].routed for name in record.groups):
+        return Step(replace(record, phase=Phase.DONE, since=now))
+    return Step(record, actions, "the source's NameServers take over the new addresses")
+
+
+def abort(record: Record, now: float) -> Record:
+    """Begin to go back. Raises Refused past the point of no return."""
+    if record.phase in (Phase.FOLLOWING, Phase.ABORTING):
+        return record
+    if record.phase in (Phase.READERS_OFF, Phase.WRITES_OFF):
+        return replace(record, phase=Phase.ABORTING, since=now)
+    raise Refused(
+        "Gantry may have taken messages already, which the source lacks: an abort is possible until the source's log "
+        "has its last end. Go on with gantry migrate cutover"
+    )
+
+
+def _aborting(record: Record, seen: Mapping[str, Seen], now: float) -> Step:
+    actions = tuple(
+        wanted
+        for name, group in record.groups.items()
+        if not (
+            wanted := SetSource(name, READ | WRITE if group.permission is None else group.permission, MASTER, False)
+        ).is_so(seen[name])
+    )
+    if actions:
+        return Step(record, actions, "the source gets its permission back")
+    return Step(Record(Phase.FOLLOWING, now))

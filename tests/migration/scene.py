@@ -1,0 +1,105 @@
+"""Apache RocketMQ and a local cluster of Gantry in one network namespace, driven by commands as a user would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rig import rocketmq
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.target import Target
+
+# Apache's broker refuses a send that has waited for 200 ms, or for a second in its store.
+PATIENCE = {"waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": "10000"}
+SMALL = {"mappedFileSizeCommitLog": "1048576"}
+
+
+class Scene:
+    """A source with the clients of one version, and the cluster that it moves to."""
+
+    def __init__(self, base: Path, source: Target) -> None:
+        self.base, self.source = base, source
+        self.folder = base / "cluster"
+        self.file = base / "cluster.yaml"
+        self.environment = os.environ | {"XDG_STATE_HOME": str(base / "state")}
+        self.environment.pop("GANTRY_KUBERNETES", None)
+        self._drivers: list[Driver] = []
+
+    def write(self, **spec: Any) -> None:
+        usual = {
+            "brokerClusterName": self.source.cluster,
+            "nameServers": {"replicas": 1},
+            "brokerGroups": [{"name": "a", "brokerName": self.source.broker_name, "members": 1}],
+            "proxy": {"replicas": 0},
+            "bootstrap": {"fromRocketMQ": {"nameServers": [self.source.namesrv]}},
+        }
+        manifest = {
+            "apiVersion": "gantry.dev/v1alpha1",
+            "kind": "BrokerCluster",
+            "metadata": {"name": "moved"},
+            "spec": usual | spec,
+        }
+        self.file.write_text(json.dumps(manifest))
+
+    def gantry(self, *words: str, check: bool = True, within_s: float = 120) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*self.source.prefix, sys.executable, "-m", "gantry_operator.cli", *words],
+            capture_output=True, text=True, env=self.environment, timeout=within_s, check=False,
+        )  # fmt: skip
+        if check:
+            assert done.returncode == 0, f"gantry {' '.join(words)}: {done.stdout}{done.stderr}{self.story()}"
+        return done
+
+    def migrate(self, command: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.gantry("migrate", command, *words, "--dir", str(self.folder), check=check)
+
+    def start(self) -> None:
+        self.write()
+        self.gantry("migrate", "start", str(self.file), "--dir", str(self.folder))
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.migrate("status", "-o", "json").stdout))
+
+    def until(self, what: str, wanted: Callable[[dict[str, Any]], bool], within_s: float = 60) -> dict[str, Any]:
+        deadline = time.monotonic() + within_s
+        while True:
+            found = self.status()
+            if wanted(found):
+                return found
+            assert time.monotonic() < deadline, f"{what} is not so: {found}{self.story()}"
+            time.sleep(0.2)
+
+    def story(self) -> str:
+        logs = sorted((self.folder / "log").glob("*")) if (self.folder / "log").is_dir() else []
+        return "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in logs)
+
+    def driver(self, version: str) -> Driver:
+        made = Driver(self.source, version, "JSON", self.base / f"driver-{len(self._drivers)}.log")
+        self._drivers.append(made)
+        return made
+
+    def close(self) -> None:
+        for made in self._drivers:
+            made.close()
+        if self.folder.is_dir():
+            self.gantry("down", "--dir", str(self.folder), check=False)
+
+
+@contextlib.contextmanager
+def scene(base: Path, server: str, settings: dict[str, str] | None = None) -> Iterator[Scene]:
+    """`server`: server49 or server55. Raises JavaMissing, NamespaceUnavailable."""
+    with rocketmq.rocketmq(
+        base / "rocketmq", PATIENCE | SMALL | (settings or {}), server=server, heap="512m", direct="512m"
+    ) as source:
+        made = Scene(base, source)
+        try:
+            yield made
+        finally:
+            made.close()

@@ -1,0 +1,73 @@
+"""A running Apache RocketMQ moves to Gantry while official clients with an unchanged configuration go on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rig import java
+from benchmarks.rig.processes import NamespaceUnavailable
+from tests.migration.scene import Scene, scene
+
+FIRST = 3000
+"""Messages before the copy begins."""
+
+
+@pytest.fixture(scope="session")
+def java_side() -> Path:
+    try:
+        return java.build()
+    except java.JavaMissing as error:
+        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+
+
+@pytest.mark.timeout(290)
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
+def test_clients_go_on_through_a_cutover(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
+    try:
+        with scene(tmp_path, server) as made:
+            moves(made, client)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+
+
+def moves(made: Scene, client: str) -> None:
+    clients = made.driver(client)
+    clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", "Orders", "-r", "4", "-w", "4")
+    clients.run("produce", topic="Orders", count=FIRST, size=1000, run="run", threads=2)
+    reader = clients.start(
+        "consume", topic="Orders", group="billing", run="run", count=1_000_000, timeout_s=300, each=True
+    )
+    made.start()
+    writer = clients.start("failover", topic="Orders", run="run", first=FIRST, size=1000, threads=2, pause_ms=5)
+    writer.wait_for("ok")
+    made.until("the copy follows", lambda s: s["groups"]["a"]["lag"] is not None and s["groups"]["a"]["lag"] < 1 << 20)
+    before = made.migrate("cutover", "--dry-run")
+    assert "nothing was changed" in before.stderr
+    assert made.status()["groups"]["a"]["sourcePermission"] == 6
+    said = made.migrate("cutover").stdout
+    assert "Gantry leads" in said, said
+    began = time.time() * 1000
+    while (line := writer.next(60)) is not None:
+        if line["event"] == "ok" and line["ms"] > began + 3_000:
+            break
+    clients.run("stop")
+    sent = writer.finish()
+    acknowledged = {line["n"] for line in sent.of("ok")} | set(range(FIRST))
+    missing = set(acknowledged)
+    received = 0
+    while missing and (line := reader.next(60)) is not None:
+        if line["event"] == "message":
+            missing.discard(line["n"])
+            received += 1
+    assert not missing
+    times = sorted(line["ms"] for line in sent.of("ok"))
+    pause = max(b - a for a, b in itertools.pairwise(times))
+    print(f"{len(acknowledged)} acknowledged, {received - len(acknowledged)} repeats, pause {pause} ms")
+    # The route of a client in its default configuration is 30 s old at most.
+    assert pause < 45_000, said
+    group = made.status()["groups"]["a"]
+    assert (group["state"], group["routed"]) == ("leads", True), group

@@ -1,0 +1,192 @@
+"""A store follows a master over a real connection: what arrives, what is reported, and what stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from gantry_broker.broker.metadata.tables import encode_change
+from gantry_broker.broker.migration import ha
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.following import Follower
+from gantry_broker.protocol.codes import CONTROL_TOPIC
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.log.epochs import FOREIGN
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+SEGMENT = 64 << 10
+ASYNC = ha.Promise(sync=False, slaves=1, timeout_ms=5_000)
+SYNC = ha.Promise(sync=True, slaves=1, timeout_ms=5_000)
+
+
+def opened(path: Path) -> MessageStore:
+    settings = BrokerSettings(mappedFileSizeCommitLog=SEGMENT, maxHashSlotNum=100, maxIndexNum=400)
+    return MessageStore.open(StoreConfig(path=path, settings=settings))
+
+
+def message(body: bytes, topic: str = "T") -> Put:
+    return Put(topic, 0, 0, 0, 1, bytes(8), body, b"")
+
+
+def written(path: Path, seed: int, messages: int = 500) -> MessageStore:
+    """A store as RocketMQ has it: without leader epochs."""
+    rng = random.Random(seed)
+    store = opened(path)
+    for number in range(messages):
+        store.put([message(rng.randbytes(rng.randrange(800)))], 1_000 + number)
+    store.confirm(store.end)
+    return store
+
+
+class Master:
+    """Serves the log of a store as RocketMQ's master does. `spoil` may change a frame."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self.store = store
+        self.reports: list[int] = []
+        self.spoil: Callable[[int, bytes], bytes] = lambda offset, data: struct.pack(">qi", offset, len(data)) + data
+        self.port = 0
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        reading = None
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            (at,) = struct.unpack(">q", await reader.readexactly(8))
+            self.reports.append(at)
+            reading = asyncio.create_task(self._read(reader))
+            while not reading.done():
+                data = self.store.read_bytes(at, 8_000) if at < self.store.end else b""
+                writer.write(self.spoil(at, data))
+                await writer.drain()
+                at += len(data)
+                if not data:
+                    await asyncio.sleep(0.01)
+        if reading is not None:
+            reading.cancel()
+        writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                self.reports.append(struct.unpack(">q", await reader.readexactly(8))[0])
+
+
+@contextlib.asynccontextmanager
+async def master_of(store: MessageStore) -> AsyncIterator[Master]:
+    made = Master(store)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+
+
+async def follow(copy: MessageStore, master: Master, promise: ha.Promise, until: Callable[[], bool]) -> Follower:
+    follower = Follower(copy)
+    task = asyncio.create_task(follower.follow("127.0.0.1", master.port, lambda: promise))
+    try:
+        async with asyncio.timeout(20):
+            while not until():
+                if task.done():
+                    task.result()
+                await asyncio.sleep(0.005)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return follower
+
+
+async def test_the_copy_is_the_log_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    async with master_of(source) as master:
+        await follow(copy, master, ASYNC, lambda: copy.flushed == source.end)
+        assert max(master.reports) <= copy.flushed
+        copy.close()
+        source.put([message(b"later")], 9_000)
+        source.confirm(source.end)
+        copy = opened(tmp_path / "c")
+        copy.confirm(copy.end)
+        await follow(copy, master, ASYNC, lambda: copy.flushed == source.end and source.end in master.reports)
+    assert copy.epochs == FOREIGN
+    assert copy.read_raw(0, 1 << 30) == source.read_raw(0, 1 << 30)
+    assert copy.max_offset("T", 0) == source.max_offset("T", 0) == 501
+    copy.close()
+    source.close()
+
+
+async def test_beside_a_slave_of_a_sync_master_reports_never_advance(tmp_path: Path) -> None:
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    async with master_of(source) as master:
+        await follow(copy, master, SYNC, lambda: copy.flushed == source.end and len(master.reports) > 1)
+        assert set(master.reports) == {1}, "a report would acknowledge to a sender what only this copy has"
+    copy.close()
+    source.close()
+
+
+async def spoiled(tmp_path: Path, spoil: Callable[[int, bytes], bytes], said: str) -> MessageStore:
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    async with master_of(source) as master:
+        master.spoil = spoil
+        with pytest.raises(SourceBroken, match=said):
+            await follow(copy, master, ASYNC, lambda: False)
+    source.close()
+    return copy
+
+
+async def test_a_damaged_record_stops_it_and_is_not_kept(tmp_path: Path) -> None:
+    at = 0
+
+    def spoil(offset: int, data: bytes) -> bytes:
+        nonlocal at
+        if offset > 100_000 and not at and data:
+            at = offset
+            data = data[:300] + bytes([data[300] ^ 1]) + data[301:]  # This byte lies in a body.
+        return struct.pack(">qi", offset, len(data)) + data
+
+    copy = await spoiled(tmp_path, spoil, "is damaged")
+    assert copy.end <= at + 300
+    copy.close()
+
+
+async def test_offsets_that_go_back_stop_it(tmp_path: Path) -> None:
+    copy = await spoiled(
+        tmp_path,
+        lambda offset, data: struct.pack(">qi", offset if offset < 50_000 else offset - 8, len(data)) + data,
+        "went back",
+    )
+    assert copy.end <= 60_000
+    copy.close()
+
+
+async def test_control_records_of_gantry_in_a_source_stop_it(tmp_path: Path) -> None:
+    source, copy = written(tmp_path / "s", 1, 10), opened(tmp_path / "c")
+    source.put([message(encode_change({"dropTopics": ["T"]}), CONTROL_TOPIC)], 9_000)
+    source.confirm(source.end)
+    async with master_of(source) as master:
+        with pytest.raises(SourceBroken, match="control records of Gantry"):
+            await follow(copy, master, ASYNC, lambda: False)
+    copy.close()
+    source.close()
+
+
+async def test_a_connection_that_ends_is_no_reason_to_stop_for_good(tmp_path: Path) -> None:
+    source, copy = written(tmp_path / "s", 1), opened(tmp_path / "c")
+    async with master_of(source) as master:
+
+        def end(offset: int, data: bytes) -> bytes:
+            raise ConnectionError
+
+        master.spoil = end
+        with pytest.raises(MigrationError) as failed:
+            await follow(copy, master, ASYNC, lambda: False)
+        assert not isinstance(failed.value, SourceBroken)
+    copy.close()
+    source.close()

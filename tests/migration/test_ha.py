@@ -1,0 +1,123 @@
+"""The slave's end of RocketMQ's HA protocol: however the bytes are cut, the records arrive or the reason is said."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from gantry_broker.broker.migration import ha
+from gantry_broker.broker.migration.errors import SourceBroken
+from gantry_broker.protocol.message import encode_record
+from gantry_broker.store.log.record_reader import filler
+
+SEGMENT = 4096
+
+
+def log_of(rng: random.Random, size: int) -> bytes:
+    """A log from offset 0 with fillers at the ends of its segments."""
+    data = bytearray()
+    number = 0
+    while len(data) < size:
+        record = encode_record(
+            topic=b"T", body=rng.randbytes(rng.randrange(300)), properties=b"", queue_id=0, flag=0,
+            queue_offset=number, phys_offset=len(data), sys_flag=0, born_ms=1, born_host=bytes(8), store_ms=1,
+            store_host=bytes(8), reconsume_times=0, prepared_offset=0,
+        )  # fmt: skip
+        room = SEGMENT - len(data) % SEGMENT
+        if len(record) + 8 > room:
+            data += filler(room) + bytes(room - len(filler(room)))
+            continue
+        data += record
+        number += 1
+    return bytes(data)
+
+
+def frames(rng: random.Random, log: bytes, at: int) -> bytes:
+    """The log from `at` on as a master sends it, with heartbeats in between."""
+    out = b""
+    while at < len(log):
+        size = min(rng.choice((1, 7, 100, 3000, 32768)), len(log) - at)
+        if rng.random() < 0.2:
+            out += struct.pack(">qi", at, 0)
+        out += struct.pack(">qi", at, size) + log[at : at + size]
+        at += size
+    return out
+
+
+def stream(start: int, end: int, log: bytes) -> ha.Stream:
+    return ha.Stream(start, end, log[ha.first_offset(start, end) : end], SEGMENT)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_records_arrive_however_frames_and_reads_are_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    log = log_of(rng, rng.choice((0, 500, 20_000)))
+    borders = [0]
+    while borders[-1] < len(log):
+        borders.append(borders[-1] + struct.unpack_from(">i", log, borders[-1])[0])
+    end = rng.choice(borders)
+    made = stream(0, end, log)
+    sent = frames(rng, log, made.asked)
+    got = log[:end]
+    while sent:
+        size = rng.choice((1, 12, 500, 70_000))
+        made.feed(sent[:size])
+        sent = sent[size:]
+        while whole := made.take():
+            got += whole
+            assert made.end == len(got)
+            assert len(got) in borders
+    assert got == log
+    assert made.received == max(len(log), 1)
+
+
+def test_a_log_is_asked_for_from_offset_1_because_0_means_the_last_segment() -> None:
+    assert ha.first_offset(0, 0) == 1
+    assert ha.first_offset(SEGMENT, SEGMENT) == SEGMENT
+    assert ha.first_offset(0, 100_000) == 100_000 - ha.OVERLAP
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (struct.pack(">qi", 0, 10), "went back: 0 came where 1 follows"),
+        (struct.pack(">qi", 2, 10), "went ahead: 2 came where 1 follows"),
+        (struct.pack(">qi", -1, 10), "went back"),
+        (struct.pack(">qi", 5, 0), "went ahead"),
+        (struct.pack(">qi", 1, -1), "a frame of -1 bytes"),
+        (struct.pack(">qi", 1, ha.MAX_FRAME + 1), "0 to 67108864 can be"),
+    ],
+)
+def test_a_frame_that_no_master_sends_stops_the_migration(frame: bytes, said: str) -> None:
+    with pytest.raises(SourceBroken, match=said):
+        stream(0, 0, b"").feed(frame + bytes(20))
+
+
+def test_a_master_that_was_emptied_and_grew_again_is_found_by_the_bytes_before_the_end() -> None:
+    log = log_of(random.Random(1), 20_000)
+    other = log_of(random.Random(2), 40_000)
+    end = 0
+    while end < 12_000:
+        end += struct.unpack_from(">i", log, end)[0]
+    made = stream(0, end, log)
+    with pytest.raises(SourceBroken, match="differs from what it sent"):
+        made.feed(struct.pack(">qi", made.asked, 5000) + other[made.asked : made.asked + 5000])
+
+
+@pytest.mark.parametrize("junk", [bytes(100), b"\0\0\0\x05" + bytes(100), b"\x7f" * 100])
+def test_bytes_that_begin_no_record_are_not_taken(junk: bytes) -> None:
+    made = stream(0, 0, b"")
+    made.feed(struct.pack(">qi", 1, len(junk)) + junk)
+    with pytest.raises(SourceBroken, match="no record begins at offset 0"):
+        made.take()
+
+
+def test_a_follower_never_acknowledges_in_the_place_of_a_slave() -> None:
+    sync = {"brokerRole": "SYNC_MASTER", "syncFlushTimeout": "5000"}
+    assert ha.reports_for(ha.Promise.of(sync, 1)) is ha.Reports.NEUTRAL
+    assert ha.reports_for(ha.Promise.of(sync, 0)) is ha.Reports.DURABLE
+    assert ha.reports_for(ha.Promise.of({"brokerRole": "ASYNC_MASTER"}, 1)) is ha.Reports.DURABLE
+    # The first offset is a report, too: nobody may still wait for a record below it.
+    assert ha.pause_before(ha.Promise.of(sync, 1)) > 5.0
+    assert ha.pause_before(ha.Promise.of(sync | {"syncFlushTimeout": "-3"}, 1)) > 5.0

@@ -1,0 +1,158 @@
+"""The steps of a cutover in seeded histories: kills, answers that are missing, aborts, and a source that goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from gantry_broker.protocol.codes import FORMER_MASTER_ID
+from gantry_operator.migration import steps
+from gantry_operator.migration.steps import Finish, Limits, Phase, Record, Refused, Seen, SetSource
+
+LIMITS = Limits(lag=1000, settle=6.0, quiet=0.5, quiet_at_most=5.0)
+
+
+class World:
+    """Sources and copies of some groups, one second at a time."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.now = 1000.0
+        self.permission = {"a": 6, "b": rng.choice((6, 7))}
+        self.first = dict(self.permission)
+        self.number = {"a": 0, "b": 0}
+        self.refuses = {"a": False, "b": False}
+        self.end = {"a": 100, "b": 200}
+        self.copy = {"a": 100, "b": 200}
+        self.grown_at = {"a": 0.0, "b": 0.0}
+        self.leads: dict[str, int] = {}
+        self.accepted: dict[str, int] = {}
+        self.stopped = False
+
+    def turn(self) -> None:
+        self.now += self.rng.choice((0.2, 1.0, 3.0))
+        for name in self.end:
+            # Deliveries of delayed messages go on.
+            if (not self.refuses[name] and self.rng.random() < 0.8) or self.rng.random() < 0.05:
+                self.end[name] += self.rng.randrange(1, 50)
+                self.grown_at[name] = self.now
+            if name not in self.leads and self.rng.random() < 0.8:
+                self.copy[name] = self.end[name]
+
+    def seen(self) -> dict[str, Seen]:
+        found = {}
+        for name in self.end:
+            silent = self.rng.random() < 0.1
+            found[name] = Seen(
+                state="leads" if name in self.leads else "following" if self.rng.random() < 0.9 else None,
+                copy_end=self.copy[name],
+                source_end=None if silent else self.end[name],
+                quiet=0.0 if silent else self.now - self.grown_at[name],
+                permission=None if silent else self.permission[name],
+                broker_id=None if silent else self.number[name],
+                refuses=None if silent else self.refuses[name],
+                routed=name in self.leads and self.number[name] == FORMER_MASTER_ID and self.rng.random() < 0.7,
+            )
+        return found
+
+    def act(self, action: steps.Action) -> None:
+        if self.rng.random() < 0.15:
+            return
+        if isinstance(action, SetSource):
+            self.permission[action.group], self.number[action.group] = action.permission, action.broker_id
+            self.refuses[action.group] = action.refuses
+            return
+        assert isinstance(action, Finish)
+        assert all(self.refuses.values()), "a group leads while a source takes messages"
+        if self.copy[action.group] >= action.end:
+            self.leads[action.group] = action.end
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rng)
+    saved = json.dumps(Record().to_json())
+    aborts = 0
+    for _ in range(400):
+        world.turn()
+        record = Record.from_json(json.loads(saved))  # Each pass may be that of a new process.
+        if record.phase is Phase.DONE:
+            break
+        seen = world.seen()
+        try:
+            if record.phase is Phase.FOLLOWING:
+                assert world.permission == world.first
+                assert not any(world.refuses.values())
+                assert set(world.number.values()) == {0}
+                assert not world.leads
+                record = steps.begin(record, seen, LIMITS, world.now)
+            elif aborts < 3 and rng.random() < 0.05:
+                record = steps.abort(record, world.now)
+                aborts += 1
+        except Refused:
+            if world.leads:
+                assert record.phase in (Phase.FINISHING, Phase.TAKING)
+            continue
+        made = steps.step(record, seen, LIMITS, world.now)
+        saved = json.dumps(made.record.to_json())
+        if rng.random() < 0.1:
+            continue  # Killed between the record and its actions.
+        for action in made.actions:
+            if rng.random() < 0.05:
+                break
+            world.act(action)
+        if world.leads:
+            assert made.record.phase in (Phase.FINISHING, Phase.TAKING, Phase.DONE)
+    else:
+        pytest.fail(f"it is never done: {saved}")
+    assert world.leads.keys() == {"a", "b"}
+    assert all(group.finished for group in record.groups.values())
+
+
+def ready(**more: object) -> Seen:
+    return replace(
+        Seen(state="following", copy_end=10, source_end=10, permission=6, broker_id=0, refuses=False), **more
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (ready(state="broken", problem="torn"), "the migration stopped: torn"),
+        (ready(state=None, problem="no answer"), "is not ready: no answer"),
+        (ready(source_end=5000), "lacks 0 MiB"),
+        (ready(source_end=None), "is not ready"),
+        (ready(permission=4), "takes no writes already"),
+    ],
+)
+def test_a_cutover_that_cannot_be_is_refused_before_anything_changes(seen: Seen, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        steps.begin(Record(), {"a": seen}, LIMITS, 0)
+
+
+def test_there_is_no_way_back_once_a_group_may_finish() -> None:
+    for phase in (Phase.FINISHING, Phase.TAKING, Phase.DONE):
+        with pytest.raises(Refused, match="Gantry may have taken messages"):
+            steps.abort(Record(phase), 0)
+
+
+def test_consumers_have_time_to_commit_before_producers_are_refused() -> None:
+    record = steps.begin(Record(), {"a": ready()}, LIMITS, 100)
+    first = steps.step(record, {"a": ready()}, LIMITS, 100)
+    assert first.actions == (SetSource("a", 2, 0, False),)
+    assert steps.step(first.record, {"a": ready(permission=2)}, LIMITS, 105).record.phase is Phase.READERS_OFF
+    assert steps.step(first.record, {"a": ready(permission=2)}, LIMITS, 107).record.phase is Phase.WRITES_OFF
+
+
+BAD_GROUP = {"permission": -1, "end": None, "finished": False}
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"phase": "x", "since": 0, "groups": {}}, {"phase": "done", "since": 0, "groups": {"a": BAD_GROUP}}]
+)
+def test_a_record_of_another_form_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        Record.from_json(value)
