@@ -15,9 +15,10 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import PullAnswer, PullHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection
-from gantry_broker.remoting.server import RemotingServer, RequestOnly
+from gantry_broker.remoting.server import RemotingServer
 
 from tests.client.cluster import Cluster, Inbox, until
+from tests.support.remoting import RequestOnly
 
 
 async def ask(cluster: Cluster, code: int, **ext: object) -> Frame:

@@ -27,10 +27,11 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import SendAnswer
 from gantry_broker.remoting.connection import Connection
-from gantry_broker.remoting.server import RemotingServer, RequestOnly
+from gantry_broker.remoting.server import RemotingServer
 
 from tests.client.cluster import Cluster, Inbox, until
 from tests.support.free_ports import free_port
+from tests.support.remoting import RequestOnly
 
 
 async def restart(cluster: Cluster, group: str, away_s: float) -> None:

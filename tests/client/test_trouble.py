@@ -32,9 +32,10 @@ from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError
-from gantry_broker.remoting.server import RemotingServer, RequestOnly
+from gantry_broker.remoting.server import RemotingServer
 
 from tests.client.cluster import Cluster, Inbox, until
+from tests.support.remoting import RequestOnly
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -644,7 +644,8 @@ def main() -> None:
     ):
         answers = play(target, PARTS)
     RECORDED.parent.mkdir(exist_ok=True)
-    RECORDED.write_text(json.dumps(answers, indent=1, sort_keys=True) + "\n")
+    lines = [f"{json.dumps(name)}: {json.dumps(answer, sort_keys=True)}" for name, answer in sorted(answers.items())]
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"{len(answers)} answers")
 
 

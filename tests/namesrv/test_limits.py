@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.namesrv import kv, registration, routes
-from gantry_broker.namesrv.registration import AT_ONCE, encode_compressed, registration_steps
+from gantry_broker.namesrv.registration import AT_ONCE, registration_steps
 from gantry_broker.namesrv.routes import Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, RegisterBody, TopicConfig, TopicConfigs
+
+from tests.support.remoting import encode_compressed
 
 
 def body(topics: int) -> RegisterBody:

@@ -19,7 +19,7 @@ from gantry_broker.config import InternalTlsConfig, Listener, NameServerConfig, 
 from gantry_broker.namesrv import kv
 from gantry_broker.namesrv.early import PATIENCE_MS, YOUNG_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import KvConfig, KvFull
-from gantry_broker.namesrv.registration import decode_registration, encode_compressed
+from gantry_broker.namesrv.registration import decode_registration
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.service import NameService, metrics
 from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
@@ -31,6 +31,8 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
+
+from tests.support.remoting import encode_compressed
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "vectors" / "vectors.jsonl"
 

@@ -18,7 +18,9 @@ from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import ConnectError
 from gantry_broker.remoting.handshake import HandshakeError, Identity
 from gantry_broker.remoting.members import HandshakeGuard, Membership, refuse_open_port
-from gantry_broker.remoting.server import RemotingServer, RequestOnly
+from gantry_broker.remoting.server import RemotingServer
+
+from tests.support.remoting import RequestOnly
 
 ONE, TWO = Identity("demo", "a", 1), Identity("demo", "a", 2)
 

@@ -337,7 +337,8 @@ async def test_a_lost_connection_fails_waiting_requests_and_the_next_one_connect
         waiting = asyncio.create_task(client.request(served.address, Frame(SILENT), 5))
         await until(lambda: bool(served.server.connections), "connected")
         await until(lambda: bool(served.handler.reads), "the request has come")
-        served.server.close_connections()
+        for connection in list(served.server.connections):
+            connection.close()
         with pytest.raises(ConnectionLost) as caught:
             await waiting
         assert caught.value.sent is True

@@ -16,11 +16,12 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting import tls_gate
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection, Shared
-from gantry_broker.remoting.server import RemotingServer, RequestOnly
+from gantry_broker.remoting.server import RemotingServer
 from gantry_broker.remoting.tls import CallingTls, Certificates, TlsError, TlsOptions, client_context, expiry
 from gantry_broker.remoting.tls_gate import TlsGate
 
 from tests.support.certificates import DAY, Authority, Files, replace
+from tests.support.remoting import RequestOnly
 from tests.support.running import until
 
 LOCAL = ("127.0.0.1", "localhost")

@@ -23,7 +23,6 @@ import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_broker.contracts.leadership import Assignment, LeadershipRecord
 from gantry_broker.contracts.models import AssignmentModel, MemberStatus
-from gantry_broker.namesrv.registration import encode_compressed
 from gantry_broker.namesrv.service import AT_ONCE_BYTES
 from gantry_broker.protocol.bodies import RegisterBody, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -32,6 +31,7 @@ from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.remoting.handshake import NONCE_BYTES, HandshakeClient, Identity
 
 from tests.support.free_ports import free_port
+from tests.support.remoting import encode_compressed
 
 MIB = 1 << 20
 RESPONSIVE_S = 4.0

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import snapshot
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.index.consume_queue import ConsumeQueue
 from gantry_broker.store.log.epochs import EpochFile
@@ -353,15 +352,6 @@ def test_a_follower_without_room_appends_nothing(disk: SmallDisk, tmp_path: Path
     assert readable(follower) >= 900
     follower.close(clean=False)
     leader.close(clean=False)
-
-
-def test_a_snapshot_without_room_leaves_the_old_one(disk: SmallDisk) -> None:
-    path = disk.root / "config" / "topics.json"
-    assert snapshot.save_snapshot(path, {"old": 1})
-    disk.fill()
-    with pytest.raises(OSError, match=r"space|large"):
-        snapshot.save_snapshot(path, {"new": "x" * 200_000})
-    assert snapshot.load_snapshot(path) == {"old": 1}
 
 
 def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import decode_record, pack_host, parse_message_id
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import snapshot
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -156,20 +155,6 @@ def test_recovery_truncates_a_recorded_store_at_the_first_damaged_record(name: s
         found = store.query(victim["topic"], victim["uniqKey"], 9, 0, FOREVER)
         assert victim["physicOffset"] not in [r.phys_offset for r in found]
     store.close()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_tables_of_recorded_stores_are_read(name: str, quick_dir: Path) -> None:
-    config = unpack(name, quick_dir) / "config"
-    topics = snapshot.load_snapshot(config / "topics.json")
-    assert topics is not None
-    assert topics["topicConfigTable"]["LabTopic"]["writeQueueNums"] == 4
-    offsets = snapshot.load_snapshot(config / "consumerOffset.json")
-    assert offsets is not None
-    assert all(key.isdecimal() for table in offsets["offsetTable"].values() for key in table)
-    (config / "consumerOffset.json").write_text("{ torn")
-    assert snapshot.load_snapshot(config / "consumerOffset.json") is not None
-    assert snapshot.load_snapshot(config / "nothing.json") is None
 
 
 def test_an_existing_store_keeps_its_sizes_under_other_settings(quick_dir: Path) -> None:

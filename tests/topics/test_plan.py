@@ -19,7 +19,6 @@ from gantry_operator.topics import (
     queues_by_group,
 )
 from gantry_operator.topics.model import RecordedState
-from gantry_operator.topics.plan import extension
 
 from tests.topics.model import Broker, observed
 
@@ -243,7 +242,6 @@ def test_a_new_group_gets_the_topic_also_with_report() -> None:
     rig = Rig("a")
     rig.settle(topic(report=True))
     rig.brokers["b"] = Broker("b")
-    assert [s.group for s in extension([topic(report=True)], "b", observed(rig.brokers))] == ["b"]
     found = rig.settle(topic(report=True))
     assert rig.queues() == {"a": (4, 4), "b": (4, 4)}
     assert found.results["t"].synced.status == "True"
@@ -254,8 +252,6 @@ def test_a_total_spreads_over_a_new_group_without_a_word_of_drift() -> None:
     wanted = topic(per_group=None, queues=12)
     rig.settle(wanted)
     rig.brokers["c"] = Broker("c")
-    (step,) = extension([replace(wanted, known=rig.known["t"])], "c", observed(rig.brokers))
-    assert (step.group, step.config.write_queues) == ("c", 4)
     rig.settle(wanted)
     assert rig.queues() == {"a": (4, 6), "b": (4, 6), "c": (4, 4)}
     rig.now += 80
@@ -270,7 +266,6 @@ def test_a_group_that_drains_gets_nothing_and_is_left_alone() -> None:
     rig.brokers["b"].topics["T"] = replace(rig.brokers["b"].topics["T"], perm=Perm.READ)
     draining = {"draining": frozenset({"b"})}
     assert rig.look(topic(perm=RW), **draining).steps == []
-    assert extension([topic(resource="u", topic="U")], "b", observed(rig.brokers, **draining)) == []
 
 
 def test_a_group_that_loses_all_queues_is_emptied_first() -> None:
@@ -420,7 +415,6 @@ def test_topics_of_the_system_are_left_alone(name: str) -> None:
     found = rig.look(topic(topic=name))
     assert found.steps == []
     assert found.results["t"].ready.reason == "SystemTopic"
-    assert extension([topic(topic=name)], "a", observed(rig.brokers)) == []
 
 
 def test_a_silent_group_hinders_no_other_one() -> None:
@@ -458,7 +452,6 @@ def test_a_paused_cluster_is_left_alone() -> None:
     found = rig.look(topic(), paused=True)
     assert (found.steps, found.results["t"].synced.reason) == ([], "Paused")
     assert rig.look(topic(delete=True, deleting=True), paused=True).steps == []
-    assert extension([topic()], "a", observed(rig.brokers, paused=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,3 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: object
     # Java's remainder has the sign of the dividend; its selector takes the absolute value of the hash first.
     index = abs(value) % len(queues) if value != -(2**31) else 0
     return queues[index]
-
-
-def select_random(queues: Sequence[MessageQueue], message: Message, key: object) -> MessageQueue:
-    return random.choice(queues)

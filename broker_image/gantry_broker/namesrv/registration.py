@@ -66,22 +66,6 @@ def _checked(config: TopicConfig) -> TopicConfig:
     return config
 
 
-def encode_compressed(body: RegisterBody) -> bytes:
-    """RocketMQ's compressed form: lengths and JSON pieces, deflated as a whole."""
-    parts = [_sized(fastjson.dumps(body.configs.version.to_json())), _INT.pack(len(body.configs.topics))]
-    for config in body.configs.topics.values():
-        line = _SEPARATOR.join(
-            (config.name, str(config.read_queues), str(config.write_queues), str(config.perm), config.filter_type)
-        )
-        parts.append(_sized(line.encode()))
-    parts.append(_sized(fastjson.dumps(body.filter_servers)))
-    return zlib.compress(b"".join(parts), 9)
-
-
-def _sized(piece: bytes) -> bytes:
-    return _INT.pack(len(piece)) + piece
-
-
 def _inflate(body: bytes) -> bytes:
     engine = zlib.decompressobj()
     try:

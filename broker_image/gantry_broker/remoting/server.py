@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.descriptors import MAX_REMOTING_BACKLOG
-from gantry_broker.protocol.frame import MAX_FRAME, Frame
+from gantry_broker.protocol.frame import MAX_FRAME
 from gantry_broker.protocol.request_limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
 from gantry_broker.remoting.handshake import Identity
@@ -139,11 +139,6 @@ class RemotingServer:
         if not self.connections:
             self._ended.set()
 
-    def close_connections(self) -> None:
-        """End all connections after their written bytes have gone out, and go on listening."""
-        for conn in list(self.connections):
-            conn.close()
-
     def _accept(self) -> asyncio.Protocol:
         guard, gate = self._guard, self._gate
         if guard is not None:
@@ -212,16 +207,3 @@ class _Refused(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         with contextlib.suppress(OSError):
             transport.close()
-
-
-class RequestOnly:
-    """A Handler that ignores opened and closed connections; subclasses write `on_frames`."""
-
-    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
-        raise RuntimeError(f"{type(self).__name__} does not say what to do with requests")
-
-    def on_open(self, conn: Connection) -> None:
-        """Do nothing."""
-
-    def on_close(self, conn: Connection) -> None:
-        """Do nothing."""

@@ -44,7 +44,3 @@ class Waiters:
         late, self._queue = self._queue, deque()
         for _, _, callback in late:
             callback(status)
-
-    def next_deadline(self) -> int | None:
-        """Return the time of the next `expire`, in Unix milliseconds of the caller's clock."""
-        return min((deadline for _, deadline, _ in self._queue), default=None)

@@ -31,7 +31,6 @@ from gantry_operator.topics import (
     DropTopic,
     Note,
     Observed,
-    PutTopic,
     Result,
     Settling,
     Step,
@@ -40,7 +39,6 @@ from gantry_operator.topics import (
     decide_topics,
 )
 from gantry_operator.topics.model import SETTLE_S
-from gantry_operator.topics.plan import extension
 from gantry_operator.topics.status import failed
 
 log = logging.getLogger(__name__)
@@ -301,24 +299,6 @@ class TopicControl:
         if address is None:
             raise TryLater(f"the address of group {step.group} is not known yet")
         await carry_out(self._remoting(), address, step)
-
-    async def extend_to(self, group: str) -> int:
-        """Give every managed topic that a broker group lacks its queues there, at once. Returns their number.
-
-        Nothing else is changed; the next pass does the same if this fails. Raises Refused, TryLater, RemotingError.
-        """
-        resources, cluster = self._store.observe(), self._cluster()
-        if resources is None or cluster is None:
-            raise TryLater("the resources are not known yet")
-        seen = Observed(cluster.name, cluster.groups, await self._tables(cluster), cluster.draining, cluster.paused)
-        steps: list[PutTopic] = extension(resources.topics, group, seen)
-        refused, late = await self._carry_out(steps)
-        self.wake()
-        if refused:
-            raise Refused("; ".join(refused.values()))
-        if late:
-            raise TryLater(f"group {group} does not take topics now")
-        return len(steps)
 
     # ---- offset resets
 

@@ -7,7 +7,7 @@ and for a topic that is deleted. Every step may be repeated, and each decision s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,29 +73,6 @@ def decide_topics(
         decision.settling.update(one.settling)
         decision.ask.update({w.topic} if one.asks and not (w.deleting and one.unread) else ())
     return decision
-
-
-def extension(
-    wanted: Iterable[WantedTopic], group: str, seen: Observed
-) -> list[PutTopic]:  # fmt: skip
-    """The topics that a broker group lacks, with their queues there: what a new group gets at once. Raises BadTables.
-
-    Nothing else is changed, and no queue moves. Topics with a number of queues in total may lose some on other groups
-    by later decisions.
-    """
-    tables = seen.tables.get(group)
-    if tables is None or group in seen.draining or seen.paused:
-        return []
-    out = []
-    first = first_of_each(list(wanted), lambda w: w.topic)
-    for w in first.values():
-        if w.deleting or _refusal(w, w, seen) is not None or tables.topic(w.topic) is not None:
-            continue
-        one = _Topic(w, seen, {}, 0.0, SETTLE_S)
-        number = one.targets().get(group, 0)
-        if number:
-            out.append(one.new(group, number))
-    return out
 
 
 def _refusal(w: WantedTopic, first: WantedTopic, seen: Observed) -> State | None:

@@ -403,11 +403,6 @@ def _tags_hash(tags: bytes) -> int:
     return tags_hash(tags.decode("utf-8", "replace"))
 
 
-def record_tags_code(record: Record, delays: Sequence[int]) -> int:
-    """`tags_code` of a decoded record."""
-    return tags_code(record.topic, record.properties, record.store_ms, delays)
-
-
 def in_queue(sys_flag: int) -> bool:
     """Whether a record has a queue entry; half messages of type 4 and rollbacks have none."""
     return sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)

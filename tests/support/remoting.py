@@ -1,0 +1,42 @@
+"""What tests put on the other side of the remoting protocol: a handler for requests, a compressed registration."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import RegisterBody
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.connection import Connection
+
+_INT = Struct(">i")
+
+
+class RequestOnly:
+    """A Handler that ignores opened and closed connections; subclasses write `on_frames`."""
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        raise RuntimeError(f"{type(self).__name__} does not say what to do with requests")
+
+    def on_open(self, conn: Connection) -> None:
+        """Do nothing."""
+
+    def on_close(self, conn: Connection) -> None:
+        """Do nothing."""
+
+
+def encode_compressed(body: RegisterBody) -> bytes:
+    """RocketMQ's compressed form: lengths and JSON pieces, deflated as a whole."""
+    parts = [_sized(fastjson.dumps(body.configs.version.to_json())), _INT.pack(len(body.configs.topics))]
+    for config in body.configs.topics.values():
+        line = " ".join(
+            (config.name, str(config.read_queues), str(config.write_queues), str(config.perm), config.filter_type)
+        )
+        parts.append(_sized(line.encode()))
+    parts.append(_sized(fastjson.dumps(body.filter_servers)))
+    return zlib.compress(b"".join(parts), 9)
+
+
+def _sized(piece: bytes) -> bytes:
+    return _INT.pack(len(piece)) + piece
