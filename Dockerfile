@@ -10,9 +10,23 @@ FROM ${BASE_IMAGE} AS install
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 WORKDIR /build
 
+# --- the compiled core, with Debian's own Rust; crates are those of Cargo.lock, each checked against its hash ----------
+FROM install AS core
+# Debian 12's own cargo is too old for today's registry; it has a newer one beside it.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        $(apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) \
+    && rm -rf /var/lib/apt/lists/*
+COPY broker_image/gantry_core gantry_core
+RUN python gantry_core/build.py --must \
+    && mkdir -p /opt/gantry/gantry_core \
+    && cp gantry_core/*.py gantry_core/*.so /opt/gantry/gantry_core/ \
+    && PYTHONPATH=/opt/gantry GANTRY_CORE=rust python -c "import gantry_core"
+
 FROM install AS install-broker
 COPY requirements/broker.txt .
 RUN python -m pip install --require-hashes --no-deps --target /opt/gantry -r broker.txt
+COPY --from=core /opt/gantry/gantry_core /opt/gantry/gantry_core
 COPY broker_image/gantry_broker /opt/gantry/gantry_broker
 RUN python -m compileall -q -j 2 /opt/gantry
 
@@ -23,6 +37,7 @@ RUN python -m pip install --require-hashes --no-deps --target /opt/gantry -r ope
 # not the classes for each resource, which are three quarters of what it installs.
 RUN cd /opt/gantry/kubernetes && for part in client/api client/models aio/client/api aio/client/models; do \
     find "$part" -name '*.py' ! -name __init__.py -delete; done
+COPY --from=core /opt/gantry/gantry_core /opt/gantry/gantry_core
 COPY broker_image/gantry_broker /opt/gantry/gantry_broker
 COPY operator/gantry_operator /opt/gantry/gantry_operator
 RUN python -m compileall -q -j 2 /opt/gantry && PYTHONPATH=/opt/gantry python -c "import gantry_operator.platforms.kubernetes.operator"
@@ -30,6 +45,7 @@ RUN python -m compileall -q -j 2 /opt/gantry && PYTHONPATH=/opt/gantry python -c
 FROM install AS install-spark
 COPY requirements/spark.txt .
 RUN python -m pip install --require-hashes --no-deps --target /opt/gantry -r spark.txt
+COPY --from=core /opt/gantry/gantry_core /opt/gantry/gantry_core
 COPY broker_image/gantry_broker /opt/gantry/gantry_broker
 COPY spark_jobs/gantry_spark /opt/gantry/gantry_spark
 RUN python -m compileall -q -j 2 /opt/gantry/gantry_broker /opt/gantry/gantry_spark

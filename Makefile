@@ -13,12 +13,12 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 JOBS ?= 3
 
-.PHONY: help demo test lint nightly bench dist lock env clean
+.PHONY: help demo test lint nightly bench dist lock env core clean
 
 help:
 	@sed -n 's/^# //p' Makefile
 
-demo: $(VENV)/.base
+demo: $(VENV)/.core
 	@$(BIN)/python -m gantry_operator.platforms.local.demo
 
 test: $(VENV)/.dev
@@ -42,9 +42,18 @@ lock:
 env: $(VENV)/.dev
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info $(CORE)/target $(CORE)/*.so
 
 # The environment: first what a plain install has, then what tests need. Every file is checked against its hash.
+
+CORE := broker_image/gantry_core
+
+# The compiled core, where there is a Rust toolchain; else one line says that the Python body runs.
+core: $(VENV)/.core
+
+$(VENV)/.core: $(VENV)/.base $(wildcard $(CORE)/src/*.rs) $(CORE)/Cargo.toml $(CORE)/Cargo.lock
+	@$(BIN)/python $(CORE)/build.py
+	@touch $@
 
 $(VENV)/.base: requirements/base.txt pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then \
@@ -58,7 +67,7 @@ $(VENV)/.base: requirements/base.txt pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base requirements/dev.txt
+$(VENV)/.dev: $(VENV)/.core requirements/dev.txt
 	@echo "installing requirements/dev.txt (PySpark is large: a minute or two)"
 	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements/dev.txt
 	@touch $@

@@ -64,6 +64,7 @@ def test_the_wheel_has_the_examples_and_nothing_of_the_tests(wheel: Path) -> Non
         assert zipfile.ZipFile(wheel).read(f"gantry_operator/examples/{path.name}") == path.read_bytes()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
         "gantry_broker",
+        "gantry_core",
         "gantry_operator",
         "gantry_spark",
     }

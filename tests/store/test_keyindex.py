@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.index.index_file import KEY
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -30,7 +31,7 @@ def test_names_rise_after_the_clock_went_back_by_years(quick_dir: Path, monkeypa
     monkeypatch.setattr(time, "strftime", strftime)
     for clock in (2_000_000_000.0, 1_600_000_000.0, 1_600_000_000.0, 1_999_999_999.0, 2_000_000_001.0):
         monkeypatch.setattr(time, "time", lambda clock=clock: clock)
-        made.pending = [(n, n, 1_000) for n in range(19)]
+        made.pending = bytearray().join([KEY.pack(n, n, 1_000) for n in range(19)])
         assert made.drain()
     made.close()
     names = sorted(os.listdir(quick_dir))

@@ -176,6 +176,11 @@ class MessageCounts:
         for topic, its_sizes in sizes.items():
             self._put(topic, its_sizes)
 
+    def put_batch(self, topic: str, sizes: list[int]) -> None:
+        """Counts the messages of a batch send. `sizes`: stored bytes of each."""
+        self.put_count += len(sizes)
+        self._put(topic, sizes)
+
     def _put(self, topic: str, sizes: list[int]) -> None:
         known = self._put_counters.get(topic)
         if known is None:

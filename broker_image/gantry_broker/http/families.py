@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import gantry_core
+
 from gantry_broker.access.gate import REASONS
 from gantry_broker.exposition import Family, Kind
 from gantry_broker.version import VERSION
@@ -51,6 +53,6 @@ def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:
 def build_info(component: str) -> Family:
     """Return the family with the version of this process."""
     return Family(
-        "gantry_build_info", "gauge", "Version of the process.",
-        [({"component": component, "version": VERSION}, 1)],
+        "gantry_build_info", "gauge", "Version of the process, and the body of its core: rust or python.",
+        [({"component": component, "version": VERSION, "core": gantry_core.NAME}, 1)],
     )  # fmt: skip

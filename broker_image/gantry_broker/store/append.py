@@ -8,22 +8,35 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
+from gantry_core import batch_records
+
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
-from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, encode_record, format_properties
+from gantry_broker.protocol.limits import MAX_KEYS
+from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, decode_batch, encode_record, format_properties
 from gantry_broker.store.batch import Batch, read_batch
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
-from gantry_broker.store.index.consume_queue import ENTRY
+from gantry_broker.store.index.consume_queue import ENTRY, ENTRY_SIZE
+from gantry_broker.store.index.index_file import KEY
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.indexing import Indexer
 from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.epochs import EPOCH_PROPERTY, FOREIGN, EpochCache, EpochStart, LeaderEpochs, extend_epochs
-from gantry_broker.store.log.record_reader import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
+from gantry_broker.store.log.record_reader import (
+    FILLER_MIN,
+    LOST,
+    ROOM_MIN,
+    filler,
+    index_keys,
+    plain_tags_code,
+    tags_code,
+)
 from gantry_broker.store.state import StoreState
-from gantry_broker.store.types import Put, Row, Stored, row_of
+from gantry_broker.store.types import PlainBatch, Put, Row, Stored, StoredBatch, row_of
 from gantry_broker.store.unconfirmed import UnconfirmedBuffer
 
 _U16: Final = tuple(n.to_bytes(2, "big") for n in range(2048))
@@ -78,7 +91,8 @@ class Appender:
         made.last_ms = now_ms
         entries = made.entries
         indexed = index is not None and not index.behind
-        keys: list[tuple[int, int, int]] = []
+        keys = bytearray()
+        pack_key = KEY.pack
         pieces: list[tuple[int, bytes]] = []
         parts: list[bytes] = []
         stored: list[Stored] = []
@@ -174,7 +188,7 @@ class Appender:
                     )
                 if indexed and sys_flag & 12 != 12:
                     for key in names:
-                        keys.append((topic.hasher.hash(key), phys, now_ms))
+                        keys += pack_key(topic.hasher.hash(key), phys, now_ms)
                 if topic.is_control:
                     made.control.append((phys, body))
                 stored.append(_make(Stored, (phys, size, number)))
@@ -188,19 +202,105 @@ class Appender:
             if isinstance(error, struct.error):
                 raise ValueError(f"a number does not fit its field of the record: {error}") from error
             raise
-        if state.reset_in_progress and made.start == log.start:
-            state.reset_in_progress = False  # The log was empty, as the reset wants it.
         made.end = phys
         made.keys = keys if indexed or index is None else None
-        state.last_store_ms = now_ms
-        if phys != made.start:
-            self._unconfirmed.push(made)
+        self._appended(made, now_ms)
         return stored
 
-    def _write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
-        """
+    def put_batches(self, batches: Sequence[PlainBatch], now_ms: int) -> list[StoredBatch]:
+        """Append plain batches, all or none, and give them queue offsets. Raises as `put`."""
+        state, log, table = self._state, self._log, self._queues
+        host = self._host
+        phys = log.end
+        room = log.room(phys)
+        indexed = self._index is not None and not self._index.behind
+        made = Batch(phys, phys)
+        made.checked = True
+        made.last_ms = now_ms
+        parts: list[bytes] = []
+        hashes: list[bytes] = []
+        placed: list[StoredBatch] = []
+        try:
+            if state.failed is not None:
+                raise FlushFailed(f"the store takes no writes after: {state.failed}")
+            for batch in batches:
+                name = batch.topic
+                topic = table.topics.get(name) or table.topic(name)
+                queue = topic.queues.get(batch.queue_id)
+                if queue is None or queue.next < 0:
+                    queue = table.queue(topic, batch.queue_id)
+                found = None
+                if len(host) == 8 and len(batch.born_host) == 8 and not topic.is_schedule and not topic.is_control:
+                    found = batch_records(
+                        batch.body,
+                        batch.suffix,
+                        name,
+                        topic.magic,
+                        batch.queue_id,
+                        queue.next,
+                        phys,
+                        room,
+                        ROOM_MIN,
+                        batch.sys_flag & ~0x30,
+                        batch.born_ms,
+                        batch.born_host,
+                        now_ms,
+                        host,
+                        MAX_KEYS,
+                    )
+                if found is None:
+                    break
+                records, entries, keys = found
+                made.entries.append((queue, queue.next, entries))
+                made.in_runs += batch.messages - 1
+                placed.append(StoredBatch(queue.next, entries))
+                queue.next += batch.messages
+                parts.append(records)
+                hashes.append(keys)
+                phys += len(records)
+                room -= len(records)
+            else:
+                self._write([(log.end, b"".join(parts))], phys)
+        except BaseException:
+            self._give_back(made)
+            raise
+        if len(placed) < len(batches):  # A segment ends here, or something else is not common.
+            self._give_back(made)
+            return self._put_each(batches, now_ms)
+        made.end = phys
+        made.keys = b"".join(hashes) if indexed else None if self._index is not None else b""
+        self._appended(made, now_ms)
+        return placed
 
-        aises StoreFull; StoreError when no descriptor is free; FlushFailed, after which the store takes no writes.
+    @staticmethod
+    def _give_back(made: Batch) -> None:
+        """Give back the queue offsets of a batch that was not written."""
+        for queue, _, entries in made.entries:
+            queue.next -= len(entries) // ENTRY_SIZE
+
+    def _put_each(self, batches: Sequence[PlainBatch], now_ms: int) -> list[StoredBatch]:
+        """As `put_batches`, message by message."""
+        stored = iter(self.put([row for batch in batches for row in rows_of_batch(batch)], now_ms))
+        found = []
+        for batch in batches:
+            places = list(islice(stored, batch.messages))
+            entries = b"".join([ENTRY.pack(place.phys_offset, place.size, 0) for place in places])
+            found.append(StoredBatch(places[0].queue_offset, entries))
+        return found
+
+    def _appended(self, made: Batch, now_ms: int) -> None:
+        """Note what was written."""
+        state = self._state
+        if state.reset_in_progress and made.start == self._log.start:
+            state.reset_in_progress = False  # The log was empty, as the reset wants it.
+        state.last_store_ms = now_ms
+        if made.end != made.start:
+            self._unconfirmed.push(made)
+
+    def _write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
+        """Write pieces of the log, all or none.
+
+        Raises StoreFull; StoreError when no descriptor is free; FlushFailed, after which the store takes no writes.
         """
         try:
             self._log.write(pieces, end)
@@ -290,6 +390,20 @@ class Appender:
         if at == 0:
             state.reset_in_progress = False
         return log.end
+
+
+def rows_of_batch(batch: PlainBatch) -> list[Row]:
+    """The messages of a plain batch one by one."""
+    made: list[Row] = []
+    for item in decode_batch(batch.body):
+        properties = item.properties
+        if properties and not properties.endswith(b"\x02"):
+            properties += b"\x02"
+        properties += batch.suffix
+        code, keys = plain_tags_code(properties), tuple(index_keys(properties))
+        head = (batch.topic, batch.queue_id, item.flag, batch.sys_flag, batch.born_ms, batch.born_host)
+        made.append((*head, item.body, properties, 0, 0, code, keys))
+    return made
 
 
 def _with_zeros(properties: bytes) -> bytes:

@@ -7,7 +7,8 @@ from typing import Final
 
 from gantry_broker.protocol.codes import SysFlag
 from gantry_broker.store.errors import BadRecords
-from gantry_broker.store.index.consume_queue import ENTRY, ConsumeQueue
+from gantry_broker.store.index.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.index.index_file import KEY, keys_within
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
@@ -29,15 +30,19 @@ KEYS_AT_ONCE: Final = 20_000
 class Batch:
     """What [start, end) of the log adds to queues, index and metadata once it is confirmed."""
 
-    __slots__ = ("checked", "control", "end", "entries", "epochs", "keys", "last_ms", "start")
+    __slots__ = ("checked", "control", "end", "entries", "epochs", "in_runs", "keys", "last_ms", "start")
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
         self.end = end
         self.entries: list[tuple[ConsumeQueue, int, bytes]] = []
-        """(queue, queue offset, packed entry), in the order of the log."""
-        self.keys: list[tuple[int, int, int]] | None = []
-        """(key hash, offset, store time in ms); None when the batch was read without keys, or has too many."""
+        """(queue, queue offset, packed entry), in the order of the log; or, of messages that were sent together, the
+        entries of successive queue offsets.
+        """
+        self.in_runs = 0
+        """Entries that are not the first of their packed ones."""
+        self.keys: bytes | bytearray | None = b""
+        """Index keys, as `gantry_core` packs them; None when the batch was read without keys, or has too many."""
         self.control: list[tuple[int, bytes]] = []
         """(offset, body) of the control records."""
         self.epochs: list[EpochStart] = []
@@ -46,20 +51,32 @@ class Batch:
         self.last_ms = 0
         """Store time of the last record; 0 without one."""
 
+    @property
+    def count(self) -> int:
+        """The number of queue entries."""
+        return len(self.entries) + self.in_runs
+
     def split(self, offset: int) -> tuple[Batch, Batch]:
         """The part below `offset` and the rest. Raises ValueError when `offset` lies within a record."""
         below, above = Batch(self.start, offset), Batch(offset, self.end)
-        for entry in self.entries:
-            phys, size, _ = ENTRY.unpack(entry[2])
-            if phys < offset < phys + size:
-                raise ValueError(f"offset {offset} lies within the record at {phys}")
-            (below if phys < offset else above).entries.append(entry)
+        for queue, number, packed in self.entries:
+            at = 0
+            for phys, size, _ in ENTRY.iter_unpack(packed):
+                if phys >= offset:
+                    break
+                if offset < phys + size:
+                    raise ValueError(f"offset {offset} lies within the record at {phys}")
+                at += ENTRY_SIZE
+            for part, first, own in ((below, number, packed[:at]), (above, number + at // ENTRY_SIZE, packed[at:])):
+                if own:
+                    part.entries.append((queue, first, own))
+                    part.in_runs += len(own) // ENTRY_SIZE - 1
         for part in (below, above):
             part.checked = self.checked
             part.last_ms = self.last_ms
             part.control = [item for item in self.control if part.start <= item[0] < part.end]
             part.epochs = [item for item in self.epochs if part.start <= item.start < part.end]
-            part.keys = None if self.keys is None else [k for k in self.keys if part.start <= k[1] < part.end]
+            part.keys = None if self.keys is None else keys_within(self.keys, part.start, part.end)
         return below, above
 
 
@@ -81,13 +98,13 @@ def read_batch(
     """
     batch = Batch(start, start + len(data))
     at, last_ms = start, 0
-    pack, known = ENTRY.pack, queues.by_bytes
+    pack, pack_key, known = ENTRY.pack, KEY.pack, queues.by_bytes
     entries = batch.entries
-    hashes: list[tuple[int, int, int]] = []
+    hashes = bytearray()
     batch.keys = hashes if keys else None
     try:
         for found in read_records(data, start, segment_size, check=check):
-            if len(hashes) > KEYS_AT_ONCE and keys:
+            if len(hashes) > KEYS_AT_ONCE * KEY.size and keys:
                 if cut:
                     batch.end = at
                     break
@@ -117,7 +134,7 @@ def read_batch(
                     entries.append((queue, number, pack(at, size, code)))
                 if keys and (not transaction or in_index(flags)):
                     for key in index_keys(properties):
-                        hashes.append((topic.hasher.hash(key), at, last_ms))
+                        hashes += pack_key(topic.hasher.hash(key), at, last_ms)
                 at += size
     except (Damage, ValueError) as error:
         raise BadRecords(at, str(error)) from None
@@ -134,7 +151,7 @@ def _add(batch: Batch, meta: Meta, data: bytes, queues: QueueTable, delays: Sequ
         batch.entries.append((queue, meta.queue_offset, ENTRY.pack(meta.phys, meta.size, code)))
     if batch.keys is not None and in_index(meta.sys_flag):
         for key in index_keys(meta.properties):
-            batch.keys.append((topic.hasher.hash(key), meta.phys, meta.store_ms))
+            batch.keys += KEY.pack(topic.hasher.hash(key), meta.phys, meta.store_ms)
     if topic.is_control:
         batch.control.append((meta.phys, bytes(data[meta.body_at : meta.body_at + meta.body_size])))
         epoch = epoch_of(meta)

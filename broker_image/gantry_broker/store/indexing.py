@@ -18,6 +18,7 @@ from gantry_broker.store.batch import Batch, read_batch
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.index.index_file import KEY
 from gantry_broker.store.index.key_index import BATCH, KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog
@@ -62,9 +63,9 @@ class Indexer:
 
     def push_unconfirmed(self, batch: Batch) -> None:
         """Append a batch, whose records already have queue offsets, to the unconfirmed buffer."""
-        for queue, number, _ in batch.entries:
+        for queue, number, entry in batch.entries:
             if queue.next <= number:
-                queue.next = number + 1
+                queue.next = number + len(entry) // ENTRY_SIZE
         if batch.last_ms:
             self._state.last_store_ms = batch.last_ms
         self._unconfirmed.push(batch)
@@ -80,7 +81,7 @@ class Indexer:
             offset, data, self._queues, segment_size, self._delays, check=False, keys=keys and has_index, cut=cut
         )
         if not has_index:
-            batch.keys = []
+            batch.keys = b""
         return batch
 
     def valid_batches(self, start: int, stop: int) -> Iterator[Batch]:
@@ -272,8 +273,8 @@ class Indexer:
             if queue.next >= 0:
                 queue.next = queue.max
         for batch in self._unconfirmed.batches:
-            for queue, number, _ in batch.entries:
-                queue.next = max(queue.next, number + 1)
+            for queue, number, entry in batch.entries:
+                queue.next = max(queue.next, number + len(entry) // ENTRY_SIZE)
         self._state.renumber = False
 
     def _index_batch(self, batch: Batch, available: dict[tuple[str, int], None]) -> None:
@@ -291,13 +292,13 @@ class Indexer:
                 if number == queue.written + len(pending) // ENTRY_SIZE:  # Most entries; `add` costs more.
                     pending += entry
                     if queue.next <= number:
-                        queue.next = number + 1
+                        queue.next = number + len(entry) // ENTRY_SIZE
                 else:
                     self._add_entry(queue, number, entry)
                 if queue.pending:
                     dirty.setdefault(queue)
                 available[queue.key] = None
-        self._queues.waiting += len(batch.entries)
+        self._queues.waiting += batch.count
         index = self._index
         if index is not None and not index.behind:
             if batch.keys is None:
@@ -306,7 +307,7 @@ class Indexer:
             else:
                 index.pending += batch.keys
                 index.position = batch.end
-                if len(index.pending) >= BATCH:
+                if len(index.pending) >= BATCH * KEY.size:
                     index.drain()
 
     def _add_entry(self, queue: ConsumeQueue, number: int, entry: bytes) -> None:
@@ -388,7 +389,7 @@ class Indexer:
                 return False
             batch = self.read_batch(index.position, valid, cut=True)
         index.behind = False
-        index.pending += batch.keys or []
+        index.pending += batch.keys or b""
         index.position = batch.end
         if not index.drain():  # `drain` has set `behind` again.
             return False

@@ -308,14 +308,14 @@ class Recovery:
             for queue, number, entry in batch.entries:
                 if whole:
                     queue.begin_at(number)
-                    ends[queue] = max(number + 1, ends.get(queue, 0))
+                    ends[queue] = max(number + len(entry) // ENTRY_SIZE, ends.get(queue, 0))
                 queue.add(number, entry)
                 queue.next = queue.max
                 if queue.pending:
                     queues.dirty[queue] = None
             self._indexer.write_out(None)
             if index is not None and live:
-                index.pending += batch.keys or []
+                index.pending += batch.keys or b""
                 index.position = batch.end
                 index.drain()
         for queue, end in ends.items():

@@ -41,10 +41,12 @@ from gantry_broker.store.types import (
     DiskUsage,
     FlushPoint,
     Got,
+    PlainBatch,
     Put,
     Row,
     StoreConfig,
     Stored,
+    StoredBatch,
     row_of,
 )
 from gantry_broker.store.unconfirmed import UnconfirmedBuffer
@@ -267,6 +269,10 @@ class MessageStore:
     def put_rows(self, batch: Sequence[Row], now_ms: int) -> list[Stored]:
         """As `put`, for messages that are rows."""
         return self._appender.put(batch, now_ms)
+
+    def put_batches(self, batches: Sequence[PlainBatch], now_ms: int) -> list[StoredBatch]:
+        """As `put`, for plain batches."""
+        return self._appender.put_batches(batches, now_ms)
 
     def begin_epoch(self, epoch: int, control_body: bytes, now_ms: int) -> Stored:
         """Append the control record of a new epoch and add the epoch to the leader epochs, durably (rule 7).

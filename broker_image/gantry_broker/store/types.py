@@ -51,12 +51,37 @@ row_of: Final[Callable[[Put], Row]] = attrgetter(*(each.name for each in fields(
 """Returns a message's fields."""
 
 
+class PlainBatch(NamedTuple):
+    """The messages of one batch send, as its body has them: `gantry_core.BatchRules` has found nothing unusual.
+
+    They go to one queue of one topic. `suffix` is added to the properties of each; `messages`: their number.
+    """
+
+    topic: str
+    queue_id: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    body: bytes
+    suffix: bytes
+    messages: int
+
+
 class Stored(NamedTuple):
     """The place of a stored message. A half message (type 4) or a rollback has queue offset 0 and no queue entry."""
 
     phys_offset: int
     size: int
     queue_offset: int
+
+
+class StoredBatch(NamedTuple):
+    """The place of a stored batch: the queue offset of its first message, and packed queue entries for offsets and
+    sizes; their tag codes may be 0.
+    """
+
+    queue_offset: int
+    entries: bytes
 
 
 class Confirmed(NamedTuple):

@@ -27,7 +27,7 @@ class UnconfirmedBuffer:
         """Append a batch, unless the buffer is full."""
         if self.waiting < MAX_WAITING:
             self.batches.append(batch)
-            self.waiting += 1 + len(batch.entries)
+            self.waiting += 1 + batch.count
 
     def pop(self, start: int, limit: int, begins_record: Callable[[int], bool]) -> Batch | None:
         """Take the batch that begins at `start`, or its part below `limit`; None when the buffer does not have it.
@@ -45,12 +45,12 @@ class UnconfirmedBuffer:
         if not begins_record(limit):
             raise ValueError(f"offset {limit} lies within a record")
         self.batches[0] = rest
-        self.waiting -= len(batch.entries)
+        self.waiting -= batch.count
         return batch
 
     def _drop_first(self) -> Batch:
         batch = self.batches.popleft()
-        self.waiting -= 1 + len(batch.entries)
+        self.waiting -= 1 + batch.count
         return batch
 
     def first_start(self, default: int) -> int:

@@ -26,7 +26,7 @@ from gantry_operator.cli.options import (
     Output,
     OutputOption,
 )
-from gantry_operator.cli.output import give_up_stdout, note, prepare_streams, was_complete
+from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
 from gantry_operator.cli.topic_app import register as register_topics
 
 if TYPE_CHECKING:
@@ -122,6 +122,19 @@ def list_examples(
     from gantry_operator.cli.examples import show_examples
 
     show_examples(name, output == Output.json)
+
+
+@app.command(epilog=EPILOG)
+def version(output: OutputOption = Output.text) -> None:
+    """Print the version of gantry, and which body of its core runs: Rust, or Python at a higher cost."""
+    import gantry_core
+    from gantry_broker.version import VERSION
+
+    if output is Output.json:
+        say(json_text({"version": VERSION, "core": gantry_core.NAME, "whyPython": gantry_core.WHY_PYTHON}))
+        return
+    why = f" ({gantry_core.WHY_PYTHON})" if gantry_core.WHY_PYTHON else ""
+    say(f"gantry {VERSION}, core: {gantry_core.NAME}{why}")
 
 
 @app.command(epilog=EPILOG)

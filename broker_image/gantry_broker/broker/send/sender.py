@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
+
+from gantry_core import BatchRules, entry_sizes, message_ids
 
 from gantry_broker.broker.errors import RequestRejected, failure_answer, store_refusal
 from gantry_broker.broker.metadata.tables import takes_sends
@@ -50,17 +52,19 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader, error_answer
-from gantry_broker.protocol.limits import MAX_QUEUES, MAX_REQUEST_KEYS
+from gantry_broker.protocol.limits import MAX_KEYS, MAX_QUEUES, MAX_REQUEST_KEYS
 from gantry_broker.protocol.message import (
+    MAX_BATCH,
     BatchItem,
     decode_batch,
     parse_properties,
     tags_hash,
 )
 from gantry_broker.protocol.recall_handle import RecallHandle
+from gantry_broker.store.append import rows_of_batch
 from gantry_broker.store.errors import MessageTooLarge, StoreError
 from gantry_broker.store.log.record_reader import LOST
-from gantry_broker.store.types import Put, Row, Stored, row_of
+from gantry_broker.store.types import PlainBatch, Put, Row, Stored, StoredBatch, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,6 +89,9 @@ _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _WRITE: Final = Perm.WRITE
 SMALL: Final = 1_024
 """Flags of nearly all messages, and queues of most topics, are below."""
+_BATCH_PROPERTIES: Final = ("WAIT\x01true\x02", "WAIT\x01true", "")
+"""What clients send as the properties of the batch itself, if they wait for its confirmation."""
+_BOOLS: Final = ("false", "true")
 _WAIT: Final = "\x02WAIT\x01true\x02"
 
 KEYS_AT_ONCE: Final = 4_096
@@ -147,6 +154,7 @@ class Sender:
         self._store_failed = health.store_failed
         self._store_took = health.store_took
         self._count_puts = counts.puts
+        self._count_batch = counts.put_batch
         self._count_refused = stats.refuse
         self._count = stats.add
         self._latencies = latencies
@@ -160,6 +168,10 @@ class Sender:
         """Small numbers by their digits. A look-up checks digits and range, and costs less than doing both."""
         self._shapes = Shapes()
         self._suffix = f"{Prop.CLUSTER}\x01{config.cluster}"
+        self._suffix_bytes = self._suffix.encode()
+        self._batch_rules = BatchRules(
+            sorted(SPECIAL), len(self._suffix_bytes), MAX_BATCH, MOST_SENT, MAX_KEYS, MAX_REQUEST_KEYS
+        )
         events.tables_changed.subscribe(self._sendable.clear)
 
     def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> list[Frame]:
@@ -170,6 +182,7 @@ class Sender:
         """
         begun = time.perf_counter()
         puts: list[Row] = []
+        batches: list[PlainBatch] = []
         asked: list[Asked] = []
         refused: list[bytes] = []
         plain = usual = True
@@ -262,6 +275,18 @@ class Sender:
                             )
                             asked.append((frame, queue_id, 1, None, True))
                             continue
+                elif frame.code == _BATCH:
+                    found = self._plain_batch(frame, born_host)
+                    if found is not None:
+                        batch, keys_of = found
+                        if puts:
+                            puts += rows_of_batch(batch)
+                        else:
+                            batches.append(batch)
+                        keys_taken += keys_of
+                        asked.append((frame, batch.queue_id, batch.messages, None, True))
+                        plain = usual = False
+                        continue
             except (KeyError, ValueError):
                 pass  # The slow path names the field, or what is illegal.
             try:
@@ -282,17 +307,73 @@ class Sender:
             plain = usual = False
         if refused:
             conn.write(b"".join(refused))
-        if puts:
+        if batches and not puts:
+            self._store_puts(conn, batches, asked, now_ms, begun, False)
+        elif puts:
+            if batches:  # They came before the others.
+                puts = [*(row for batch in batches for row in rows_of_batch(batch)), *puts]
             self._store_puts(conn, puts, asked, now_ms, begun, plain)
         return later
 
+    def _plain_batch(self, frame: Frame, born_host: bytes) -> tuple[PlainBatch, int] | None:
+        """A batch send with nothing unusual, and the number of its index keys; None: the slow path takes it.
+
+        Raises KeyError and ValueError for fields that only the slow path knows.
+        """
+        ext = frame.ext
+        numbers = self._numbers
+        name, queues = self._sendable[ext["b"]]
+        queue_id, sys_flag = numbers[ext["e"]], numbers[ext["f"]]
+        born_ms = _born_ms(ext["g"])
+        if (
+            queue_id >= queues
+            or sys_flag & SysFlag.TRANSACTION_MASK
+            or ext.get("i", "") not in _BATCH_PROPERTIES
+            or ext.get("j", "0") != "0"
+            or "l" in ext
+            or len(ext["a"]) + len(ext["c"]) + len(ext.get("n", "")) > SendHeader.MAX_CHARACTERS
+            or ext["h"] not in numbers
+            or ext["d"] not in numbers
+            or ext.get("k", "false") not in _BOOLS
+            or ext.get("m", "true") not in _BOOLS
+            or len(frame.body) > self._settings.maxMessageSize
+            or name.startswith(DLQ_PREFIX)
+        ):
+            return None
+        counts = self._batch_rules.check(frame.body)
+        if counts is None:
+            return None
+        count, keys = counts
+        sys_flag &= ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+        return PlainBatch(name, queue_id, sys_flag, born_ms, born_host, frame.body, self._suffix_bytes, count), keys
+
+    def _put(self, puts: list[Row] | list[PlainBatch], now_ms: int) -> list[Stored] | list[StoredBatch]:
+        """Store and count messages. Raises as `MessageStore.put`."""
+        if isinstance(puts[0], PlainBatch):
+            placed = self._store.put_batches(puts, now_ms)
+            for batch, place in zip(puts, placed, strict=True):
+                self._count_batch(batch.topic, entry_sizes(place.entries))
+            return placed
+        stored = self._store.put_rows(puts, now_ms)
+        self._count_puts(puts, stored)
+        return stored
+
     def _store_puts(
-        self, conn: Connection, puts: list[Row], asked: list[Asked], now_ms: int, begun: float, plain: bool
+        self,
+        conn: Connection,
+        puts: list[Row] | list[PlainBatch],
+        asked: list[Asked],
+        now_ms: int,
+        begun: float,
+        plain: bool,
     ) -> None:
-        """`begun`: when the sends arrived, by `time.perf_counter`. `plain`: all took the fast path."""
+        """`begun`: when the sends arrived, by `time.perf_counter`. `plain`: all took the fast path.
+
+        `puts`: their messages one by one, or one batch for each of `asked`.
+        """
         append = time.perf_counter()
         try:
-            stored = self._store.put_rows(puts, now_ms)
+            stored = self._put(puts, now_ms)
         except Exception as error:
             if not isinstance(error, StoreError) or isinstance(error, MessageTooLarge):
                 self._store_each(conn, puts, asked, now_ms, begun, error)
@@ -307,7 +388,7 @@ class Sender:
             return
         appended = time.perf_counter()
         self._store_took()
-        self._count_puts(puts, stored)
+        messages = sum([a[2] for a in asked])
         pending, content = self._pending(asked, stored)
         host = self._store_host_hex
         if content:
@@ -318,8 +399,8 @@ class Sender:
             asked = [a for a in asked if a[4] and not a[0].flag & FLAG_ONEWAY]
             self._answered(early, ResponseCode.SUCCESS, time.perf_counter() - begun)
         if not pending:
-            self._latencies.append.observe(appended - append, len(puts))
-            self._latencies.put_ms.observe((appended - append) * 1000, len(puts))
+            self._latencies.append.observe(appended - append, messages)
+            self._latencies.put_ms.observe((appended - append) * 1000, messages)
             self._appended(None)
             return
 
@@ -328,10 +409,12 @@ class Sender:
             conn.write(send_answers(code, host, pending))
             now = time.perf_counter()
             if plain and code == _OK:
-                self._usual((now - begun, appended - append, now - appended, len(pending), now_ms, puts[0][7]))
+                self._usual(
+                    (now - begun, appended - append, now - appended, len(pending), now_ms, cast(Row, puts[0])[7])
+                )
                 return
-            self._latencies.append.observe(appended - append, len(puts))
-            self._latencies.put_ms.observe((appended - append) * 1000, len(puts))
+            self._latencies.append.observe(appended - append, messages)
+            self._latencies.put_ms.observe((appended - append) * 1000, messages)
             self._latencies.send.observe(now - begun, len(pending))
             if code == _OK:
                 self._latencies.replication.observe(now - appended, len(pending))
@@ -342,14 +425,21 @@ class Sender:
         self._appended(on_status)
 
     def _store_each(
-        self, conn: Connection, puts: list[Row], asked: list[Asked], now_ms: int, begun: float, error: Exception
+        self,
+        conn: Connection,
+        puts: list[Row] | list[PlainBatch],
+        asked: list[Asked],
+        now_ms: int,
+        begun: float,
+        error: Exception,
     ) -> None:
         """Store the sends of one read each by itself: one of them made the store refuse all."""
         if len(asked) > 1:
             at = 0
             for one in asked:
-                self._store_puts(conn, puts[at : at + one[2]], [one], now_ms, begun, False)
-                at += one[2]
+                step = 1 if isinstance(puts[0], PlainBatch) else one[2]
+                self._store_puts(conn, puts[at : at + step], [one], now_ms, begun, False)
+                at += step
             return
         frame = asked[0][0]
         answer = failure_answer(frame, error)
@@ -368,12 +458,20 @@ class Sender:
             for frame, *_ in asked:
                 self._rpc(frame.code, code, seconds, 1, frame.flag)
 
-    def _pending(self, asked: list[Asked], stored: list[Stored]) -> tuple[list[Pending], list[Pending]]:
+    def _pending(
+        self, asked: list[Asked], stored: list[Stored] | list[StoredBatch]
+    ) -> tuple[list[Pending], list[Pending]]:
         """Returns the answers that wait for confirmation, and those that wait for the leader's copy alone."""
         pending: list[Pending] = []
         content: list[Pending] = []
         host = self._store_host_hex
         at = 0
+        if isinstance(stored[0], StoredBatch):
+            for (frame, queue_id, *_), (queue_offset, entries) in zip(asked, stored, strict=True):
+                if not frame.flag & FLAG_ONEWAY:
+                    ids = message_ids(host, entries)
+                    pending.append((frame.opaque, frame.serialize, queue_id, queue_offset, ids, None))
+            return pending, content
         for frame, queue_id, count, more, waits in asked:
             phys, _, queue_offset = stored[at]
             if not frame.flag & FLAG_ONEWAY:

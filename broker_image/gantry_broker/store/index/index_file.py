@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
-from itertools import islice
-from operator import le
+from collections.abc import Callable
 from struct import Struct, iter_unpack
 from typing import Final
+
+from gantry_core import index_entries, key_times, set_slots
 
 from gantry_broker.store.files import read_all, write_all, zero
 
 HEADER: Final = Struct(">qqqqii")
 ENTRY: Final = Struct(">iqii")
+KEY: Final = Struct(">iqq")
+"""A packed index key: hash, offset in the log, store time in ms."""
 ENTRY_SIZE: Final = 20
 _SLOT: Final = Struct(">i")
 _SLOTS_AT: Final = 40
@@ -33,6 +35,11 @@ _TIMES: Final = Struct(">4sqq")
 _TIMES_MARK: Final = b"\xffGTM"
 _ANY_TIMES: Final = (0, (1 << 63) - 1)
 """For a file of RocketMQ, or after a power loss: the times do not rise, and their range is not known."""
+
+
+def keys_within(keys: bytes | bytearray, start: int, stop: int) -> bytearray:
+    """The packed keys of records in [start, stop)."""
+    return bytearray().join([KEY.pack(*key) for key in KEY.iter_unpack(keys) if start <= key[1] < stop])
 
 
 def file_size(slots: int, entries: int) -> int:
@@ -108,59 +115,33 @@ class IndexFile:
             self._map = mmap.mmap(self._fd, self._entries_at)
         return self._map
 
-    def add(self, items: Sequence[tuple[int, int, int]]) -> int:
-        """Add (key hash, phys, store time in ms) in order; returns how many of them found room in the file.
+    def add(self, items: bytes) -> int:
+        """Add packed keys in order; returns how many of them found room in the file.
 
         Raises OSError on a full disk, and adds nothing then.
         """
-        room = self.capacity - self.count
+        room = (self.capacity - self.count) * KEY.size
         if len(items) > room:
             items = items[:room]
         if not items:
             return 0
         slots = self._slot_map()
-        unpack, pack, size, base = _SLOT.unpack_from, ENTRY.pack, self.slots, _SLOTS_AT
-        number = self.count
-        begin = self.begin_ms if number > 1 else items[0][2]
-        self._note_times(items, begin)
-        changed: dict[int, int] = {}
-        parts = []
-        used = self.used_slots
-        for key_hash, phys, store_ms in items:
-            slot = base + key_hash % size * 4
-            older = changed.get(slot)
-            if older is None:
-                older = unpack(slots, slot)[0]
-                if older <= 0 or older >= number:
-                    older = 0
-                    used += 1
-            changed[slot] = number
-            seconds = (store_ms - begin) // 1000
-            if not 0 <= seconds <= _MAX_SECONDS:
-                seconds = 0 if seconds < 0 else _MAX_SECONDS
-            parts.append(pack(key_hash, phys, seconds, older))
-            number += 1
-        write_all(self._fd, b"".join(parts), self._entries_at + self.count * ENTRY_SIZE)
-        pack_into = _SLOT.pack_into
-        for slot, newest in changed.items():
-            pack_into(slots, slot, newest)
-        if self.count == 1:
-            self.begin_ms, self.begin_phys = items[0][2], items[0][1]
-        self.end_ms, self.end_phys = items[-1][2], items[-1][1]
-        self.used_slots = used
-        self.count = number
-        self._write_header()
-        return len(items)
-
-    def _note_times(self, items: Sequence[tuple[int, int, int]], begin: int) -> None:
-        """Note that store times do not rise, before these items are there. Raises OSError."""
-        times = [item[2] for item in items]
+        first_ms, last_ms, earliest, latest, rising = key_times(items)
+        begin = self.begin_ms if self.count > 1 else first_ms
         before = self.end_ms if self.count > 1 else begin
-        rising = before <= times[0] and all(map(le, times, islice(times, 1, None)))
-        if self._times is None and rising:
-            return
-        known = self._times or (begin, max(begin, before))
-        self._set_times((min(known[0], *times), max(known[1], *times)))
+        if self._times is not None or not rising or before > first_ms:
+            known = self._times or (begin, max(begin, before))
+            self._set_times((min(known[0], earliest), max(known[1], latest)))
+        entries, changes, used = index_entries(items, slots, self.slots, self.count, begin)
+        write_all(self._fd, entries, self._entries_at + self.count * ENTRY_SIZE)
+        set_slots(slots, changes)
+        if self.count == 1:
+            self.begin_ms, self.begin_phys = begin, KEY.unpack_from(items)[1]
+        self.end_ms, self.end_phys = last_ms, KEY.unpack_from(items, len(items) - KEY.size)[1]
+        self.used_slots += used
+        self.count += len(items) // KEY.size
+        self._write_header()
+        return len(items) // KEY.size
 
     def _write_header(self) -> None:
         HEADER.pack_into(

@@ -14,7 +14,7 @@ from typing import Final
 
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.files import fsync_dir
-from gantry_broker.store.index.index_file import IndexFile, file_size, guess_slots
+from gantry_broker.store.index.index_file import KEY, IndexFile, file_size, guess_slots, keys_within
 
 BATCH: Final = 512
 """Keys that are added at once."""
@@ -32,8 +32,8 @@ class KeyIndex:
         """True: records from `position` on must be read from the log before new ones are added."""
         self.stalled = False
         """The last try failed: the disk is full, or a record is unreadable."""
-        self.pending: list[tuple[int, int, int]] = []
-        """(key hash, phys, store time in ms) of records below `position` that are in no file yet."""
+        self.pending = bytearray()
+        """Packed keys of records below `position` that are in no file yet."""
         self._shape = (slots, entries)
         self._files: list[IndexFile] = []
         self.unsynced: set[str] = set()
@@ -55,7 +55,10 @@ class KeyIndex:
     @property
     def written(self) -> int:
         """The keys of all records below this offset are in a file."""
-        return self.pending[0][1] if self.pending else self.position
+        if not self.pending:
+            return self.position
+        phys: int = KEY.unpack_from(self.pending)[1]
+        return phys
 
     @property
     def end_phys(self) -> int:
@@ -75,7 +78,7 @@ class KeyIndex:
         while self.pending:
             try:
                 file = self._current()
-                done = file.add(self.pending)
+                done = file.add(bytes(self.pending)) * KEY.size
             except OSError as error:
                 _log.warning("the key index stops at %d: %s", self.written, error)
                 self.position = self.written
@@ -106,9 +109,8 @@ class KeyIndex:
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int, stored_ms: Callable[[int], int]) -> list[int]:
         """Offsets of records that may have the key, newest first. `stored_ms`: see `IndexFile.find`. Raises OSError."""
-        found = [phys for own, phys, ms in reversed(self.pending) if own == key_hash and begin_ms <= ms <= end_ms][
-            :limit
-        ]
+        pending = KEY.iter_unpack(self.pending)
+        found = [phys for own, phys, ms in pending if own == key_hash and begin_ms <= ms <= end_ms][::-1][:limit]
         for file in reversed(self._files):
             if len(found) >= limit:
                 break
@@ -118,7 +120,7 @@ class KeyIndex:
 
     def truncate(self, limit: int, *, rebuild: bool = False) -> None:
         """Remove the keys of records at or above `limit`; `rebuild` after a power loss. Raises OSError."""
-        self.pending = [item for item in self.pending if item[1] < limit]
+        self.pending = keys_within(self.pending, 0, limit)
         while self._files:
             last = self._files[-1]
             if rebuild:

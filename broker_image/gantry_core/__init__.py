@@ -1,0 +1,90 @@
+"""Bytes to bytes: the functions whose cost grows with messages. Pure: no I/O, no clock, no rights, no roles.
+
+Each has two bodies of one contract. `_python` is the specification, and runs where nothing else is there; the Rust
+sources beside it are compiled to `gantry_core_native`, which costs a fraction (docs/adr/0013-compiled-core.md). The
+environment variable `GANTRY_CORE` chooses: `python`, `rust` (an ImportError without it), or nothing: what is there.
+
+A compiled module names the sources that it was made from. One of other sources is never used.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+_HERE: Final = Path(__file__).parent
+MODULES: Final = ("gantry_core.gantry_core_native", "gantry_core_native")
+"""Where the compiled module may be: beside the sources, or installed from its wheel."""
+
+
+def _sources() -> str | None:
+    """The CRC-32 of the Rust sources; None where they are not there, as in an image."""
+    files = sorted((_HERE / "src").glob("*.rs"))
+    crc = 0
+    for file in files:
+        crc = zlib.crc32(file.read_bytes(), crc)
+    return f"{crc:08x}" if files else None
+
+
+def _missing() -> str:
+    """Why the compiled module is not used; empty: it is."""
+    choice = os.environ.get("GANTRY_CORE", "")
+    if choice not in ("", "python", "rust"):
+        raise ImportError(f"GANTRY_CORE is {choice!r}; python, rust or nothing is expected")
+    if choice == "python":
+        return "GANTRY_CORE is python"
+    why = "it is not built"
+    for name in MODULES:
+        try:
+            found = import_module(name)
+        except ImportError as error:
+            if not isinstance(error, ModuleNotFoundError):
+                why = str(error)
+            continue
+        if _sources() in (None, found.SOURCES):
+            globals()["_native"] = found
+            return ""
+        why = f"{found.__file__} is of other sources"
+    if choice == "rust":
+        raise ImportError(f"GANTRY_CORE is rust, but there is no compiled core: {why}")
+    return why
+
+
+WHY_PYTHON: Final = _missing()
+"""Why the Python body runs; empty: the compiled one does."""
+NAME: Final = "python" if WHY_PYTHON else "rust"
+
+if TYPE_CHECKING or WHY_PYTHON:
+    from gantry_core._python import (
+        BatchRules,
+        batch_records,
+        entry_sizes,
+        index_entries,
+        key_times,
+        message_ids,
+        set_slots,
+    )
+else:
+    _native = globals()["_native"]
+    BatchRules = _native.BatchRules
+    batch_records = _native.batch_records
+    entry_sizes = _native.entry_sizes
+    index_entries = _native.index_entries
+    key_times = _native.key_times
+    message_ids = _native.message_ids
+    set_slots = _native.set_slots
+
+__all__ = [
+    "NAME",
+    "WHY_PYTHON",
+    "BatchRules",
+    "batch_records",
+    "entry_sizes",
+    "index_entries",
+    "key_times",
+    "message_ids",
+    "set_slots",
+]

@@ -1,0 +1,21 @@
+//! The compiled half of `gantry_core`: pure functions over bytes. `_python.py` beside it is their specification.
+#![forbid(unsafe_code)]
+
+mod batch;
+mod index;
+mod text;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("SOURCES", env!("GANTRY_CORE_SOURCES"))?;
+    module.add_class::<batch::BatchRules>()?;
+    module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;
+    module.add_function(wrap_pyfunction!(batch::entry_sizes, module)?)?;
+    module.add_function(wrap_pyfunction!(batch::message_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(index::key_times, module)?)?;
+    module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
+    Ok(())
+}

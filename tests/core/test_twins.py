@@ -1,0 +1,135 @@
+"""Both bodies of the core do the same: on seeded, mutated buffers, on what hypothesis finds, and in a real store."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.protocol.message import BatchItem, encode_batch
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import append
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import PlainBatch, StoreConfig
+from gantry_core import _python as python
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core import twins
+
+COUNT = 40_000
+"""The night has a million: docs/testing.md."""
+BODIES = {"python": python, "rust": twins.native()}
+
+
+@pytest.fixture(scope="module")
+def rust() -> Any:
+    if BODIES["rust"] is None:
+        pytest.skip("the compiled core is not built: python broker_image/gantry_core/build.py (needs cargo)")
+    return BODIES["rust"]
+
+
+def test_mutated_buffers_give_equal_bytes_or_the_same_error(rust: Any) -> None:
+    for seed in range(COUNT):
+        assert not (said := twins.difference(seed, rust)), said
+
+
+def test_the_inputs_reach_every_outcome() -> None:
+    """Comparing is worth what it compares: plain batches and refused ones, records and ends of segments."""
+    plain = made = ends = refused = 0
+    for seed in range(0, 4_000, 2):
+        (checked, records, *_), _ = twins.compare_batches(random.Random(seed), python)
+        plain += isinstance(checked, tuple)
+        made += isinstance(records, tuple) and bool(records[0]) and bool(records[2])
+        ends += records is None
+        refused += records is ValueError
+    assert min(plain, made, ends, refused) > 100, (plain, made, ends, refused)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.binary(max_size=40), st.text(alphabet="\0\x01\x02 aTAGSKEYUNIQ_é\U0001f600", max_size=60))),
+    st.integers(0, 5_000),
+)
+def test_batches_that_hypothesis_makes(rust: Any, items: list[tuple[bytes, str]], room: int) -> None:
+    body = encode_batch(BatchItem(one, text.encode()) for one, text in items)
+    place = (1, 2, 3, room, 100, 0, 4, twins.HOST, 5, twins.HOST, 7)
+    found = [
+        (
+            twins.outcome(one.BatchRules(twins.SPECIAL, 9, 20, 100, 5, 20).check, body),
+            twins.outcome(one.batch_records, body, b"CLUSTER\x01c", "T", 0xDAA320A7, *place),
+        )
+        for one in (python, rust)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_store_has_the_same_files_by_batches_and_message_by_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seed: int
+) -> None:
+    """Log, queues and index, across ends of segments, confirmed in pieces and after a truncation."""
+    if BODIES[body] is None:
+        pytest.skip("the compiled core is not built: python broker_image/gantry_core/build.py (needs cargo)")
+    monkeypatch.setattr(append, "batch_records", BODIES[body].batch_records)
+    shape = BrokerSettings(
+        mappedFileSizeCommitLog=65_536, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=100, maxIndexNum=400
+    )
+    stores = [MessageStore.open(StoreConfig(tmp_path / name, shape)) for name in ("batches", "rows")]
+    rng = random.Random(seed)
+    rules = python.BatchRules((), len(twins.SUFFIX), 1000, 30_000, 1000, 4000)
+    together = 0
+    for now in range(1_000_000, 1_000_150):
+        read: list[PlainBatch] = []
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            encoded = twins.batch_body(rng)
+            if (counts := rules.check(encoded)) is not None:
+                topic, queue = rng.choice(("T", "orders", "x" * 128)), rng.randrange(3)
+                read.append(PlainBatch(topic, queue, 0, 5, twins.HOST, encoded, twins.SUFFIX, counts[0]))
+        if not read:
+            continue
+        first, second = stores
+        placed = first.put_batches(read, now)
+        singles = second.put_rows([row for one in read for row in append.rows_of_batch(one)], now)
+        assert [(one.queue_offset, python.entry_sizes(one.entries)) for one in placed] == [
+            (
+                singles[at].queue_offset,
+                [where.size for where in singles[at : at + one.messages]],
+            )
+            for at, one in zip(starts(read), read, strict=True)
+        ]
+        together += len(placed)
+        assert first.end == second.end
+        kind = rng.randrange(4)
+        within = [where.phys_offset for where in singles]
+        target = rng.choice((first.end, rng.choice(within)))
+        for store in stores:
+            if kind == 0:
+                store.confirm(target)
+            elif kind == 1 and target >= store.confirmed:
+                store.truncate(target)
+    assert together > 100
+    assert stores[0].end > 2 * 65_536, "segments ended"
+    files = []
+    for store in stores:
+        store.confirm(store.end)
+        store.close()
+        root = store.config.path
+        found = {}
+        for path in sorted(root.rglob("*")):
+            name = path.relative_to(root)
+            if path.is_file() and name.parts[0] in ("commitlog", "consumequeue", "index"):
+                found[name.parts[0] if name.parts[0] == "index" else str(name)] = path.read_bytes()
+        files.append(found)
+    assert files[0].keys() == files[1].keys()
+    assert [name for name in files[0] if files[0][name] != files[1][name]] == []
+
+
+def starts(read: list[PlainBatch]) -> list[int]:
+    at, found = 0, []
+    for one in read:
+        found.append(at)
+        at += one.messages
+    return found

@@ -1,0 +1,177 @@
+"""Compares both bodies of `gantry_core` on seeded, mutated buffers: `python -m tests.core.twins --count 1000000`.
+
+Each seed makes one input; both bodies must give equal values or the same kind of error. A difference prints its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import struct
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import gantry_core
+from gantry_core import _python as python
+
+TEXTS = (
+    "",
+    "a",
+    "TagA",
+    "order-17",
+    "a b  c",
+    " ",
+    "ä",
+    "日本",
+    "\U0001f600",
+    "x" * 40,
+    "7F00000121A75FFD2B276840243900FF",
+)
+NAMES = ("TAGS", "KEYS", "UNIQ_KEY", "WAIT", "color", "DELAY", "TRAN_MSG", "1ST_POP_TIME", "ä", "", "CLUSTER", "TAG")
+SPECIAL = ("DELAY", "TRAN_MSG", "1ST_POP_TIME", "TIMER_OUT_MS")
+SUFFIX = b"CLUSTER\x01DefaultCluster"
+HOST = b"\x0a\0\0\1\0\0\x2a\x9f"
+
+
+def native() -> Any:
+    """The compiled module, or None where it was not built."""
+    for name in gantry_core.MODULES:
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    return None
+
+
+def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call gives: its value, or the kind of its error."""
+    try:
+        return function(*arguments)
+    except (ValueError, OverflowError, TypeError) as error:
+        return ValueError if isinstance(error, ValueError) else type(error)
+
+
+def properties(rng: random.Random) -> bytes:
+    pieces = [f"{rng.choice(NAMES)}\x01{rng.choice(TEXTS)}" for _ in range(rng.choice((0, 1, 2, 3, 3, 3, 6)))]
+    if rng.random() < 0.1:
+        pieces.insert(rng.randrange(len(pieces) + 1), rng.choice(("", "no separator", "\x01", "KEYS\x01a\x01b")))
+    return ("\x02".join(pieces) + rng.choice(("", "\x02"))).encode()
+
+
+def batch_body(rng: random.Random) -> bytes:
+    parts = []
+    for _ in range(rng.choice((0, 1, 2, 3, 5, 9))):
+        body, named = rng.randbytes(rng.choice((0, 1, 7, 64, 200))), properties(rng)
+        head = struct.pack(">iIIii", 22 + len(body) + len(named), 0, 0, rng.randrange(-9, 9), len(body))
+        parts += [head, body, len(named).to_bytes(2, "big"), named]
+    return b"".join(parts)
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """The data, or the data with a few bytes changed, moved, cut or added."""
+    if not data or rng.random() < 0.4:
+        return data
+    made = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at = rng.randrange(len(made)) if made else 0
+        kind = rng.randrange(5)
+        if kind == 0 and made:
+            made[at] = rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        elif kind == 1 and made:
+            made[at] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            del made[at : at + rng.choice((1, 4, 22))]
+        elif kind == 3:
+            made[at:at] = rng.randbytes(rng.choice((1, 4)))
+        else:
+            del made[at:]
+    return bytes(made)
+
+
+def compare_batches(rng: random.Random, other: Any) -> tuple[Any, Any]:
+    body = mutated(rng, batch_body(rng))
+    limits = (
+        len(SUFFIX),
+        rng.choice((3, 1000)),
+        rng.choice((100, 30_000)),
+        rng.choice((2, 1000)),
+        rng.choice((3, 4000)),
+    )
+    topic = rng.choice(("T", "orders", "ä", "x" * 127, "x" * 128, "日本"))
+    numbers = (
+        rng.choice((0, 7, 0x7FFFFFFF)), rng.choice((0, 1 << 40)), rng.choice((0, 1 << 33)),
+        rng.choice((0, 2047, 2048, 2500, 4096, 1 << 30)), rng.choice((0, 2048)), rng.choice((0, 1, 4)),
+        rng.choice((0, 1_795_240_234_041)), HOST, 1_795_240_234_099, HOST[::-1], rng.choice((0, 2, 1000)),
+    )  # fmt: skip
+    found = []
+    for body_of in (python, other):
+        checked = outcome(body_of.BatchRules(SPECIAL, *limits).check, body)
+        made = outcome(body_of.batch_records, body, SUFFIX, topic, 0xDAA320A7, *numbers)
+        entries = made[1] if isinstance(made, tuple) else body
+        found.append(
+            (
+                checked,
+                made,
+                outcome(body_of.entry_sizes, entries),
+                outcome(body_of.message_ids, "0A00000100002A9F", entries),
+            )
+        )
+    return found[0], found[1]
+
+
+def compare_index(rng: random.Random, other: Any) -> tuple[Any, Any]:
+    slots = rng.choice((1, 7, 100))
+    times = (0, 1_000, 1_999, -5, 1 << 41, (1 << 62))
+    items = b"".join(
+        struct.pack(">iqq", rng.choice((0, 1, 7, 107, 0x7FFFFFFF, -3)), rng.randrange(1 << 40), rng.choice(times))
+        for _ in range(rng.choice((0, 1, 2, 30)))
+    )
+    items = mutated(rng, items)
+    numbers = [rng.choice((0, 0, 1, 5, 40, -1)) for _ in range(slots)]
+    buffer = bytes(40) + struct.pack(f">{slots}i", *numbers)
+    if rng.random() < 0.1:
+        buffer = buffer[: rng.randrange(len(buffer))]
+    count, begin = rng.choice((1, 6, 1_000_000)), rng.choice(times)
+    asked = rng.choice((slots, slots, slots, 0))
+    found = []
+    for body_of in (python, other):
+        made = outcome(body_of.index_entries, items, buffer, asked, count, begin)
+        written = bytearray(buffer)
+        changes = made[1] if isinstance(made, tuple) else items
+        found.append((outcome(body_of.key_times, items), made, outcome(body_of.set_slots, written, changes), written))
+    return found[0], found[1]
+
+
+COMPARE = (compare_batches, compare_index)
+
+
+def difference(seed: int, other: Any) -> str:
+    """Empty: both bodies did the same; else what each did."""
+    rng = random.Random(seed)
+    one, two = COMPARE[seed % len(COMPARE)](rng, other)
+    return "" if one == two else f"seed {seed}:\n  Python: {one!r}\n  Rust:   {two!r}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    options = parser.parse_args()
+    other = native()
+    if other is None:
+        print("error: the compiled core is not built: python broker_image/gantry_core/build.py", file=sys.stderr)
+        return 1
+    begun = time.monotonic()
+    for seed in range(options.first, options.first + options.count):
+        if said := difference(seed, other):
+            print(said)
+            return 1
+    print(f"{options.count} inputs from seed {options.first} on: no difference, {time.monotonic() - begun:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
