@@ -14,7 +14,7 @@ WORKDIR /build
 FROM install AS core
 # Debian 12's own cargo is too old for today's registry; it has a newer one beside it.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
         $(apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) \
     && rm -rf /var/lib/apt/lists/*
 COPY broker_image/gantry_core gantry_core

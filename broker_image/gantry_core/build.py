@@ -35,6 +35,8 @@ def build() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the build did not end: {error}"
     if done.returncode != 0:
+        if "--must" in sys.argv[1:]:
+            sys.stderr.write(done.stderr)
         lines = [line.strip() for line in done.stderr.splitlines()]
         return f"the build failed: {next((line for line in lines if line.startswith('error')), 'no error is named')}"
     folder = Path(os.environ.get("CARGO_TARGET_DIR", HERE / "target"))
