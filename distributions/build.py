@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-SOURCES: Final = ("broker_image/gantry_broker", "operator/gantry_operator", "spark_jobs/gantry_spark")
+SOURCES: Final = (
+    "broker_image/gantry_core",
+    "broker_image/gantry_broker",
+    "operator/gantry_operator",
+    "spark_jobs/gantry_spark",
+)
 CLIENT: Final = "gantry_broker.client"
 NEEDED: Final = ("orjson",)
 """Packages of other projects that the client cannot do without."""
@@ -100,7 +105,8 @@ def stage(folder: Path) -> list[Path]:
         _copy(path, trees[0] / "src" / path.relative_to(ROOT / "broker_image"))
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts and path.resolve() not in mine:
+            built = path.suffix == ".so" or {"__pycache__", "target"} & set(path.parts)
+            if path.is_file() and not built and path.resolve() not in mine:
                 _copy(path, trees[1] / "src" / path.relative_to((ROOT / source).parent))
     # A link to examples/: the archive has copies.
     shutil.copytree(ROOT / "examples", trees[1] / "src/gantry_operator/examples", dirs_exist_ok=True)
