@@ -1,3 +1,13 @@
+{{- /* An image in image.registry, unless its name begins with a registry of its own. */ -}}
+{{- define "gantry.image" -}}
+{{- $registry := default "" .registry | trimSuffix "/" -}}
+{{- if and $registry .name (not (regexMatch "^([^/]+[.:][^/]*|localhost)/" .name)) -}}
+{{ printf "%s/%s" $registry .name }}
+{{- else -}}
+{{ .name }}
+{{- end -}}
+{{- end -}}
+
 {{- define "gantry.name" -}}
 {{- if contains "gantry" .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{- else -}}{{ printf "%s-gantry" .Release.Name | trunc 40 | trimSuffix "-" }}{{- end -}}
 {{- end -}}

@@ -1,0 +1,96 @@
+"""What the README shows is what a person gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.local.cluster import Cluster, take_down
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MAX_LINES = 140
+MAX_PICTURE = 300_000
+
+
+def shape(status: str) -> list[str]:
+    """The lines of `gantry status` without times, numbers, addresses, and which member it is."""
+    lines = []
+    for line in status.strip().splitlines():
+        line = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", line)
+        line = re.sub(r"demo-a-\d(, demo-a-\d)*", "MEMBER", line)
+        line = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", line)
+        line = re.sub(r"\b\d+(\.\d+)?\b", "N", line)
+        line = line.replace("every disk must report first", "").replace("Slave", "ROLE").replace("Master", "ROLE")
+        lines.append(" ".join(line.split()))
+    return lines
+
+
+def test_the_status_is_what_a_cluster_shows_after_a_failover(tmp_path: Path) -> None:
+    sample = next(block for block in re.findall(r"```\n(.*?)```", README, re.DOTALL) if block.startswith("demo  "))
+    cluster = Cluster(tmp_path, name="demo", proxy={"replicas": 1})
+    try:
+        cluster.up()
+        os.kill(int(cluster.master()["pid"]), signal.SIGKILL)
+        deadline = time.monotonic() + 90
+        shown = ""
+        while "InSyncSetExpanded" not in shown or not re.search(r"Degraded +False", shown):
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.2)
+            shown = cluster.gantry("status", "--dir", str(cluster.folder.root)).stdout
+    finally:
+        take_down(cluster)
+    now, then = shape(shown), shape(sample)
+    events = now.index("EVENT TIME ABOUT MESSAGE")
+    assert now[:events] == then[: then.index("EVENT TIME ABOUT MESSAGE")]
+    reasons = {line.split()[0] for line in now[events:]}
+    assert {line.split()[0] for line in then[events:]} <= reasons | {"WaitingForMembers"}
+    completed = [[line for line in lines if line.startswith("FailoverCompleted")] for lines in (now, then)]
+    assert completed[0] == completed[1]
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= MAX_LINES
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", README)]
+    for link in links:
+        if link and not link.startswith("http"):
+            assert (ROOT / link).exists(), link
+    first = README.index("![")
+    assert first < README.index("## "), "a picture comes first"
+    for picture in re.findall(r"!\[[^]]*]\(([^)]+)\)", README):
+        assert (ROOT / picture).stat().st_size <= MAX_PICTURE, picture
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    blocks = re.findall(r"```\n(.*?)```", README, re.DOTALL)
+    words = {
+        match[1] for block in blocks for line in block.splitlines() for match in re.finditer(r"\bgantry ([a-z]+)", line)
+    } - {"helm"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gantry_operator.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    known = set(re.findall(r"^│ ([a-z]+)\s", done.stdout, re.MULTILINE))
+    assert words & known
+    assert {word for word in words if word not in known} <= {"gantry", "helm"}
+
+
+def test_the_bake_file_builds_every_image_of_the_chart() -> None:
+    bake = json.loads((ROOT / "docker-bake.json").read_text())
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    version = bake["variable"]["VERSION"]["default"]
+    values = (ROOT / "helm/gantry/values.yaml").read_text()
+    for group in bake["group"].values():
+        parts = set()
+        for name in group["targets"]:
+            made = bake["target"][name]
+            assert made["target"] in stages
+            parts.add(made["target"])
+            (tag,) = made["tags"]
+            assert f"{tag.rpartition('/')[2].replace('${VERSION}', version)}\n" in values
+        assert parts == {"operator", "broker", "spark"}
