@@ -43,7 +43,8 @@ def moments() -> random.Random:
 
 def kill_the_leader(after_s: float) -> None:
     """Outright: it gives nothing back, so the other one begins when the Lease has run out, which names the dead one
-    until then: one that lives is waited for."""
+    until then: one that lives is waited for.
+    """
     time.sleep(after_s)
     living = until("a leader that lives", lambda: get(SYSTEM, "pod", leader()) and leader(), 30, 0.1)
     kubectl("-n", SYSTEM, "delete", "pod", living, "--grace-period=0", "--force")
@@ -51,7 +52,8 @@ def kill_the_leader(after_s: float) -> None:
 
 def check_record(cluster: Cluster, result: dict[str, Any]) -> None:
     """By the client's answers and the log, not by any status: every SEND_OK lies where the master that gave it said
-    (`Load.result`), so no second master gave one. And all follow what the registry holds."""
+    (`Load.result`), so no second master gave one. And all follow what the registry holds.
+    """
     assert result["sendOk"] > 0, result
     leadership = json.loads(
         get(cluster.namespace, "lease", "demo-a")["metadata"]["annotations"]["gantry.dev/leadership"]

@@ -24,7 +24,7 @@ class FileConfig(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises OSError when the file cannot be read and pydantic.ValidationError when it is not such a config."""
+        """Read a file. Raises OSError when it cannot be read, pydantic.ValidationError when it is no such config."""
         return cls.model_validate_json(path.read_bytes())
 
 

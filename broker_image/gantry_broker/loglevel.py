@@ -35,7 +35,7 @@ async def follow(config: Path, every_s: float = LOOK_S) -> None:
 
 
 def level_in(config: Path) -> str | None:
-    """The level in a config file; None: the file cannot be read, or has no such level."""
+    """Return the level in a config file; None: the file cannot be read, or has no such level."""
     try:
         level = json.loads(config.read_bytes()).get("log_level", "INFO")
     except (OSError, ValueError, AttributeError):

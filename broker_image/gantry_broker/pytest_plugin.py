@@ -30,11 +30,11 @@ def _running(config: pytest.Config) -> Iterator[LocalBroker]:
 
 @pytest.fixture(scope="session")
 def gantry_broker(pytestconfig: pytest.Config) -> Iterator[LocalBroker]:
-    """A real broker for all tests of the run: take new names from `create_topic()` and `new_group()`."""
+    """Return a real broker for all tests of the run: take new names from `create_topic()` and `new_group()`."""
     yield from _running(pytestconfig)
 
 
 @pytest.fixture
 def fresh_gantry_broker(pytestconfig: pytest.Config) -> Iterator[LocalBroker]:
-    """A real broker for this test alone."""
+    """Return a real broker for this test alone."""
     yield from _running(pytestconfig)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Imports happen in the block. They make objects that stay and few cycles: 0.6 MiB of a broker are never freed.
+    """Keep imports in the block. They make objects that stay and few cycles: 0.6 MiB of a broker are never freed.
 
     Without this, the looks take about an eighth of a broker's CPU time until it answers. What exists at the end of the
     block is frozen: no later look visits it.

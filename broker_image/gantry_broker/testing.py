@@ -59,7 +59,7 @@ class StartFailed(RuntimeError):
 
 
 def broker(*, grpc: bool = False, data_dir: Path | None = None, **settings: Any) -> LocalBroker:
-    """A broker that is not started yet: use it in a `with` or `async with`.
+    """Return a broker that is not started yet: use it in a `with` or `async with`.
 
     `grpc`: a proxy, too. `data_dir`: the folder of its store, which stays;
     without one the store is in a temporary folder and goes with the broker. `settings`: broker settings under
@@ -69,7 +69,7 @@ def broker(*, grpc: bool = False, data_dir: Path | None = None, **settings: Any)
 
 
 def free_port() -> int:
-    """A port that no one listens on now."""
+    """Return a port that no one listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -153,11 +153,11 @@ class LocalBroker:
         return name
 
     def new_group(self) -> str:
-        """The name of a consumer or producer group that no other test has."""
+        """Return the name of a consumer or producer group that no other test has."""
         return f"group-{next(_number)}-{time.time_ns() % 1_000_000_007}"
 
     def count(self, topic: str) -> int:
-        """The messages that a topic has now, read or not; 0: there is no such topic."""
+        """Return the messages that a topic has now, read or not; 0: there is no such topic."""
         return self._call(self._count(topic), START_S)
 
     # ---- in the broker's own thread

@@ -43,7 +43,7 @@ class TimeSlices:
         """Called with the seconds of each long step."""
 
     def __len__(self) -> int:
-        """The number of waiting steps and coroutines."""
+        """Return the number of waiting steps and coroutines."""
         return len(self.queue)
 
     @property

@@ -98,7 +98,7 @@ def open_logs(place: ArchivePlace) -> list[ArchivedLog]:
 
 
 def _segments(state: State) -> Iterator[Segment]:
-    """The segments of a log, as far as the archive has them. A gap ends one."""
+    """Return the segments of a log, as far as the archive has them. A gap ends one."""
     size = state.segment_size
     run: list[Part] = []
     for part in (*state.parts, None):

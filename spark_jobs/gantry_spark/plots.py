@@ -67,12 +67,12 @@ def _short(text: str, most: int = 24) -> str:
 
 
 def _text(name: str, most: int = 24) -> str:
-    """A name as text of a plot, where `<b>` would be markup."""
+    """Return a name as text of a plot, where `<b>` would be markup."""
     return escape(_short(name, most), quote=False)
 
 
 def _gap(categories: int) -> float:
-    """The share of a category beside its bar: few bars are not broader than many."""
+    """Return the share of a category beside its bar: few bars are not broader than many."""
     return 0.3 if categories > 4 else 0.6
 
 

@@ -181,7 +181,8 @@ def pull_fields(flags: int) -> dict[str, str]:
 
 async def test_a_raft_group_serves_although_nothing_moves_its_address(tmp_path: Path) -> None:
     """The leader is killed and its process comes back as a follower, at the address; a pod's container does so. No
-    operator is there. Later the address moves, and the clients follow it."""
+    operator is there. Later the address moves, and the clients follow it.
+    """
     async with group(tmp_path, "Raft") as (members, name_server), Producer(name_server) as producer:
         await first_send(producer)
         consumer = PullConsumer(name_server, "g", from_where=FromWhere.FIRST)
@@ -267,7 +268,8 @@ async def master_is(name_server: str, address: str) -> bool:
 
 async def test_a_former_master_refuses_and_then_carries_and_readers_of_the_slave_stay(tmp_path: Path) -> None:
     """Until it knows who leads, it ends the connections of clients that write. A reader that came by the member's own
-    address keeps its connection."""
+    address keeps its connection.
+    """
     async with group(tmp_path, "MasterSlave") as (members, _), RemotingClient() as client, RemotingClient() as reader:
         assert all(code == 200 for code, _ in await members.lead(0, 1, 0, 1, 2))
         members.label(0)

@@ -350,7 +350,8 @@ async def test_nothing_is_written_to_a_connection_that_a_write_has_found_broken(
     client: RemotingClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The write of one who asks fails, and who asks from then on goes by another connection, before this one is said to
-    have ended, with no request of theirs spent."""
+    have ended, with no request of theirs spent.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         address = f"127.0.0.1:{listener.getsockname()[1]}"

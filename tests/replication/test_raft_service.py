@@ -190,7 +190,8 @@ async def test_a_member_of_another_group_at_a_known_address_gets_no_part(
     tmp_path: Path, differs: dict[str, str]
 ) -> None:
     """A port or a pod's address may be given to another cluster's broker, or to that of a cluster of the same name in
-    another namespace: it neither votes nor leads here."""
+    another namespace: it neither votes nor leads here.
+    """
     async with raft_group(tmp_path / "ours") as nodes:
         leader = await elected(nodes)
         assert await leader.put(b"a") is SendStatus.SEND_OK

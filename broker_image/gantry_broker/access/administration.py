@@ -24,7 +24,7 @@ class Wrong(ValueError):
 
 
 def _changed(user: User, **values: Any) -> User:
-    """A user with other values, checked again. Raises Wrong."""
+    """Return a user with other values, checked again. Raises Wrong."""
     try:
         return User.model_validate({**user.model_dump(), **values})
     except ValidationError as error:
@@ -82,7 +82,7 @@ def existing(users: Mapping[str, User], name: str) -> User:
 
 
 def keeps_a_super_user(users: Mapping[str, User], name: str, after: User | None) -> None:
-    """Raises Wrong when no one could change users any more."""
+    """Check that users can still be changed. Raises Wrong when no one could change users any more."""
     left = [user for user in users.values() if user.name != name] + ([] if after is None else [after])
     if not any(user.super and user.enabled for user in left):
         raise Wrong(f"{name} is the last enabled super user: make another one first")
@@ -125,7 +125,7 @@ def list_users(users: Mapping[str, User], wanted: str) -> list[dict[str, Any]]:
 
 
 def subject_name(subject: str) -> str:
-    """The user of "User:name". Raises Wrong."""
+    """Return the user of "User:name". Raises Wrong."""
     kind, colon, name = subject.partition(":")
     if not colon or kind.lower() != "user" or not name:
         raise Wrong(f"the subject is {subject[:80]!r}; User:name is expected")
@@ -161,7 +161,7 @@ def _key(rule: Rule) -> tuple[str, str, str]:
 
 
 def _rules(info: Mapping[str, Any]) -> list[Rule]:
-    """The rules of 5.x's `AclInfo`. Raises Wrong."""
+    """Return the rules of 5.x's `AclInfo`. Raises Wrong."""
     rules = []
     policies = info.get("policies")
     for policy in policies if isinstance(policies, list) else []:

@@ -88,7 +88,7 @@ class Rule:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Rule:
-        """Raises ValueError and KeyError for a value that `table.Rule` refuses."""
+        """Check and return a rule. Raises ValueError and KeyError for a value that `table.Rule` refuses."""
         return cls(
             value["type"],
             value["name"],
@@ -119,7 +119,7 @@ class Rule:
         return any(found.version == network.version and found in network for network in self.networks)
 
     def rank(self) -> tuple[int, int, int, int]:
-        """The rule with the highest rank decides."""
+        """Return the rule with the highest rank decides."""
         of_pattern = {LITERAL: 2, PREFIX: 1, ANY: 0}[self.pattern]
         return int(self.type != ANY), of_pattern, len(self.name) if self.pattern == PREFIX else 0, int(self.deny)
 
@@ -181,7 +181,7 @@ class User:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> User:
-        """Raises ValueError and KeyError for a value that `table.User` refuses."""
+        """Check and return a user. Raises ValueError and KeyError for a value that `table.User` refuses."""
         return cls(
             value["name"],
             tuple(key.encode() for key in value["keys"]),
@@ -212,7 +212,7 @@ class Policy:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Policy:
-        """Raises ValueError for a value that `table.AccessTable` refuses."""
+        """Check and return a policy. Raises ValueError for a value that `table.AccessTable` refuses."""
         try:
             if not isinstance(table["version"], int) or table["mode"] not in _STRICT:
                 raise ValueError("version or mode is not one of an access table")
@@ -229,5 +229,5 @@ class Policy:
             raise ValueError(f"this is no access table: {type(error).__name__}") from None
 
     def at_least(self, mode: str) -> Policy:
-        """This policy, with that mode if it is the stricter one."""
+        """Return this policy, with that mode if it is the stricter one."""
         return replace(self, mode=mode) if _STRICT.index(mode) > _STRICT.index(self.mode) else self

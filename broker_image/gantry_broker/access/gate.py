@@ -279,7 +279,7 @@ class Gate:
         return None
 
     def _no_right(self, user: User, need: Need, frame: Frame) -> Refused:
-        """The remark names a resource only if the request did: the topic of a stored record is no one's business."""
+        """Return a remark. It names a resource only if the request did: the topic of a stored record is private."""
         name = self.cluster if need.kind == "Cluster" else need.name
         said = name if need.kind == "Cluster" or name in frame.ext.values() else ""
         what = f"{need.kind} {said[:255]}" if said else "this"
@@ -296,7 +296,7 @@ class Gate:
         return True
 
     def closed(self, caller: Caller) -> None:
-        """The connection has ended."""
+        """Forget a connection that has ended."""
         policy = self.policy
         if policy is None:
             return

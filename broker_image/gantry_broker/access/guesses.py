@@ -31,7 +31,7 @@ class Guesses:
         """Those over the limit."""
 
     def too_many(self, address: str, now: float) -> bool:
-        """Counts one. `now`: seconds of a monotonic clock."""
+        """Count one. `now`: seconds of a monotonic clock."""
         place = _place(address)
         bucket = self._buckets.pop(place, None)
         if bucket is None:

@@ -62,7 +62,7 @@ def _remember(names: tuple[str, ...]) -> None:
 
 @lru_cache(maxsize=4_096)
 def _keyed(key: bytes) -> tuple[_Hash, _Hash]:
-    """The inner and the outer hash of HMAC (RFC 2104) after the key. To copy them takes half the time of `hmac`."""
+    """Return the inner and outer hash of HMAC (RFC 2104) after the key. Copies take half the time of `hmac`."""
     block = (key if len(key) <= _BLOCK else sha1(key).digest()).ljust(_BLOCK, b"\0")
     return sha1(block.translate(_INNER)), sha1(block.translate(_OUTER))
 

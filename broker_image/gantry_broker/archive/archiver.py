@@ -300,7 +300,7 @@ class Archiver:
         )
 
     def _still_owner(self) -> None:
-        """Raises Fenced when another cluster has taken the archive over."""
+        """Check the owner. Raises Fenced when another cluster has taken the archive over."""
         if self._stopping.is_set():
             raise ArchiveError("the member stops")
         identity = self._archive.identity()
@@ -320,7 +320,7 @@ class Archiver:
         self._last_upload_ms = self._clock_ms()
 
     def _add_block(self, writer: SegmentWriter, disk: ReadOnlyLog, limit: int) -> None:
-        """Raises ArchiveError when the disk does not give what lies there."""
+        """Add a block to the object. Raises ArchiveError when the disk does not give what lies there."""
         at = writer.end
         data = disk.raw(at, min(BLOCK, limit - at))
         size = size_of_whole(data, 0)

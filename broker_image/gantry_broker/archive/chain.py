@@ -69,7 +69,7 @@ class Identity:
 
     @classmethod
     def from_json(cls, name: str, data: bytes) -> Identity:
-        """Raises Damaged, ArchiveError."""
+        """Read an identity. Raises Damaged, ArchiveError."""
         try:
             value: dict[str, Any] = orjson.loads(data)
             version = value["version"]
@@ -340,7 +340,7 @@ def _identity_name(number: int) -> str:
 
 
 def _number(name: str) -> int:
-    """Raises Damaged."""
+    """Return the number in a name. Raises Damaged."""
     text = name.rpartition("/")[2].removesuffix(".json")
     number = whole_number(text)
     if number is None:

@@ -128,7 +128,7 @@ class ObjectStore:
     """An object store behind a URL. It reads the credentials' files again once they change."""
 
     def __init__(self, location: Location) -> None:
-        """Raises ArchiveError for a URL that cannot be."""
+        """Open the place. Raises ArchiveError for a URL that cannot be."""
         self._location = location
         self._scheme = check_url(location.url)
         self._read: dict[str, str] | None = None
@@ -198,7 +198,7 @@ class ObjectStore:
         self._call(remove, f"remove {name}")
 
     def _call(self, call: Callable[[Any], T], what: str, *, new: bool = False) -> T:
-        """`new`: the call needs no object that exists, so "not found" is said of the bucket."""
+        """Make a call. `new`: it needs no object that exists, so "not found" is said of the bucket."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         try:
@@ -222,7 +222,7 @@ class ObjectStore:
         return Unavailable(f"{self._location.url}: cannot {what}: its bucket is not there; make it, or correct the url")
 
     def _open(self) -> Any:
-        """Raises ArchiveError."""
+        """Open the store. Raises ArchiveError."""
         values = self._credentials()
         if self._store is None or values != self._read:
             self._store = self._build(values)
@@ -230,7 +230,7 @@ class ObjectStore:
         return self._store
 
     def _credentials(self) -> dict[str, str]:
-        """The credentials by setting, of the files that are there now. Raises ArchiveError."""
+        """Return the credentials by setting, of the files that are there now. Raises ArchiveError."""
         folder = self._location.credentials
         found: dict[str, str] = {}
         if folder is None:
@@ -277,7 +277,7 @@ class ObjectStore:
 
 
 def _short(error: Exception) -> str:
-    """The first line of an error without the library's debugging text, and what an S3 server says in its XML."""
+    """Return the first line of an error without the library's debugging text, and what an S3 server says in its XML."""
     text = str(error).strip()
     lines = text.splitlines() or [type(error).__name__]
     said = _SAID.search(text[:MAX_ERROR])

@@ -165,7 +165,7 @@ def restore(
 
 
 def _begun(mark: Path, goal: dict[str, object], log_dir: Path) -> int:
-    """The offset up to which an earlier try came; 0 for none. Raises ArchiveError for a folder with something else."""
+    """Return where an earlier try ended; 0 for none. Raises ArchiveError for a folder with something else."""
     try:
         found = orjson.loads(mark.read_bytes())
         upto = int(found.pop("upto"))

@@ -48,7 +48,7 @@ class Encrypted:
     """AES-256-GCM: a random nonce of 12 bytes, the encrypted bytes, a tag of 16 bytes."""
 
     def __init__(self, key: bytes) -> None:
-        """Raises ArchiveError for a key that does not have 32 bytes."""
+        """Keep the key. Raises ArchiveError for a key that does not have 32 bytes."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # Slow to import, and seldom needed.
 
         if len(key) != KEY_BYTES:

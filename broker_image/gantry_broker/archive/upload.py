@@ -195,7 +195,7 @@ def _divergence(state: State, view: View) -> int | Wait | None:
 
 
 def _mergeable(state: State, segment_size: int, most: int) -> tuple[Part, ...]:
-    """The first run of parts that one part could replace: many of them, or two in a segment that is archived whole."""
+    """Return the first run of parts that one part could replace: many, or two in a segment that is archived whole."""
     run: list[Part] = []
     size = 0
     for part in (*state.parts, None):
@@ -242,7 +242,7 @@ class Waiting:
         """Ends of the log and when they were seen (ms), both rising."""
 
     def note(self, confirmed: int, archived: int, now_ms: int) -> None:
-        """`archived`: the end of the archive, at most `confirmed`."""
+        """Note how far the log and the archive are. `archived`: the end of the archive, at most `confirmed`."""
         seen = [(end, at) for end, at in self._seen if archived < end <= confirmed and at <= now_ms]
         if confirmed > archived and (not seen or seen[-1][0] < confirmed):
             seen.append((confirmed, now_ms))

@@ -65,7 +65,7 @@ class LeadershipRecord:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LeadershipRecord:
-        """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
+        """Read a record. Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
         master = data["master"]
         return cls(
             epoch=plausible.epoch("epoch", data["epoch"]),

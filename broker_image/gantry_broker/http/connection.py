@@ -60,7 +60,7 @@ class LimitedConnection(H11Protocol):
         self.state.enter(self._phase(), self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
-        """The peer sends what is no HTTP. A request that it sent before may be in work: uvicorn would try to answer it
+        """Refuse what is no HTTP. A request that the peer sent before may be in work: uvicorn would try to answer it
         after this answer and the end.
         """
         cycle = self.cycle

@@ -90,7 +90,7 @@ class InterimServer:
         await send({"type": "http.response.body", "body": orjson.dumps(answer)})
 
     async def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Serve. Raises OSError when the port is taken."""
         self._task = asyncio.create_task(self._server.serve_port(self._port))
         while not self._server.started:
             if self._task.done():

@@ -69,7 +69,7 @@ class PageServer:
         return self._where[1] if self._server is None else int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Raises OSError when the port is taken."""
+        """Serve. Raises OSError when the port is taken."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, *self._where, backlog=descriptors.BACKLOG)
 

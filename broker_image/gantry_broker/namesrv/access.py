@@ -50,7 +50,7 @@ class NameServerAccess:
         return 0 if self.gate.policy is None or self._stale else self.gate.policy.version
 
     def load(self) -> None:
-        """Reads the file, before the ports open. A damaged one counts as none: brokers send the table again."""
+        """Read the file, before the ports open. A damaged one counts as none: brokers send the table again."""
         if self._path is None:
             return
         try:
@@ -65,7 +65,7 @@ class NameServerAccess:
         self.gate.set_policy(strict)
 
     async def put(self, body: bytes) -> int:
-        """Takes a table in force if it is a newer one; returns the version that is held then.
+        """Take a table in force if it is a newer one; returns the version that is held then.
 
         Raises ValueError for what is no table, OSError when it is in force but cannot be kept.
         """
@@ -83,7 +83,7 @@ class NameServerAccess:
 
 
 def read_policy(body: bytes) -> Policy:
-    """Raises ValueError; its text has nothing of the body."""
+    """Read a table. Raises ValueError; its text has nothing of the body."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

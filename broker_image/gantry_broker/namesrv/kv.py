@@ -49,7 +49,7 @@ class KvConfig:
         return self._tables.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Raises KvFull for a new entry beyond the limits, and OSError."""
+        """Store a value. Raises KvFull for a new entry beyond the limits, and OSError."""
         async with self._lock:
             await self._save(self._with(namespace, key, value))
 

@@ -85,7 +85,7 @@ class Entry:
     """The time at which its owner left and the grace began."""
 
     def address_for(self, listener: str) -> str | None:
-        """The address for clients of a listener; None: they cannot reach this broker."""
+        """Return the address for clients of a listener; None: they cannot reach this broker."""
         return self.registration.listeners.get(listener) if listener else self.registration.address
 
 
@@ -194,7 +194,7 @@ class RouteTable:
         return group.entries.get(MASTER_ID)
 
     def _check_room(self, registration: Registration, group: Group | None, configs: TopicConfigs | None) -> None:
-        """Raise WrongGroup when the registration would exceed a limit; nothing is changed then."""
+        """Check the limits. Raises WrongGroup when the registration would exceed a limit; nothing is changed then."""
         if group is None and len(self.groups) >= MAX_GROUPS:
             raise WrongGroup(f"{len(self.groups)} broker groups are registered here, the limit is {MAX_GROUPS}")
         if group is not None and registration.broker_id not in group.entries and len(group.entries) >= MAX_BROKERS:

@@ -29,7 +29,7 @@ class NameServer:
     """A running NameServer: `async with NameServer(settings) as server`. `server.port` is its port."""
 
     def __init__(self, settings: NameServerSettings) -> None:
-        """Raises ValueError when the stored KV configuration is damaged, or certificates cannot be used."""
+        """Read the KV configuration. Raises ValueError when it is damaged, or certificates cannot be used."""
         kv_path = settings.data_dir / "kvConfig.json" if settings.data_dir is not None else None
         access_path = settings.data_dir / "access.json" if settings.data_dir is not None else None
         access = NameServerAccess(settings.cluster, settings.authentication, access_path)

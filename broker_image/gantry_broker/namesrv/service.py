@@ -397,7 +397,7 @@ class NameService:
     # Key-value configuration
 
     async def _change_kv(self, frame: Frame) -> Frame:
-        """The answer follows the write to the disk."""
+        """Return the answer follows the write to the disk."""
         try:
             if frame.code in (RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER):
                 return await self._change_write_perm(frame)

@@ -79,7 +79,7 @@ class NameServerSettings:
 
     @classmethod
     def load(cls, path: Path) -> NameServerSettings:
-        """Raises OSError when the file cannot be read and BodyError when it is not such a config."""
+        """Read the settings. Raises OSError when the file cannot be read and BodyError when it is not such a config."""
         raw = path.read_bytes()
         fields = parse(raw, "config")
         unknown = fields.names() - _KNOWN

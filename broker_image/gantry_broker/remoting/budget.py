@@ -43,7 +43,7 @@ class RemotingBudget:
 
 
 def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> RemotingBudget:
-    """The parts of a process's memory (bytes) that its connections may use.
+    """Return the parts of a process's memory (bytes) that its connections may use.
 
     | part | share of the memory | at least | at most |
     |---|---|---|---|

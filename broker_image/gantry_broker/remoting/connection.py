@@ -647,7 +647,7 @@ class Connection(asyncio.Protocol):
         self._out, self._out_size = [], 0
 
     def _linger_off(self) -> None:
-        """An orderly end: the kernel sends what it still holds."""
+        """Return an orderly end: the kernel sends what it still holds."""
         sock = None if self._transport is None else self._transport.get_extra_info("socket")
         if sock is not None and self.accepted:
             with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ HANDSHAKE_S: Final = 5.0
 
 
 def refuse_open_port(port: str, listen_host: str, token_file: Path | None) -> None:
-    """Raise ValueError when a port between members would be open to a network without a token.
+    """Refuse an open port. Raises ValueError when a port between members would be open to a network without a token.
 
     `port` is the name of its setting.
     """
@@ -229,7 +229,7 @@ class ConnectingMember(asyncio.Protocol):
         self._done: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
 
     async def connected(self) -> Connection:
-        """Raises HandshakeFailed."""
+        """Return the connection after its handshake. Raises HandshakeFailed."""
         try:
             return await self._done
         except asyncio.CancelledError:

@@ -20,7 +20,7 @@ MEMBERS: str = "members.json"
 
 
 def read_state(path: Path) -> Any:
-    """The content of a JSON file of config/; None without the file. Raises StateError, OSError."""
+    """Return the content of a JSON file of config/; None without the file. Raises StateError, OSError."""
     try:
         return orjson.loads(unseal(path.read_bytes()))
     except FileNotFoundError:
@@ -95,12 +95,12 @@ def describe_member_changes(data: Any, path: Path) -> list[tuple[str, str]]:
 
 
 def describe_members(members: Members) -> str:
-    """The voters of a Raft group on one line."""
+    """Return the voters of a Raft group on one line."""
     return ", ".join(f"{voter.id} at {voter.address}" for voter in members)
 
 
 def describe_control(topic: str, body: bytes) -> str | None:
-    """The epoch or the members that a control record of replication carries; None for every other record."""
+    """Return the epoch or the members that a control record of replication carries; None for every other record."""
     if topic != CONTROL_TOPIC:
         return None
     try:

@@ -117,7 +117,7 @@ class LogRepair:
             began = time.perf_counter()
 
     def given_damaged(self, at: int) -> None:
-        """The leader's answer held a damaged record: a read of that one alone makes the leader find it itself."""
+        """Note that an answer held a damaged record: a read of that one alone makes the leader find it itself."""
         if not self._asking:
             task = asyncio.get_running_loop().create_task(self._report(at))
             self._asking.add(task)

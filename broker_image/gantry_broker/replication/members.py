@@ -55,7 +55,7 @@ def members_to_json(members: Members) -> list[list[Any]]:
 
 
 def members_from_json(data: Any) -> Members:
-    """Raises TypeError or ValueError when `data` is not what `members_to_json` writes."""
+    """Read the members. Raises TypeError or ValueError when `data` is not what `members_to_json` writes."""
     return tuple(
         Voter(
             MemberId(plausible.member_number("member", m), plausible.incarnation("incarnation", i)),

@@ -81,12 +81,12 @@ class RaftLeader(Leader):
         return self.hears_majority(now_ms)
 
     def hears_majority(self, now_ms: int) -> bool:
-        """Rule 24: return whether the leader hears no majority and must step down."""
+        """Return whether the leader hears a majority; one that does not must step down (rule 24)."""
         alive = {m for m, view in self.followers.items() if not self._silent(view, now_ms)} | {self.me}
         return is_majority(alive, self._members())
 
     def review(self, now_ms: int) -> None:
-        """Return no proposal: in Raft mode a member change is a record in the log (`change`)."""
+        """Propose nothing: in Raft mode a member change is a record in the log (`change`)."""
 
     # ---- members (rule 27)
 

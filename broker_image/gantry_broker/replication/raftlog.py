@@ -144,7 +144,9 @@ class RaftStoreLog(StoreLog):
             self._write(self._changes)
 
     def _list_later(self) -> None:
-        """A full disk must not keep a follower from a truncation: nothing is appended before the list is right."""
+        """Write the list of changes later: a full disk must not keep a follower from a truncation, and nothing is
+        appended before the list is right.
+        """
         try:
             self._list()
         except StoreFull as error:
@@ -193,6 +195,6 @@ def _to_json(change: MemberChange) -> dict[str, Any]:
 
 
 def _from_json(data: dict[str, Any]) -> MemberChange:
-    """Raises KeyError, TypeError or ValueError when `data` is not what `_to_json` writes."""
+    """Read one change. Raises KeyError, TypeError or ValueError when `data` is not what `_to_json` writes."""
     at, end = plausible.offset("at", data["at"]), plausible.offset("end", data["end"])
     return MemberChange(at, end, members_from_json(data["members"]))

@@ -43,7 +43,7 @@ class Replica(MemberCore):
         refused: Refused = ignore_refusal,
         now_ms: int = 0,
     ) -> None:
-        """A start of the process. `state.me` has a new incarnation already if the disk proves nothing (rule 16).
+        """Return a start of the process. `state.me` has a new incarnation already if the disk proves nothing (rule 16).
 
         `report` gets texts for a person: an impossible acknowledgement, a follower that stopped. `refused(entrance,
         reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).

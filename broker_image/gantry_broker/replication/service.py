@@ -355,7 +355,7 @@ class ReplicationService:
         return self.core.follower is not None and self._fetching.state == "connected"
 
     def needed_from(self) -> int:
-        """The offset from which a follower still fetches this member's log; without such a follower, the log's end."""
+        """Return the offset from which a follower still fetches this log; without such a follower, the log's end."""
         leader = self.core.leader
         return self._store.end if leader is None else leader.needed_from(self._now())
 

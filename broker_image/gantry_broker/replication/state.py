@@ -37,7 +37,7 @@ class HardState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> HardState:
-        """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
+        """Read the state. Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
         address, vote = data["leaderAddress"], data.get("vote")
         return cls(
             member_from_json("member", data["member"]),

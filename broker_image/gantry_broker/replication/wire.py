@@ -42,7 +42,7 @@ def _leader_epochs_bytes(leader_epochs: LeaderEpochs) -> bytes:
 
 @lru_cache(maxsize=64)
 def _leader_epochs(data: bytes) -> LeaderEpochs:
-    """Raises Implausible, ValueError."""
+    """Parse leader epochs. Raises Implausible, ValueError."""
     if len(data) > plausible.MAX_LEADER_EPOCHS_BYTES:
         raise plausible.Implausible(
             f"leader epochs: {len(data)} bytes, at most {plausible.MAX_LEADER_EPOCHS_BYTES} are possible"
@@ -51,12 +51,12 @@ def _leader_epochs(data: bytes) -> LeaderEpochs:
 
 
 def _integer(ext: dict[str, str], name: str) -> int:
-    """Raises Implausible."""
+    """Return a field that is a whole number. Raises Implausible."""
     return plausible.integer(name, _field(ext, name))
 
 
 def _field(ext: dict[str, str], name: str) -> str:
-    """Raises Implausible."""
+    """Return a field that must be there. Raises Implausible."""
     value = ext.get(name)
     if value is None:
         raise plausible.Implausible(f"{name}: is missing", "malformed")
@@ -110,7 +110,7 @@ def fetch_frame(fetch: Fetch) -> Frame:
 
 
 def parse_fetch(frame: Frame) -> Fetch:
-    """Raises WireError."""
+    """Parse a fetch. Raises WireError."""
     ext = frame.ext
     with _AsWireError("fetch"):
         fetch = Fetch(
@@ -134,7 +134,7 @@ def _member_in(ext: dict[str, str], number: str, incarnation: str) -> MemberId:
 
 @lru_cache(maxsize=64)
 def _member(number_name: str, number: str, incarnation_name: str, incarnation: str) -> MemberId:
-    """Raises Implausible."""
+    """Return a member from its two fields. Raises Implausible."""
     return MemberId(
         plausible.member_number(number_name, plausible.integer(number_name, number)),
         plausible.incarnation(incarnation_name, incarnation),
@@ -178,7 +178,7 @@ def answer_without_data(request: Frame, answer: FetchAnswer) -> Frame:
 
 
 def parse_answer(frame: Frame) -> FetchAnswer:
-    """Raises WireError, also for an answer that rejects the request as invalid."""
+    """Parse the answer to a fetch. Raises WireError, also for an answer that rejects the request as invalid."""
     if frame.code != ResponseCode.SUCCESS:
         raise WireError(f"answer {frame.code}: {frame.remark}", "")
     ext = frame.ext
@@ -242,7 +242,7 @@ def not_its_own(sender: Identity | None, member: int) -> str:
 
 
 def parse_raft_request(frame: Frame) -> RaftRequest:
-    """Raises WireError."""
+    """Parse a Raft request. Raises WireError."""
     with _AsWireError("poll"):
         data = _poll_body(frame)
         rank = plausible.items("rank", data["rank"], 2)
@@ -289,7 +289,7 @@ def raft_response_frame(request: Frame, answer: RaftResponse) -> Frame:
 
 
 def parse_raft_response(frame: Frame) -> RaftResponse:
-    """Raises WireError, also for an answer that rejects the request as invalid."""
+    """Parse the answer to a Raft request. Raises WireError, also for an answer that rejects the request as invalid."""
     if frame.code != ResponseCode.SUCCESS:
         raise WireError(f"answer {frame.code}: {frame.remark}", "")
     with _AsWireError("answer to a Raft request"):

@@ -393,7 +393,7 @@ class Appender:
 
 
 def rows_of_batch(batch: PlainBatch) -> list[Row]:
-    """The messages of a plain batch one by one."""
+    """Return the messages of a plain batch one by one."""
     made: list[Row] = []
     for item in decode_batch(batch.body):
         properties = item.properties
@@ -407,7 +407,7 @@ def rows_of_batch(batch: PlainBatch) -> list[Row]:
 
 
 def _with_zeros(properties: bytes) -> bytes:
-    """Properties with zero bytes as the log stores them.
+    """Return properties with zero bytes as the log stores them.
 
     Recovery takes a final zero for a torn write, and a page that begins with `LOST` zeros (one may belong to the length
     field) for a lost one. The broker refuses so many zeros from clients.

@@ -57,7 +57,7 @@ class Batch:
         return len(self.entries) + self.in_runs
 
     def split(self, offset: int) -> tuple[Batch, Batch]:
-        """The part below `offset` and the rest. Raises ValueError when `offset` lies within a record."""
+        """Return the part below `offset` and the rest. Raises ValueError when `offset` lies within a record."""
         below, above = Batch(self.start, offset), Batch(offset, self.end)
         for queue, number, packed in self.entries:
             at = 0
@@ -143,7 +143,7 @@ def read_batch(
 
 
 def _add(batch: Batch, meta: Meta, data: bytes, queues: QueueTable, delays: Sequence[int]) -> None:
-    """Raises ValueError for a topic that cannot be."""
+    """Add a record to the batch. Raises ValueError for a topic that cannot be."""
     topic = queues.topic_of(meta.topic)
     if in_queue(meta.sys_flag):
         code = tags_code(topic.name, meta.properties, meta.store_ms, delays)

@@ -175,7 +175,9 @@ class Checkpointer:
         (self._background_writer if in_background else _write_now)(run)
 
     def _take_ends(self) -> QueueEnds | None:
-        """The ends of the queues of the last checkpoint, once the log is durable so far and if it was not truncated."""
+        """Return the ends of the queues of the last checkpoint, once the log is durable so far and if it was not
+        truncated.
+        """
         if self._ends is None:
             return None
         truncations, ends = self._ends
@@ -202,7 +204,7 @@ class Checkpointer:
         self._state.recovery_point = point
 
     def current(self) -> RecoveryPoint:
-        """The recovery point of the store as it is now, without the mark of a clean close."""
+        """Return the recovery point of the store as it is now, without the mark of a clean close."""
         state = self._state
         before = state.recovery_point
         boot = "" if state.disk_untrusted else boot_id()

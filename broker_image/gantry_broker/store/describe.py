@@ -101,7 +101,7 @@ def utc(ms: int) -> str:
 
 
 def walk(log: ReadOnlyLog, start: int) -> Iterator[LogRecord | Stretch]:
-    """The records from `start` on, and the stretches between them, up to the last file. Raises OSError.
+    """Return the records from `start` on, and the stretches between them, up to the last file. Raises OSError.
 
     After damage it goes on at the next head of a record.
     """
@@ -176,7 +176,7 @@ def _item(record: tuple[Any, ...] | Meta | int, data: bytes, at: int) -> LogReco
 
 
 def kind_of(topic: str, sys_flag: int, *, is_waiting: bool) -> str:
-    """The kind of a record. `is_waiting`: its property REAL_TOPIC names another topic."""
+    """Return the kind of a record. `is_waiting`: its property REAL_TOPIC names another topic."""
     transaction = sys_flag & SysFlag.TRANSACTION_MASK
     if topic == CONTROL_TOPIC:
         return "control"
@@ -219,7 +219,7 @@ def describe_stretch(stretch: Stretch) -> str:
 
 
 def record_to_json(record: LogRecord) -> dict[str, Any]:
-    """A record for programs."""
+    """Return a record for programs."""
     out: dict[str, Any] = {
         "offset": record.offset,
         "size": record.size,
@@ -235,7 +235,7 @@ def record_to_json(record: LogRecord) -> dict[str, Any]:
 
 
 def stretch_to_json(stretch: Stretch) -> dict[str, Any]:
-    """A stretch for programs."""
+    """Return a stretch for programs."""
     return {
         "offset": stretch.start,
         "size": stretch.stop - stretch.start,
@@ -295,12 +295,12 @@ class StoreFiles:
         return recovery_plan.first_offset(list(self.bases), self.segment_size)
 
     def open_log(self) -> ReadOnlyLog:
-        """The bytes of the log."""
+        """Return the bytes of the log."""
         return ReadOnlyLog(self.root / "commitlog", self.segment_size or 1)
 
 
 def lock_holder(path: Path) -> int:
-    """The process that has locked RocketMQ's lock file; 0 for none. It takes no lock itself. Raises OSError."""
+    """Return the process that has locked RocketMQ's lock file; 0 for none. It takes no lock itself. Raises OSError."""
     try:
         with open(path, "rb") as file:
             asked = _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0)
@@ -341,7 +341,7 @@ def plan_start(files: StoreFiles) -> Start:
 
 
 def epochs_to_json(files: StoreFiles, start: Start) -> list[dict[str, Any]]:
-    """The leader epochs with their ranges in the log, oldest first. `inFile`: config/epochs.json has the epoch."""
+    """Return the leader epochs and their ranges, oldest first. `inFile`: config/epochs.json has the epoch."""
     listed = files.epoch_file.epochs if files.epoch_file else ()
     stops = [*(epoch.start for epoch in start.epochs), start.found.end][1:]
     return [
@@ -358,7 +358,7 @@ def epochs_to_json(files: StoreFiles, start: Start) -> list[dict[str, Any]]:
 
 
 def describe_epochs(files: StoreFiles, start: Start) -> list[str]:
-    """A line for each epoch."""
+    """Return a line for each epoch."""
     lines = []
     for epoch in epochs_to_json(files, start):
         text = f"epoch {epoch['epoch']}: {epoch['start']} to {epoch['end']}, {epoch['bytes']} bytes"
@@ -417,7 +417,7 @@ def checkpoint_to_json(files: StoreFiles, start: Start) -> dict[str, Any]:
 
 
 def describe_checkpoint(files: StoreFiles, start: Start) -> list[Fact]:
-    """The recovery point, RocketMQ's checkpoint, the files that mark a state, and what a start would do."""
+    """Return the recovery point, RocketMQ's checkpoint, the files that mark a state, and what a start would do."""
     return [
         *_describe_marks(files),
         *_describe_point(files.point),

@@ -27,7 +27,7 @@ class FdCache:
         """The size that an open file has at least."""
 
     def get(self, path: str, *, create_size: int | None = None) -> int:
-        """A descriptor for reading and writing. Raises OSError.
+        """Return a descriptor for reading and writing. Raises OSError.
 
         `create_size`: make a missing file with that many bytes of hole, and extend a shorter one.
         """
@@ -143,7 +143,7 @@ def fdatasync(fd: int) -> None:
 
 
 def sync_failure(number: int) -> OSError:
-    """The error of a failed fdatasync. It is never one of NO_DESCRIPTORS, after which a caller would try again."""
+    """Return the error of a failed fdatasync, never one of NO_DESCRIPTORS, after which a caller would try again."""
     return OSError(errno.EIO if number in NO_DESCRIPTORS else number, os.strerror(number))
 
 

@@ -163,7 +163,7 @@ class GroupCommit:
         return await self.wait(self._store.end)
 
     def _run(self) -> None:
-        """The worker thread."""
+        """Return the worker thread."""
         opened = OpenSegment()
         try:
             self._flush_on_demand(opened)
@@ -289,4 +289,4 @@ def _short_of_descriptors(error: BaseException | None) -> bool:
 
 
 def _nothing() -> None:
-    """The last task of a queue: once it has run, all earlier ones have."""
+    """Return the last task of a queue: once it has run, all earlier ones have."""

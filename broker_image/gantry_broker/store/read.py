@@ -46,12 +46,12 @@ _REPAIR_STEPS: Final = 4
 
 @lru_cache
 def _place_and_topic(length: int, topic: int, rest: int) -> Struct:
-    """A whole record as `_PLACE`, with its topic and the byte before that, behind a body of `length` bytes."""
+    """Return a whole record as `_PLACE`, with its topic and the byte before that, behind a body of `length` bytes."""
     return Struct(f"{_PLACE.format}{length}x{topic}s{rest}x")
 
 
 def read_spread(log: CommitLog, wanted: list[tuple[int, int]], total: int) -> list[bytes]:
-    """The bytes of records in rising order, in one read if they lie close together. Raises OSError."""
+    """Return the bytes of records in rising order, in one read if they lie close together. Raises OSError."""
     first = wanted[0][0]
     span = wanted[-1][0] + wanted[-1][1] - first
     if span == total:
@@ -227,7 +227,7 @@ class LogPieces:
         return Got(GetStatus.FOUND, data, len(wanted), offset + len(wanted), low, high)
 
     def read(self, phys: int, size: int) -> bytes:
-        """The bytes of a confirmed record. Raises OSError."""
+        """Return the bytes of a confirmed record. Raises OSError."""
         at = phys - self._start
         if at < 0 or at + size > len(self._data):
             if size > _PIECE or phys < self.recent:
@@ -272,12 +272,12 @@ class Reader:
         self._scrubber = scrubber
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first queue offset whose record is still there; 0 for an unknown queue."""
+        """Return the first queue offset whose record is still there; 0 for an unknown queue."""
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else self.min_of(queue)
 
     def min_of(self, queue: ConsumeQueue) -> int:
-        """The first offset of the queue whose record is still there. Raises OSError."""
+        """Return the first offset of the queue whose record is still there. Raises OSError."""
         return queue.min_at(self._queues.visible_from(queue.key[0], self._log.start))
 
     def get(
@@ -313,7 +313,7 @@ class Reader:
         return self._collect(queue, offset, low, high, count, max_bytes, tag_hashes, record_filter, enough)
 
     def together(self) -> LogPieces:
-        """What `found` reads with; for one step without a pause."""
+        """Return the reads of `found`, for one step without a pause."""
         state, log = self._state, self._log
         oldest = max(log.start, state.verified_from, state.confirmed - CACHED_BYTES)
         return LogPieces(log, self._queues, oldest, state.confirmed)

@@ -55,7 +55,7 @@ class Recovery:
         file: RecoveryPointFile,
         ends: QueueEnds | None,
     ) -> None:
-        """`ends`: of the last checkpoint; None: not known."""
+        """Take the parts of the store. `ends`: of the last checkpoint; None: not known."""
         self._root = root
         self._state = state
         self._log = log
@@ -144,7 +144,7 @@ class Recovery:
             _log.warning("the consume queues of %s cannot be made durable: %s", self._root, error)
 
     def _usable_ends(self, plan: Plan, trusted: int) -> QueueEnds | None:
-        """The list of queue ends, if all its records are still there."""
+        """Return the list of queue ends, if all its records are still there."""
         ends, state = self._ends, self._state
         if ends is not None and ends.offset <= trusted:
             return ends
@@ -192,7 +192,7 @@ class Recovery:
             self._rebuild(damaged, max(start, log.start), trusted)
 
     def _damaged_from(self, queue: ConsumeQueue, first: int, end: int) -> int | None:
-        """The first queue offset of the first file that is damaged as far as its ends show; None: none is."""
+        """Return the first queue offset of the first file that is damaged as far as its ends show; None: none is."""
         bad = queue.damaged_from(first, end)
         if bad is None and end > first and not self._is_right(queue, end - 1, first, end):
             per_file = queue.file_size // ENTRY_SIZE
@@ -207,7 +207,7 @@ class Recovery:
         return self._indexer.leads_to_record(queue, number, phys, size)
 
     def _place_before(self, queue: ConsumeQueue, first: int, bad: int) -> int:
-        """An offset of the log behind which all records of the queue from `bad` on lie."""
+        """Return an offset of the log behind which all records of the queue from `bad` on lie."""
         per_file = queue.file_size // ENTRY_SIZE
         while bad > first:
             phys, size, _ = queue.entry_of(bad - 1, first, bad)
@@ -373,7 +373,7 @@ def lost_epochs(root: Path) -> EpochFile | None:
 
 
 def segment_size(root: Path) -> int | None:
-    """The segment size of a store that we have never had open; None for an empty one. Raises OSError."""
+    """Return the segment size of a store that we have never had open; None for an empty one. Raises OSError."""
     bases = segment_bases(root / "commitlog")
     if not bases:
         return None

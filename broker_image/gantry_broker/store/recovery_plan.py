@@ -79,19 +79,19 @@ def plan(root: Path, log: LogBytes, point: RecoveryPoint | None, *, known: bool)
 
 
 def lost_from(plan: Plan, point: RecoveryPoint | None) -> int:
-    """The offset from which pages of the log may be lost, for `scan`."""
+    """Return the offset from which pages of the log may be lost, for `scan`."""
     # Flushed bytes are there, unless the disk had failed.
     flushed = point.flushed if point is not None and point.boot else 0
     return flushed if plan.rebooted else NEVER
 
 
 def confirmed_after(plan: Plan, point: RecoveryPoint | None, start: int, end: int) -> int:
-    """The confirmed offset after a start that finds a log of [start, end)."""
+    """Return the confirmed offset after a start that finds a log of [start, end)."""
     return end if plan.foreign else min(max((point or RecoveryPoint()).confirmed, start), end)
 
 
 def epochs_after(plan: Plan, found: Scan, epoch_file: EpochFile | None) -> LeaderEpochs:
-    """The leader epochs after a start: those in the scanned part of the log count, the file has the earlier ones.
+    """Return the leader epochs after a start: those in the scanned part of the log, earlier ones from the file.
 
     Raises StoreError when the two contradict each other.
     """
@@ -103,7 +103,7 @@ def epochs_after(plan: Plan, found: Scan, epoch_file: EpochFile | None) -> Leade
 
 
 def find_damage(log: LogBytes, found: Scan, point: RecoveryPoint | None, epoch_file: EpochFile | None) -> Damage | None:
-    """The damage when acknowledged records are missing. Raises OSError.
+    """Return the damage when acknowledged records are missing. Raises OSError.
 
     Without a recovery point the end of our log is not known: non-zero bytes behind `found.end` then count as damage.
     """
@@ -115,7 +115,7 @@ def find_damage(log: LogBytes, found: Scan, point: RecoveryPoint | None, epoch_f
 
 
 def first_offset(bases: list[int], segment_size: int) -> int:
-    """The first offset of the unbroken run of segments that ends with the last one."""
+    """Return the first offset of the unbroken run of segments that ends with the last one."""
     if not bases:
         return 0
     start = bases[-1]
@@ -132,7 +132,7 @@ def first_offset(bases: list[int], segment_size: int) -> int:
 
 
 def _foreign_start(root: Path, log: LogBytes, bases: list[int], start: int) -> int:
-    """The newest segment whose first record RocketMQ had flushed and indexed. Source: `isMappedFileMatchedRecover`."""
+    """Return the newest segment whose first record RocketMQ had flushed and indexed: `isMappedFileMatchedRecover`."""
     flushed = [ms for ms in load_checkpoint(root / "checkpoint") if ms > 0]
     for base in reversed(bases):
         data = log.raw(base, 1 << 16)

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @cache
 def boot_id() -> str:
-    """An identifier that changes with every boot of the machine; "" where the system has none."""
+    """Return an identifier that changes with every boot of the machine; "" where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -52,7 +52,7 @@ class RecoveryPoint:
     """A start is rebuilding all queues. Until it has finished, the queues on disk are incomplete."""
 
     def at_most(self, offset: int) -> RecoveryPoint:
-        """The same with every offset lowered to `offset`."""
+        """Return the same with every offset lowered to `offset`."""
         return RecoveryPoint(
             self.boot,
             self.clean,
@@ -119,7 +119,7 @@ class RecoveryPointFile:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
-        """A function that calls `before`, writes this recovery point and calls `after`. The function raises OSError."""
+        """Return a function that calls `before`, writes this point and calls `after`. The function raises OSError."""
         self._requested += 1
         number = self._requested
 

@@ -79,7 +79,7 @@ class Scrubber:
         return end
 
     def _verified_end(self, at: int, data: bytes) -> int:
-        """The boundary after the last whole record of `data`. Raises BadRecords at the first damaged one."""
+        """Return the boundary after the last whole record of `data`. Raises BadRecords at the first damaged one."""
         log, end = self._log, at
         try:
             for record in read_records(data, at, log.segment_size, check=True):
@@ -93,11 +93,11 @@ class Scrubber:
         return end
 
     def verified_bytes(self, at: int, max_bytes: int) -> bytes:
-        """The bytes that `verify` covers, for another member. Raises as `verify`."""
+        """Return the bytes that `verify` covers, for another member. Raises as `verify`."""
         return self._log.read(at, self.verify(at, max_bytes) - at)
 
     def valid_prefix(self, at: int, limit: int) -> bytes:
-        """The valid records of [at, limit) before the first damaged one, which `on_damage` gets. Raises OSError."""
+        """Return the valid records of [at, limit) up to a damaged one, which `on_damage` gets. Raises OSError."""
         data = self._log.read_some(at, limit - at)
         try:
             return data[: self._verified_end(at, data) - at]
@@ -120,7 +120,7 @@ class Scrubber:
         log.sync(at, at + len(data))
 
     def next_boundary(self, at: int, stop: int) -> int:
-        """The next valid record or filler behind damage at `at`; else the end of its segment, or `stop`.
+        """Return the next valid record or filler behind damage at `at`; else the end of its segment, or `stop`.
 
         Raises OSError other than EIO.
         """

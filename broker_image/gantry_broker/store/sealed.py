@@ -25,7 +25,7 @@ def seal(data: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> bytes:
-    """The JSON without its checksum. Raises ValueError when the checksum is not that of the content."""
+    """Return the JSON without its checksum. Raises ValueError when the checksum is not that of the content."""
     data = data.rstrip()  # A file may have room behind its content (`files.ReservedFile`).
     found = _SEAL.search(data[-200:])
     if found is None:

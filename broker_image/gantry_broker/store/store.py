@@ -334,7 +334,7 @@ class MessageStore:
         self._truncator.reset(to, epochs, queue_starts or {})
 
     def queue_starts(self) -> dict[tuple[str, int], int]:
-        """The first queue offset of every queue that is still in the log: a follower needs them for `reset`."""
+        """Return the first queue offset of every queue that is still in the log: a follower needs them for `reset`."""
         return {queue.key: queue.first_at(self.log.start) for queue in self.queues.loaded()}
 
     # Overrides: deletions and queue offsets from control records, in memory only. The broker, which keeps the tables of
@@ -391,7 +391,7 @@ class MessageStore:
         return point
 
     def flush_of_one_file(self, opened: OpenSegment) -> tuple[int, FlushPoint] | None:
-        """A descriptor in `opened`, and what its fdatasync makes durable; None: only `flush` does. Raises OSError."""
+        """Return a descriptor of `opened`, and what its fdatasync covers; None: only `flush` does. Raises OSError."""
         point = FlushPoint(self.log.generation, self.log.end)
         start = min(self.state.flushed, point.offset)
         fd = self.log.file_to_sync(start, point.offset, opened) if point.offset > start else None
@@ -469,15 +469,15 @@ class MessageStore:
         return self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter, enough)
 
     def together(self) -> LogPieces:
-        """Reads of records at the end of the log, many in one step without a pause."""
+        """Return reads of records at the end of the log, many in one step without a pause."""
         return self._reader.together()
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first queue offset whose record is still there; 0 for an unknown queue."""
+        """Return the first queue offset whose record is still there; 0 for an unknown queue."""
         return self._reader.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset after the last confirmed record; 0 for an unknown queue."""
+        """Return the queue offset after the last confirmed record; 0 for an unknown queue."""
         queue = self.queues.find(topic, queue_id)
         return 0 if queue is None else queue.max
 
@@ -487,12 +487,12 @@ class MessageStore:
         return (0, 0) if queue is None else (self._reader.min_of(queue), queue.max)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset of the next record, after unconfirmed ones too."""
+        """Return the queue offset of the next record, after unconfirmed ones too."""
         queue = self.queues.find(topic, queue_id)
         return 0 if queue is None else queue.next
 
     def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool = False) -> int:
-        """The first queue offset whose record was stored at `ms` or later; the max offset without one.
+        """Return the first queue offset whose record was stored at `ms` or later; the max offset without one.
 
         `upper`: the last one whose record was stored at `ms` or earlier; 0 without one.
         """
@@ -503,7 +503,7 @@ class MessageStore:
         return self._reader.store_time(topic, queue_id, offset)
 
     def place(self, topic: str, queue_id: int, offset: int) -> int | None:
-        """The offset in the log of a queue's first record at or after a queue offset; None without one.
+        """Return the offset in the log of a queue's first record at or after a queue offset; None without one.
 
         Raises OSError.
         """
@@ -517,14 +517,14 @@ class MessageStore:
         return queue.entry(offset)[0] if offset < queue.max else None
 
     def record(self, phys: int) -> Record:
-        """The confirmed record at an offset of the log, which must be a boundary of records.
+        """Return the confirmed record at an offset of the log, which must be a boundary of records.
 
         Raises OffsetGone, BadRecords when none begins there, OSError.
         """
         return self._reader.record(phys)
 
     def named_record(self, phys: int) -> Record:
-        """The confirmed record at an offset that a client names: one that its queue has.
+        """Return the confirmed record at an offset that a client names: one that its queue has.
 
         The bytes of a message may look like a record that lies at that very offset, so `record` alone is no proof.
         Raises as `record`.
@@ -541,7 +541,7 @@ class MessageStore:
         unique: bool = False,
         max_bytes: int = 1 << 62,
     ) -> list[Record]:
-        """Records of a topic with that key, stored between the two times (ms), newest first.
+        """Return records of a topic with that key, stored between the two times (ms), newest first.
 
         `unique`: only the unique key of the client counts, otherwise also the words of KEYS. The query ends once the
         records that it has read have `max_bytes` bytes.
@@ -549,7 +549,7 @@ class MessageStore:
         return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique, max_bytes)
 
     def topics_queues(self) -> dict[str, list[int]]:
-        """The queues that have or had a confirmed record, by topic."""
+        """Return the queues that have or had a confirmed record, by topic."""
         found: dict[str, list[int]] = {}
         for queue in self.queues.loaded():
             if queue.max > 0:
@@ -557,12 +557,12 @@ class MessageStore:
         return {topic: sorted(numbers) for topic, numbers in found.items()}
 
     def queue_numbers(self, topic: str) -> list[int]:
-        """The queues of a topic that exist on this disk."""
+        """Return the queues of a topic that exist on this disk."""
         known = self.queues.topics.get(topic)
         return [] if known is None else list(known.queues)
 
     def next_offsets(self, keys: Iterable[tuple[str, int]]) -> dict[str, dict[int, int]]:
-        """The queue offset of the next record by topic and queue, of those queues that have or had a record.
+        """Return the queue offset of the next record by topic and queue, of those queues that have or had a record.
 
         Raises OSError.
         """
@@ -592,7 +592,7 @@ class MessageStore:
         return [body for _, body in sorted(found)]
 
     def read_bytes(self, at: int, max_bytes: int) -> bytes:
-        """Confirmed bytes of one segment from any offset, fewer at its end.
+        """Return confirmed bytes of one segment from any offset, fewer at its end.
 
         Raises OffsetGone below `start`, OSError.
         """
@@ -613,7 +613,7 @@ class MessageStore:
         return self._scrubber.verify(at, max_bytes)
 
     def verified_bytes(self, at: int, max_bytes: int) -> bytes:
-        """The bytes that `verify` covers, for another member. Raises as `verify`."""
+        """Return the bytes that `verify` covers, for another member. Raises as `verify`."""
         return self._scrubber.verified_bytes(at, max_bytes)
 
     @property

@@ -54,11 +54,11 @@ class UnconfirmedBuffer:
         return batch
 
     def first_start(self, default: int) -> int:
-        """The offset of the first batch; `default` for an empty buffer."""
+        """Return the offset of the first batch; `default` for an empty buffer."""
         return self.batches[0].start if self.batches else default
 
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of [start, stop) that the buffer does not have."""
+        """Return the parts of [start, stop) that the buffer does not have."""
         found = []
         for batch in self.batches:
             if start < batch.start < stop:

@@ -171,7 +171,7 @@ def _parse(model: type[M], kind: str, document: Any, source: str) -> M:
 
 
 def problems_of(errors: Iterable[ErrorDetails], model: type[BaseModel] = BrokerCluster) -> list[Problem]:
-    """pydantic's errors in the words of the manifest."""
+    """Return pydantic's errors in the words of the manifest."""
     return [_problem(e, model) for e in errors]
 
 

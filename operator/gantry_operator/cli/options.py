@@ -15,7 +15,7 @@ CLUSTER = "Which cluster"
 
 
 class Output(StrEnum):
-    """`-o`"""
+    """The option `-o`."""
 
     text = "text"
     json = "json"

@@ -96,7 +96,8 @@ class Platform(Protocol):
         """Move the address that clients use to this member.
 
         Called at least once for each epoch, and again after it raised. Must be idempotent. Cancelled when another epoch
-        is to be announced before this one is done."""
+        is to be announced before this one is done.
+        """
         ...
 
     def event(self, event: Event) -> None: ...
@@ -120,7 +121,8 @@ class ReplacementPlatform(Protocol):
     def may_stop(self, deployment: Deployment, group: str, *, address_moved: bool) -> bool:
         """Whether the member can be stopped now. Called again soon if not.
 
-        `address_moved`: the group's address leads to another member, or this member never held it."""
+        `address_moved`: the group's address leads to another member, or this member never held it.
+        """
         ...
 
     async def replace_member(self, group: str, name: str) -> None:

@@ -25,7 +25,8 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
     """The members of a group for `plan.order`. A member that is being stopped counts as not in sync.
 
     The broker's own report counts more than the platform's view. A broker that serves is not broken, even if its
-    kubelet has stopped or another container of its pod fails."""
+    kubelet has stopped or another container of its pod fails.
+    """
     leadership = controller.leadership
     out = []
     for d in deployments:

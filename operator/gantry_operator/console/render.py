@@ -18,12 +18,12 @@ STATIC: Final = HERE / "static"
 
 
 def count(value: float | None) -> str:
-    """12,345"""
+    """12,345."""
     return NONE if value is None else f"{value:,.0f}"
 
 
 def rate(value: float | None) -> str:
-    """A number a second with at most three digits: 0, 0.4, 12, 1.2k"""
+    """A number a second with at most three digits: 0, 0.4, 12, 1.2k."""
     if value is None:
         return NONE
     if value == 0:
@@ -38,7 +38,7 @@ def rate(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """1.4 MiB"""
+    """1.4 MiB."""
     if value is None:
         return NONE
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -49,7 +49,7 @@ def size(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """45 s, 12 min, 3 h, 4 d"""
+    """45 s, 12 min, 3 h, 4 d."""
     if seconds is None:
         return NONE
     for limit, unit, per in ((60, "s", 1), (3600, "min", 60), (48 * 3600, "h", 3600)):
@@ -59,7 +59,7 @@ def duration(seconds: float | None) -> str:
 
 
 def time_ms(value: int | None) -> str:
-    """2026-11-25 08:24:53.120"""
+    """2026-11-25 08:24:53.120."""
     if not value or not 0 < value < 253_402_300_800_000:
         return NONE
     return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{value % 1000:03d}"

@@ -65,7 +65,8 @@ def missing_on(new: GroupConfigs, others: Sequence[GroupConfigs], managed: Colle
 
 def homeless(leaving: GroupConfigs, staying: Sequence[GroupConfigs]) -> Missing:
     """Topics that producers could not send to any more once `leaving` takes no messages, and its consumer groups that
-    no staying group knows."""
+    no staying group knows.
+    """
     writable = {name for s in staying for name, topic in s.topics.items() if topic.perm & Perm.WRITE}
     known = {name for s in staying for name in s.groups}
     return Missing(

@@ -89,7 +89,8 @@ def surplus_is_empty(
     config: TopicConfig, ends: Mapping[int, tuple[int, int]], offsets: Iterable[Mapping[int, int]]
 ) -> bool:
     """Whether no one needs the queues from `config.read_queues` on. `ends`: first and next offset by queue; `offsets`:
-    the committed offset by queue, of each consumer group of the topic."""
+    the committed offset by queue, of each consumer group of the topic.
+    """
     readers = list(offsets)
     for queue, (first, end) in ends.items():
         if queue < config.read_queues or end == first:

@@ -25,12 +25,12 @@ class PopClock:
         self._last_ms = 0
 
     def lead(self, latest_ms: int) -> None:
-        """This member leads, and the log's latest delivery began at that time."""
+        """Note that this member leads, and that the log's latest delivery began at that time."""
         self._last_ms = 0
         self._ahead_ms = max(latest_ms - self._clock.unix_ms(), 0)
 
     def unix_ms(self) -> int:
-        """The time now."""
+        """Return the time now."""
         now = self._clock.unix_ms() + self._ahead_ms
         if now < self._last_ms - SET_BACK_MS:
             self._ahead_ms += self._last_ms - now

@@ -69,7 +69,7 @@ class Expiry:
         self._at_ms = 0
 
     def arm(self) -> None:
-        """Sets the timer for what becomes visible first."""
+        """Set the timer for what becomes visible first."""
         due = self._log.state.next_due()
         if due is None or not self._log.ready.is_set():
             return
@@ -126,7 +126,7 @@ class Expiry:
             self._unlocked([queue.key[1:] for queue in unlocked])
 
     def _copy(self, item: Expired, now_ms: int) -> Put | None:
-        """Ends a message's flight and returns its copy; None: there is none to make.
+        """End a message's flight; returns its copy; None: there is none to make.
 
         Raises RequestRejected, NotWritable, StoreError, OSError; the message is in flight then, as before.
         """

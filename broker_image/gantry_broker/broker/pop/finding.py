@@ -92,7 +92,7 @@ class Finder:
     # ---- where to look
 
     def turn(self, request: Pop) -> Iterator[QueueKey]:
-        """Returns the queues in which the next pop of a group looks: each begins at another one."""
+        """Return the queues in which the next pop of a group looks: each begins at another one."""
         key = request.group, request.topic
         turn = self._turns.get(key, 0)
         if turn == 0 and len(self._turns) >= MAX_TURNS:
@@ -101,7 +101,7 @@ class Finder:
         return self.places(request, turn)
 
     def places(self, request: Pop, turn: int = 0) -> Iterator[QueueKey]:
-        """Yields the queues in which a pop looks, in its order."""
+        """Yield the queues in which a pop looks, in its order."""
         topic = request.topic
         retries_first = turn % RETRY_FIRST_EACH == RETRY_FIRST_EACH - 1
         if retries_first:
@@ -134,7 +134,7 @@ class Finder:
         return topic in (asked, retry_topic_v2(group, asked), self._meta.working.old_pop_retries(group, asked))
 
     def queue(self, group: str, topic: str, queue_id: int, init_mode: int) -> Queue | None:
-        """Returns a queue, which begins where the group is; None: there are too many."""
+        """Return a queue, which begins where the group is; None: there are too many."""
         key: Key = (group, topic, queue_id)
         queue = self._log.state.queues.get(key)
         if queue is None:
@@ -144,7 +144,7 @@ class Finder:
         return queue
 
     def begin(self, group: str, topic: str, queue_id: int, init_mode: int) -> int:
-        """Returns where a group's first pop of a queue begins, as 5.5.0 does: never behind the end of the queue."""
+        """Return where a group's first pop of a queue begins, as 5.5.0 does: never behind the end of the queue."""
         committed = self._meta.working.offset(topic, group, queue_id)
         low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         if committed >= 0:
@@ -174,7 +174,7 @@ class Finder:
     # ---- taking
 
     def take(self, wanted: Wanted, now_ms: int, places: Iterable[QueueKey]) -> Found:
-        """Takes messages of the places, in their order, up to the pop's number. Raises OSError."""
+        """Take messages of the places, in their order, up to the pop's number. Raises OSError."""
         found = Found(now_ms)
         request = wanted.request
         if self._log.state.bytes > self._memory_bytes:
@@ -247,7 +247,7 @@ class Finder:
         self._give(found, request, topic, queue_id, offsets, data)
 
     def _take_former_order(self, queue: Queue, invisible_ms: int, room: int, found: Found) -> None:
-        """Gives messages of an orderly pop whose time is over to a pop that is not orderly."""
+        """Give messages of an orderly pop whose time is over to a pop that is not orderly."""
         _, topic, queue_id = queue.key
         changes, order = self._log.changes, queue.order
         assert order is not None
@@ -329,7 +329,7 @@ class Finder:
         found.size += sum(map(len, pieces))
 
     def _one(self, topic: str, queue_id: int, offset: int) -> bytes | None:
-        """Returns one record, b"" when it is gone; None: it cannot be read now."""
+        """Return one record, b"" when it is gone; None: it cannot be read now."""
         got = self._store.get(topic, queue_id, offset, 1, 1)
         if got.damaged >= 0:
             return None
@@ -340,7 +340,7 @@ class Finder:
     def _read(
         self, wanted: Wanted, topic: str, queue_id: int, at: int, room: int, found: Found, ends: float
     ) -> tuple[list[int] | range, bytes, int] | None:
-        """Returns (offsets, records, where to go on) of messages behind `at`; None: there are none now."""
+        """Return (offsets, records, where to go on) of messages behind `at`; None: there are none now."""
         high = self._store.max_offset(topic, queue_id)
         if at >= high or high > MAX_OFFSET:
             return None
@@ -383,7 +383,7 @@ class Finder:
     # ---- peeking
 
     def peek(self, wanted: Wanted, now_ms: int) -> Found:
-        """Reads the messages that the next pop would find, and changes nothing. Raises OSError."""
+        """Read the messages that the next pop would find,, and changes nothing. Raises OSError."""
         found = Found(now_ms)
         request = wanted.request
         ends = perf_counter() + SLICE_S
@@ -401,7 +401,7 @@ class Finder:
 
 
 def as_of_topic(data: bytes, topic: str, handle: str) -> bytes:
-    """Returns records of a retry topic as records of the topic that was asked for, each with its handle.
+    """Return records of a retry topic as records of the topic that was asked for, each with its handle.
 
     `handle`: the handle without the message's offset.
     """
@@ -423,7 +423,7 @@ def as_of_topic(data: bytes, topic: str, handle: str) -> bytes:
 
 
 def without_handles(data: bytes) -> bytes:
-    """Returns records without the handle of an earlier delivery. A former release stored it where a client sent it."""
+    """Return records without the handle of an earlier delivery. A former release stored it where a client sent it."""
     if _HANDLE not in data:
         return data
     out: list[bytes] = []
@@ -444,7 +444,7 @@ def without_handles(data: bytes) -> bytes:
 
 
 def answer(found: Found, request: Pop) -> Popped:
-    """Returns the answer with what was taken."""
+    """Return the answer with what was taken."""
     return Popped(
         status=PopStatus.FOUND,
         data=b"".join(found.data),

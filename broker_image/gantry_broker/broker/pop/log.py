@@ -134,7 +134,7 @@ class PopLog:
     # ---- writing
 
     def submit(self, waiter: Waiter | None = None, puts: list[Put] | None = None) -> None:
-        """Writes the changes at the end of this pass, `puts` before them in the same batch."""
+        """Write the changes at the end of this pass, `puts` before them in the same batch."""
         if waiter is not None:
             self._waiters.append(waiter)
             self.waiting += 1
@@ -145,7 +145,7 @@ class PopLog:
             self._loop.call_soon(self._flush_soon)
 
     async def stored(self) -> None:
-        """Writes the changes and waits until they are replicated. Raises NotWritable and NotStored."""
+        """Write the changes, and waits until they are replicated. Raises NotWritable and NotStored."""
         done: asyncio.Future[SendStatus | None] = self._loop.create_future()
         self.submit(lambda status: None if done.done() else done.set_result(status))
         failure = self.failure(await done)
@@ -153,7 +153,7 @@ class PopLog:
             raise failure
 
     def failure(self, status: SendStatus | None) -> NotWritable | NotStored | None:
-        """Returns what the result of a replication means for a client; None: all is well."""
+        """Return what the result of a replication means for a client; None: all is well."""
         if status is SendStatus.SEND_OK:
             return None
         if status is None:
@@ -168,7 +168,7 @@ class PopLog:
         self.flush()
 
     def flush(self) -> None:
-        """Appends the changes so far."""
+        """Append the changes so far."""
         waiters, self._waiters = self._waiters, []
         if not self.changes:
             if self._pending or not waiters:
@@ -217,7 +217,7 @@ class PopLog:
         self._write()
 
     def commit(self, touched: list[Queue]) -> None:
-        """Commits the lowest unfinished offset of each queue as the group's consumer offset."""
+        """Commit the lowest unfinished offset of each queue as the group's consumer offset."""
         commit, self.committing = self._meta.commit_offset, True
         for queue in touched:
             low = queue.lowest()
@@ -230,7 +230,7 @@ class PopLog:
     # ---- the whole state
 
     def write_whole(self) -> bool:
-        """Writes the whole state into the log, once in each segment, and after many changes. It writes for `SLICE_S`.
+        """Write the whole state into the log, once in each segment, and after many changes. It writes for `SLICE_S`.
 
         Returns True while more of it waits. Records expire with their segment, and a new leader should read few.
         """
@@ -273,7 +273,7 @@ class PopLog:
     # ---- reading
 
     def _read(self) -> None:
-        """Reads the records for one slice."""
+        """Read the records for one slice."""
         self._reading = self._loop.call_later(AGAIN_S, self._read)  # For the case that this slice fails.
         pause = self._read_slice(time.perf_counter() + SLICE_S)
         if pause is None:
@@ -286,7 +286,7 @@ class PopLog:
             self._begin()
 
     def _read_slice(self, ends: float) -> float | None:
-        """Returns the pause before the next slice; None: the state is complete. Raises OSError."""
+        """Return the pause before the next slice; None: the state is complete. Raises OSError."""
         store = self._store
         while True:
             if self._rest is not None:
@@ -315,7 +315,7 @@ class PopLog:
             self._rest = self._apply(got.data)
 
     def _apply(self, data: bytes) -> Iterator[None]:
-        """Applies records, with a pause after each change."""
+        """Apply records, with a pause after each change."""
         watermarks = self._meta.working.deletion_watermarks
         for record in decode_records(data):
             self._last_phys = record.phys_offset
@@ -339,7 +339,7 @@ class PopLog:
             self.changes.touched[queue.key] = queue
 
     def _begin(self) -> None:
-        """Takes the state into use."""
+        """Take the state into use."""
         log.info("POP: %d messages in flight in %d queues", len(self.state), len(self.state.queues))
         self._pop_clock.lead(self.state.latest_ms)
         self.ready.set()

@@ -63,11 +63,11 @@ class Changes:
         return len(self._changes)
 
     def encode(self) -> bytes:
-        """Returns the record's body."""
+        """Return the record's body."""
         return orjson.dumps({"kind": KIND, "q": list(self._places), "o": self._changes})
 
     def take(self) -> bytes:
-        """Returns the record's body and begins the next record."""
+        """Return the record's body and begins the next record."""
         body = self.encode()
         self._places, self._changes, self._finished, self.touched = {}, [], {}, {}
         return body
@@ -81,13 +81,13 @@ class Changes:
         return place
 
     def add(self, key: Key, next_offset: int) -> Queue:
-        """Makes a queue that begins at that offset."""
+        """Make a queue that begins at that offset."""
         queue = self._state.add(key, next_offset)
         self._changes.append([ADVANCED, self._place(queue), next_offset])
         return queue
 
     def _begin(self, queue: Queue) -> int:
-        """Returns a queue's place for a change after which acknowledgements are changes of their own."""
+        """Return a queue's place for a change after which acknowledgements are changes of their own."""
         if self._finished:
             self._finished.pop(queue.key, None)
         return self._place(queue)
@@ -174,7 +174,7 @@ class Changes:
 
 
 def apply_record(state: PopState, body: bytes, hidden: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Applies a record's changes, with a pause after each. Leaves out the queues of `hidden` topics.
+    """Apply a record's changes, with a pause after each. Leaves out the queues of `hidden` topics.
 
     Raises ValueError for a record that no broker has written.
     """
@@ -190,7 +190,7 @@ def apply_record(state: PopState, body: bytes, hidden: frozenset[str] = frozense
 
 
 def apply_change(state: PopState, key: Key, change: Change) -> None:
-    """Applies one change."""
+    """Apply one change."""
     code = change[0]
     if code == POPPED:
         start, shape, pop_ms, invisible_ms, next_offset = change[2:]
@@ -229,7 +229,7 @@ def apply_change(state: PopState, key: Key, change: Change) -> None:
 
 
 def whole_state(state: PopState) -> Iterator[bytes]:
-    """Yields records with the whole state; it may change between two of them, whose changes the log has as well.
+    """Yield records with the whole state; it may change between two of them, whose changes the log has as well.
 
     Each record has what is there when it is taken. The caller writes all changes before it into the log first.
     """
@@ -278,5 +278,5 @@ _BATCHES: Final = CHUNK
 
 
 def _distances(numbers: list[int]) -> list[int]:
-    """Returns each number's distance from the one before it, which are shorter."""
+    """Return each number's distance from the one before it, which are shorter."""
     return [later - earlier for earlier, later in zip([0, *numbers], numbers, strict=False)]

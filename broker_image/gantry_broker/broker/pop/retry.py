@@ -12,7 +12,7 @@ from gantry_broker.store.types import Put
 
 
 def original_topic(group: str, topic: str) -> str:
-    """Returns the topic that a retry topic of the group belongs to; another topic itself."""
+    """Return the topic that a retry topic of the group belongs to; another topic itself."""
     for mark in ("+", "_"):
         head = f"{RETRY_PREFIX}{group}{mark}"
         if topic.startswith(head) and len(topic) > len(head):
@@ -21,7 +21,7 @@ def original_topic(group: str, topic: str) -> str:
 
 
 def retry_target(group: str, topic: str) -> str:
-    """Returns where messages of a topic are retried: a retry topic is its own, but for one in the first form, whose
+    """Return where messages of a topic are retried: a retry topic is its own, but for one in the first form, whose
     name may be that of another group's retries.
     """
     if not topic.startswith(RETRY_PREFIX):
@@ -30,12 +30,12 @@ def retry_target(group: str, topic: str) -> str:
 
 
 def target_topics(group: str, topic: str) -> tuple[str, str]:
-    """Returns the topics to which copies of a topic's messages go."""
+    """Return the topics to which copies of a topic's messages go."""
     return retry_target(group, topic), dlq_topic(group)
 
 
 def origin_of(record: Record) -> tuple[str, int, int] | None:
-    """Returns (topic, queue, queue offset) of the message that a copy replaces; None: the record is no copy."""
+    """Return (topic, queue, queue offset) of the message that a copy replaces; None: the record is no copy."""
     parts = parse_properties(record.properties).get(Prop.POP_ORIGIN, "").split(" ")
     if len(parts) != 3:
         return None
@@ -44,7 +44,7 @@ def origin_of(record: Record) -> tuple[str, int, int] | None:
 
 
 def revived(record: Record, group: str, pop_ms: int, *, counts: bool, max_retries: int) -> Put:
-    """Returns the copy of a message whose delivery ended without an acknowledgement.
+    """Return the copy of a message whose delivery ended without an acknowledgement.
 
     `counts`: that delivery was an attempt. After `max_retries` retries the copy is a dead letter.
     """

@@ -198,7 +198,7 @@ class PopService:
         return True
 
     def peek(self, request: Pop) -> Popped:
-        """Returns the messages that a pop would find, and changes nothing. Raises RequestRejected and OSError."""
+        """Return the messages that a pop would find, and changes nothing. Raises RequestRejected and OSError."""
         wanted = self._wanted(request)
         self._may()
         if not self._log.ready.is_set():
@@ -209,7 +209,7 @@ class PopService:
         return answer(found, request)
 
     async def until_ready(self) -> None:
-        """Waits until a new leader has read the state. Raises RequestRejected (SYSTEM_BUSY) and NotWritable."""
+        """Wait until a new leader has read the state. Raises RequestRejected (SYSTEM_BUSY) and NotWritable."""
         if self._log.ready.is_set():
             return
         if not self._role.leading:
@@ -237,11 +237,11 @@ class PopService:
         return [self._ack_batch(entry, bits, now) if bits else 0 for entry, bits in batches]
 
     def when_stored(self, done: Callable[[bool], None]) -> None:
-        """Calls `done` when the acknowledgements so far are replicated (True), or are not in time."""
+        """Call `done` when the acknowledgements so far are replicated (True), or are not in time."""
         self._log.submit(lambda status: done(status is SendStatus.SEND_OK))
 
     async def change_invisible(self, change: ChangeInvisible) -> Handle:
-        """Gives a message in flight a new invisible time. Raises BadHandle, RequestRejected, NotWritable, NotStored."""
+        """Give a message in flight a new invisible time. Raises BadHandle, RequestRejected, NotWritable, NotStored."""
         await self.until_ready()
         self._may()
         handle = change.handle
@@ -275,7 +275,7 @@ class PopService:
     # ---- what is there
 
     def in_flight(self, group: str, topic: str) -> list[InFlight]:
-        """Returns what is in flight by queue, of queues that POP knows; retry topics are topics of their own."""
+        """Return what is in flight by queue, of queues that POP knows; retry topics are topics of their own."""
         config = self._meta.working.topics.get(topic)
         queues = self._log.state.queues
         known = [queues.get((group, topic, number)) for number in range(config.read_queues if config else 0)]
@@ -297,11 +297,11 @@ class PopService:
         return self._log.ready.is_set()
 
     def waiting(self, group: str, topic: str) -> int:
-        """Returns how many pops wait."""
+        """Return how many pops wait."""
         return self._waiting.of(group, topic)
 
     async def has_messages(self, request: Pop) -> tuple[bool, bool]:
-        """Returns whether a pop would find messages, filters aside, now or within its time; and whether it could not
+        """Return whether a pop would find messages, filters aside, now or within its time; and whether it could not
         wait, because too many wait.
 
         Raises RequestRejected (SYSTEM_BUSY) and NotWritable.
@@ -330,11 +330,11 @@ class PopService:
         return (group, topic, queue_id) in self._log.state.queues
 
     def write_whole(self) -> bool:
-        """Writes the whole state at times; returns True while more of it waits. A task calls it every second."""
+        """Write the whole state at times; returns True while more of it waits. A task calls it every second."""
         return self._log.write_whole()
 
     def settle(self) -> None:
-        """Ends all waiting pops without messages: their clients ask again, and are checked."""
+        """End all waiting pops without messages: their clients ask again, and are checked."""
         self._settle()
 
     def close(self) -> None:
@@ -345,7 +345,7 @@ class PopService:
     # ---- parts of requests
 
     def _wanted(self, request: Pop) -> Wanted:
-        """Returns a pop with its filter. Raises RequestRejected."""
+        """Return a pop with its filter. Raises RequestRejected."""
         request.max_messages = min(max(request.max_messages, 1), MAX_MESSAGES)
         begun = perf_counter()
         try:
@@ -375,7 +375,7 @@ class PopService:
         )
 
     def _may(self) -> None:
-        """Raises NotWritable and RequestRejected when nothing may change now."""
+        """Check that state may change. Raises NotWritable and RequestRejected when nothing may change now."""
         if not self._role.may_append:
             raise NotWritable(self._role.refusal())
         if not self._log.ready.is_set():
@@ -409,7 +409,7 @@ class PopService:
         )
 
     def _queue(self, group: str, topic: str, handle: Handle) -> Queue | None:
-        """Returns the queue that a handle names. Raises BadHandle when it is of another broker."""
+        """Return the queue that a handle names. Raises BadHandle when it is of another broker."""
         if handle.broker != self._broker:
             raise BadHandle(f"the handle is of broker {handle.broker[:80]!r}, this is {self._broker!r}")
         return self._log.state.queues.get((group, real_topic(topic, group, handle.kind), handle.queue_id))
@@ -465,7 +465,7 @@ class PopService:
     # ---- waiting pops
 
     def wake(self, places: Sequence[QueueKey]) -> None:
-        """Tries the waiting pops that may get messages of these queues, and answers NOTIFICATIONs."""
+        """Try the waiting pops that may get messages of these queues,, and answers NOTIFICATIONs."""
         if not self._log.ready.is_set():
             return
         if self._notified:
@@ -504,7 +504,7 @@ class PopService:
                 return
 
     def _try(self, todo: deque[tuple[Pair, QueueKey]]) -> None:
-        """Tries pops for one slice, and the rest in later passes."""
+        """Try pops for one slice, and the rest in later passes."""
         ends = perf_counter() + SLICE_S
         while todo:
             pair, place = todo.popleft()
@@ -516,7 +516,7 @@ class PopService:
                 return
 
     def _try_pair(self, pair: Pair, place: QueueKey, ends: float) -> bool:
-        """Tries the pops of one group for one queue; returns True when its time was over before all had their turn."""
+        """Try the pops of one group for one queue; returns True when its time was over before all had their turn."""
         group, asked = pair
         topic, queue_id = place
         if not self._finder.looks_in(pair, topic):

@@ -41,7 +41,7 @@ _BATCH, _MOVED, _ORDER = 0, 1, 2
 
 
 def offsets_of(base: int, bits: int) -> Iterator[int]:
-    """Yields the offset `base` + n of each bit n."""
+    """Yield the offset `base` + n of each bit n."""
     while bits:
         low = bits & -bits
         yield base + low.bit_length() - 1
@@ -99,7 +99,7 @@ class Order:
         return len(self.offsets) - len(self.acked)
 
     def visible_ms(self) -> int:
-        """Returns when the last unacknowledged message that is with a client becomes visible."""
+        """Return when the last unacknowledged message that is with a client becomes visible."""
         visible, usual, acked = self.visible, self.pop_ms + self.invisible_ms, self.acked
         with_client = self.offsets[: self.given]
         return max([visible.get(offset, usual) for offset in with_client if offset not in acked], default=0)
@@ -114,7 +114,7 @@ class Order:
         return number < len(self.offsets) and self.offsets[number] == offset
 
     def remove(self, begin: int, count: int = 1) -> None:
-        """Removes messages from the place `begin` on."""
+        """Remove messages from the place `begin` on."""
         for offset in self.offsets[begin : begin + count]:
             self.visible.pop(offset, None)
             self.suspended.discard(offset)
@@ -124,13 +124,13 @@ class Order:
         self.given -= max(min(self.given - begin, count), 0)
 
     def is_delivered(self, offset: int, pop_ms: int) -> bool:
-        """Returns whether a handle with that pop time is of a message's present delivery."""
+        """Return whether a handle with that pop time is of a message's present delivery."""
         first, last = sorted((self.since_ms, self.pop_ms))
         present = first <= pop_ms <= last
         return present and offset in self.offsets[: self.given]
 
     def again(self, same_attempt: bool) -> list[tuple[int, int]]:
-        """Returns (offset, count) of all messages as the next pop gives them."""
+        """Return (offset, count) of all messages as the next pop gives them."""
         out = []
         for number, (offset, count) in enumerate(zip(self.offsets, self.counts, strict=True)):
             counts = number < self.given and not same_attempt and offset not in self.suspended
@@ -153,7 +153,7 @@ class Chunk:
         self.live = 0
 
     def cut(self, low: int, high: int) -> Chunk:
-        """Returns the unfinished batches in a range of places."""
+        """Return the unfinished batches in a range of places."""
         out = Chunk()
         bits = self.bits[low:high]
         for name in ("starts", "pops", "waits", "bits"):
@@ -190,7 +190,7 @@ class Queue:
         return self.count + (0 if self.order is None else self.order.in_flight)
 
     def lowest(self) -> int:
-        """Returns the lowest offset that is not finished: the group's consumer offset."""
+        """Return the lowest offset that is not finished: the group's consumer offset."""
         if self.chunks:
             chunk = self.chunks[0]
             bits, place = chunk.bits, chunk.first
@@ -202,12 +202,12 @@ class Queue:
         return self.next if self.order is None else self.order.offsets[0]
 
     def offset_of(self, start: int, number: int) -> int:
-        """Returns the offset of a batch's message."""
+        """Return the offset of a batch's message."""
         diffs = self.diffs.get(start)
         return start + (number if diffs is None else diffs[number])
 
     def place(self, offset: int) -> tuple[int, int, int] | None:
-        """Returns (chunk, place in it, number in the batch) of an unfinished message; None: it is not in flight."""
+        """Return (chunk, place in it, number in the batch) of an unfinished message; None: it is not in flight."""
         at = bisect_right(self.firsts, offset) - 1
         if at < 0:
             return None
@@ -226,7 +226,7 @@ class Queue:
         return at, place, number
 
     def is_delivered(self, offset: int, pop_ms: int) -> bool:
-        """Returns whether a handle with that pop time is of a message's present delivery.
+        """Return whether a handle with that pop time is of a message's present delivery.
 
         A delivery has its first handle and one for each renewal. All of them count: a renewal's answer may be lost, or
         known to a proxy alone that has died since.
@@ -237,7 +237,7 @@ class Queue:
         return pop_ms >= self.chunks[place[0]].pops[place[1]]
 
     def visible_ms(self, offset: int) -> int:
-        """Returns when a message in flight becomes visible; 0: it is not in flight."""
+        """Return when a message in flight becomes visible; 0: it is not in flight."""
         place = self.place(offset)
         if place is None:
             return 0
@@ -260,12 +260,12 @@ class Queue:
         return sum([1 << at - base for at in offsets_of(base, bits) if self.is_delivered(at, pop_ms)])
 
     def renewal_ms(self, offset: int, now_ms: int) -> int:
-        """Returns the pop time of a renewal's handle: not before the delivery began, whatever the clock says."""
+        """Return the pop time of a renewal's handle: not before the delivery began, whatever the clock says."""
         place = self.place(offset)
         return now_ms if place is None else max(now_ms, self.chunks[place[0]].pops[place[1]])
 
     def offsets(self, start: int, bits: int) -> Iterator[int]:
-        """Yields the unfinished offsets of a batch."""
+        """Yield the unfinished offsets of a batch."""
         diffs = self.diffs.get(start)
         while bits:
             low = bits & -bits
@@ -274,7 +274,7 @@ class Queue:
             bits ^= low
 
     def unfinished(self) -> Iterator[int]:
-        """Yields all unfinished offsets in rising order, without those of an orderly pop."""
+        """Yield all unfinished offsets in rising order, without those of an orderly pop."""
         for chunk in self.chunks:
             for start, bits in zip(chunk.starts, chunk.bits, strict=True):
                 yield from self.offsets(start, bits)
@@ -350,7 +350,7 @@ class PopState:
     # ---- changes
 
     def add(self, key: Key, next_offset: int) -> Queue:
-        """Returns a queue, which begins at that offset when it is new."""
+        """Return a queue, which begins at that offset when it is new."""
         queue = self.queues.get(key)
         if queue is None:
             index = self._free.pop() if self._free else len(self._by_index)
@@ -362,7 +362,7 @@ class PopState:
         return queue
 
     def pop(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int, next_offset: int) -> None:
-        """Adds a batch of 1 to 32 messages and continues at `next_offset`."""
+        """Add a batch of 1 to 32 messages, and continues at `next_offset`."""
         if pop_ms > self.latest_ms:
             self.latest_ms = pop_ms
         start = offsets[0]
@@ -395,7 +395,7 @@ class PopState:
         self._schedule((pop_ms + invisible_ms), queue.index << 43 | start << 2)
 
     def _insert(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int) -> None:
-        """Puts a batch before later ones: messages of a former orderly pop."""
+        """Put a batch before later ones: messages of a former orderly pop."""
         start = offsets[0]
         part = Part(start, start + 1, [start], [pop_ms], [invisible_ms], [(1 << len(offsets)) - 1], [], [])
         self._replace(queue, part)
@@ -406,7 +406,7 @@ class PopState:
             queue.next = next_offset
 
     def finish(self, queue: Queue, offset: int) -> bool:
-        """Ends a message's flight; returns False when it was not in flight."""
+        """End a message's flight; returns False when it was not in flight."""
         if queue.order is not None and queue.order.has(offset):
             return self._finish_ordered(queue, offset)
         found = queue.place(offset)
@@ -452,7 +452,7 @@ class PopState:
 
     @staticmethod
     def _behind(queue: Queue, at: int, place: int) -> int:
-        """Returns where the batch after this one begins."""
+        """Return where the batch after this one begins."""
         starts = queue.chunks[at].starts
         if place + 1 < len(starts):
             return starts[place + 1]
@@ -490,7 +490,7 @@ class PopState:
 
     @staticmethod
     def _forget_order(queue: Queue, offsets: Iterable[int]) -> None:
-        """Removes messages from the orderly ones, and then those at the beginning that are acknowledged."""
+        """Remove messages from the orderly ones, and then those at the beginning that are acknowledged."""
         order = queue.order
         assert order is not None
         for offset in offsets:
@@ -504,7 +504,7 @@ class PopState:
             queue.order = None
 
     def renew(self, queue: Queue, offset: int, pop_ms: int, invisible_ms: int, suspended: bool) -> bool:
-        """Makes a message in flight visible at a new time; returns False when it is not in flight."""
+        """Make a message in flight visible at a new time; returns False when it is not in flight."""
         if queue.place(offset) is None:
             return False
         moved = queue.moved.get(offset)
@@ -529,7 +529,7 @@ class PopState:
         attempt: str | None,
         next_offset: int,
     ) -> None:
-        """Replaces the messages of an orderly queue that are not finished; the first `given` are with a client now."""
+        """Replace the messages of an orderly queue that are not finished; the first `given` are with a client now."""
         queue.order = None
         self.latest_ms = max(self.latest_ms, pop_ms)
         if next_offset > queue.next:
@@ -539,7 +539,7 @@ class PopState:
             self._schedule(pop_ms + invisible_ms, queue.index << 43 | _ORDER)
 
     def order_renew(self, queue: Queue, offset: int, visible_ms: int, suspended: bool) -> bool:
-        """Makes a message of an orderly pop visible at a new time; returns False when it is not in flight."""
+        """Make a message of an orderly pop visible at a new time; returns False when it is not in flight."""
         order = queue.order
         if order is None or offset not in order.offsets[: order.given] or offset in order.acked:
             return False
@@ -605,7 +605,7 @@ class PopState:
         return bucket
 
     def _unschedule(self, visible_ms: int) -> None:
-        """Notes that one entry of a bucket leads to nothing; the bucket shrinks when most do."""
+        """Note that one entry of a bucket leads to nothing; the bucket shrinks when most do."""
         number = visible_ms // BUCKET_MS
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -621,7 +621,7 @@ class PopState:
                 del self._buckets[number]
 
     def _bucket_of(self, entry: int) -> int:
-        """Returns the bucket in which an entry belongs; -1: it leads to nothing."""
+        """Return the bucket in which an entry belongs; -1: it leads to nothing."""
         index, number, kind = entry >> 43, entry >> 2 & MAX_OFFSET, entry & 3
         queue = self._by_index[index]
         if queue is None:
@@ -641,7 +641,7 @@ class PopState:
         return (chunk.pops[place] + chunk.waits[place]) // BUCKET_MS
 
     def next_due(self) -> int | None:
-        """Returns when `due` has something next, Unix ms; None: nothing is in flight."""
+        """Return when `due` has something next, Unix ms; None: nothing is in flight."""
         if self._due:
             return 0
         while self._heap and self._heap[0] not in self._buckets:
@@ -649,7 +649,7 @@ class PopState:
         return (self._heap[0] + 1) * BUCKET_MS if self._heap else None
 
     def due(self, now_ms: int, most: int) -> tuple[list[Expired], list[Queue]]:
-        """Returns messages whose time is over, about `most`, and orderly queues that are not blocked any more.
+        """Return messages whose time is over, about `most`, and orderly queues that are not blocked any more.
 
         The caller finishes each message, or gives it back (`give_back`).
         """
@@ -691,7 +691,7 @@ class PopState:
 
     @staticmethod
     def _batch(queue: Queue, start: int) -> tuple[int, int, int] | None:
-        """Returns (pop time, invisible time, bits) of the batch that begins there."""
+        """Return (pop time, invisible time, bits) of the batch that begins there."""
         at = bisect_right(queue.firsts, start) - 1
         if at < 0:
             return None
@@ -716,7 +716,7 @@ class PopState:
     # ---- all of it, in parts
 
     def part(self, queue: Queue, low: int, most: int = CHUNK) -> Part:
-        """Returns the batches from the offset `low` on, at most `most`."""
+        """Return the batches from the offset `low` on, at most `most`."""
         at = max(bisect_right(queue.firsts, low) - 1, 0)
         starts: list[int] = []
         pops: list[int] = []
@@ -750,7 +750,7 @@ class PopState:
         return Part(low, high, starts, pops, waits, bits, diffs, moved)
 
     def take_part(self, queue: Queue, part: Part) -> None:
-        """Replaces the batches of a part's range by those of the part."""
+        """Replace the batches of a part's range by those of the part."""
         self.latest_ms = max(self.latest_ms, max(part.pops, default=0))
         for start, distances in part.diffs:
             if start not in queue.diffs:
@@ -763,7 +763,7 @@ class PopState:
             self.renew(queue, offset, pop_ms, wait, suspended)
 
     def _replace(self, queue: Queue, part: Part) -> None:
-        """Puts the columns of a part in the place of the batches of its range."""
+        """Put the columns of a part in the place of the batches of its range."""
         chunks, low, high = queue.chunks, part.low, part.high
         first = max(bisect_right(queue.firsts, low) - 1, 0)
         if chunks and chunks[first].starts[-1] < low:

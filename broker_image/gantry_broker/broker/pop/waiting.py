@@ -52,11 +52,11 @@ class WaitingPops:
         return self._shares.taken
 
     def of(self, group: str, topic: str) -> int:
-        """Returns how many pops of a group wait for a topic."""
+        """Return how many pops of a group wait for a topic."""
         return len(self._waiting.get((group, topic), ()))
 
     def add(self, waiter: Waiter) -> bool:
-        """Takes a waiting pop; returns False when there are too many."""
+        """Take a waiting pop; returns False when there are too many."""
         request = waiter.wanted.request
         pair = request.group, request.topic
         waiting = self._waiting.get(pair)
@@ -94,11 +94,11 @@ class WaitingPops:
         return topic, retry_topic_v2(group, topic), retry_topic_v1(group, topic)
 
     def pairs(self, topic: str) -> Iterable[Pair]:
-        """Returns the pairs with pops that may get a topic's messages."""
+        """Return the pairs with pops that may get a topic's messages."""
         return list(self._pairs.get(topic, ()))
 
     def waiters(self, pair: Pair) -> Sequence[Waiter]:
-        """Returns a pair's waiting pops, the first that came first."""
+        """Return a pair's waiting pops, the first that came first."""
         return list(self._waiting.get(pair, ()))
 
     def take_all(self) -> list[Waiter]:

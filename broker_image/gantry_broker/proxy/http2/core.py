@@ -148,10 +148,10 @@ class Owner(Protocol):
     """Gets the streams of a connection."""
 
     def on_request(self, stream: Stream, fields: list[Field]) -> None:
-        """A new stream; `stream.ended` says whether it has no body."""
+        """Return a new stream; `stream.ended` says whether it has no body."""
 
     def on_data(self, stream: Stream, data: bytes) -> None:
-        """A part of the body. The last part may be empty; `stream.ended` says so."""
+        """Return a part of the body. The last part may be empty; `stream.ended` says so."""
 
     def on_reset(self, stream: Stream) -> None:
         """The stream is over before its answer was complete."""

@@ -501,7 +501,7 @@ class GrpcConnection(asyncio.Protocol):
             self._ended(call, outcome)
 
     def _done(self, call: GrpcCall, outcome: Outcome) -> None:
-        """The end of a call that went on without a task."""
+        """Return the end of a call that went on without a task."""
         self._direct -= 1
         self._ended(call, outcome)
 

@@ -73,7 +73,7 @@ class ConsumeQueue:
         return [self._path(base) for base in self._bases()]
 
     def files_since(self, phys: int) -> list[str]:
-        """The last file and all others with entries of records at or above `phys`. Raises OSError."""
+        """Return the last file and all others with entries of records at or above `phys`. Raises OSError."""
         found = []
         for base in reversed(self._bases()):
             found.append(self._path(base))
@@ -109,7 +109,7 @@ class ConsumeQueue:
         return self.next
 
     def first_in_files(self) -> int:
-        """The queue offset at which the first file begins; 0 without one."""
+        """Return the queue offset at which the first file begins; 0 without one."""
         bases = self._bases()
         return bases[0] // ENTRY_SIZE if bases else 0
 
@@ -132,7 +132,7 @@ class ConsumeQueue:
         return [os.stat(self._path(base)).st_size for base in self._bases()]
 
     def damaged_from(self, first: int, end: int) -> int | None:
-        """The first queue offset of the first file without all of its entries of [first, end); None: all have them.
+        """Return the first queue offset of the first file that lacks entries of [first, end); None: none does.
 
         It compares names, sizes and the entries at both ends, so its cost grows with the number of files only. Raises
         OSError.
@@ -347,7 +347,7 @@ class ConsumeQueue:
     # Adding
 
     def oldest_pending(self) -> int | None:
-        """The offset of the oldest record with an entry in memory only; None without one."""
+        """Return the offset of the oldest record with an entry in memory only; None without one."""
         at = ENTRY_SIZE if self.pending.startswith(BLANK) else 0
         return int(_PHYS.unpack_from(self.pending, at)[0]) if len(self.pending) > at else None
 
@@ -392,7 +392,7 @@ class ConsumeQueue:
             touched.add(self._write(number, entry))
 
     def _differs(self, offset: int, entries: bytes) -> int | None:
-        """The queue offset of the first entry that differs from these and is no blank; None without one."""
+        """Return the queue offset of the first entry that differs from these and is no blank; None without one."""
         for at in range(max(offset, self._first), offset + len(entries) // ENTRY_SIZE):
             there = self.read(at, 1)
             wanted = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
@@ -472,7 +472,7 @@ class ConsumeQueue:
         return phys, size, code
 
     def first_at(self, phys: int) -> int:
-        """The first queue offset whose record lies at or above `phys`; `max` without one. Raises OSError."""
+        """Return the first queue offset whose record lies at or above `phys`; `max` without one. Raises OSError."""
         low, high = self._first, self.max
         while low < high:
             middle = (low + high) // 2
@@ -484,7 +484,7 @@ class ConsumeQueue:
         return low
 
     def min_at(self, log_start: int) -> int:
-        """The first queue offset whose record is in a log that begins at `log_start`. Raises OSError."""
+        """Return the first queue offset whose record is in a log that begins at `log_start`. Raises OSError."""
         if self._min_for != log_start:
             self._min = self.first_at(log_start)
             self._min_for = log_start

@@ -38,7 +38,7 @@ _ANY_TIMES: Final = (0, (1 << 63) - 1)
 
 
 def keys_within(keys: bytes | bytearray, start: int, stop: int) -> bytearray:
-    """The packed keys of records in [start, stop)."""
+    """Return the packed keys of records in [start, stop)."""
     return bytearray().join([KEY.pack(*key) for key in KEY.iter_unpack(keys) if start <= key[1] < stop])
 
 
@@ -192,7 +192,7 @@ class IndexFile:
         return found
 
     def _on_disk(self) -> int:
-        """The number after the last written entry, counted by the header or not."""
+        """Return the number after the last written entry, counted by the header or not."""
         number = self.count
         while number < self.capacity:
             data = read_all(self._fd, ENTRY_SIZE * 512, self._entries_at + number * ENTRY_SIZE)

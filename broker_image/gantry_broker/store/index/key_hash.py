@@ -33,7 +33,7 @@ class KeyHasher:
         self._prefixes: dict[str, int] = {}
 
     def hash(self, key: str) -> int:
-        """The hash of a key, 0 or more. A hash without absolute value in 31 bits is 0. Source: `indexKeyHashMethod`."""
+        """Return the hash of a key, 0 or more; 0 without an absolute value in 31 bits. Source: `indexKeyHashMethod`."""
         high, low = _PAIRS.get(key[-4:-2]), _PAIRS.get(key[-2:])
         if high is None or low is None:
             return _absolute(self._extended(key))
@@ -47,7 +47,7 @@ class KeyHasher:
         return _absolute(value) if value & 0x80000000 else value
 
     def _extended(self, text: str) -> int:
-        """The hash of "topic#text" as an unsigned number."""
+        """Return the hash of "topic#text" as an unsigned number."""
         if not text.isascii():
             return java_hash(f"{self._topic}#{text}") & _MASK
         value = self._seed

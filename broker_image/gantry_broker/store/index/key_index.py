@@ -140,7 +140,7 @@ class KeyIndex:
         self.unsynced.discard(file.path)
 
     def files_since(self, phys: int) -> list[str]:
-        """The files with keys of records at or above `phys`."""
+        """Return the files with keys of records at or above `phys`."""
         return [file.path for file in self._files if file.end_phys >= phys]
 
     def drop_before(self, phys: int) -> list[str]:

@@ -98,7 +98,7 @@ class QueueTable:
         return QueueEnds(offset, start, self.file_size, found)
 
     def topic(self, name: str) -> TopicQueues:
-        """The entry of the topic; makes a new one. Raises ValueError for a name that no directory can have."""
+        """Return the entry of the topic; makes a new one. Raises ValueError for a name that no directory can have."""
         found = self.topics.get(name)
         if found is None:
             found = self.topics[name] = TopicQueues(name)
@@ -112,7 +112,7 @@ class QueueTable:
         return found
 
     def queue(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
-        """The queue, loaded; makes a new one. Raises ValueError for an impossible number, OSError."""
+        """Return the queue, loaded; makes a new one. Raises ValueError for an impossible number, OSError."""
         found = topic.queues.get(queue_id)
         if found is None:
             found = self._make(topic, queue_id)
@@ -121,7 +121,7 @@ class QueueTable:
         return found
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, loaded; None for an unknown one. Raises OSError."""
+        """Return the queue, loaded; None for an unknown one. Raises OSError."""
         known = self.topics.get(topic)
         found = None if known is None else known.queues.get(queue_id)
         if found is not None and found.next < 0:
@@ -129,7 +129,7 @@ class QueueTable:
         return found
 
     def unopened(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, not loaded; makes a new one. Raises ValueError for an impossible topic or queue."""
+        """Return the queue, not loaded; makes a new one. Raises ValueError for an impossible topic or queue."""
         known = self.topic(topic)
         return known.queues.get(queue_id) or self._make(known, queue_id)
 
@@ -183,7 +183,7 @@ class QueueTable:
             yield queue
 
     def oldest_pending(self) -> int | None:
-        """The offset of the oldest record with an entry in memory only; None without one."""
+        """Return the offset of the oldest record with an entry in memory only; None without one."""
         # Look at all: after a failure some may be empty, or in another order.
         oldest = (queue.oldest_pending() for queue in self.dirty)
         return min((phys for phys in oldest if phys is not None), default=None)

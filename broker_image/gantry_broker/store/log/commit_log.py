@@ -79,7 +79,7 @@ class CommitLog:
         directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, offset: int) -> str:
-        """The file of the segment that contains `offset`."""
+        """Return the file of the segment that contains `offset`."""
         first = offset - offset % self.segment_size
         if self._named[0] != first:
             self._named = (first, f"{self._prefix}{first:020d}")  # Usually the last segment.
@@ -226,7 +226,7 @@ class CommitLog:
             fdatasync(fd)
 
     def file_to_sync(self, start: int, stop: int, opened: OpenSegment) -> int | None:
-        """The descriptor, in `opened`, whose fdatasync makes [start, stop) durable; None: only `sync` does. Raises
+        """Return the descriptor of `opened` whose fdatasync makes [start, stop) durable; None: only `sync` does. Raises
         OSError.
         """
         path = self.path_of(stop)

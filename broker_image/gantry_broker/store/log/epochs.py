@@ -52,7 +52,7 @@ FOREIGN: Final[LeaderEpochs] = (EpochStart(0, 0),)
 
 
 def check_epochs(epochs: Sequence[tuple[int, int]]) -> LeaderEpochs:
-    """The same as LeaderEpochs. Raises StoreError when epochs do not rise, starts fall, or a value is out of range."""
+    """Return them as LeaderEpochs. Raises StoreError when epochs do not rise, starts fall, or a value is too large."""
     try:
         checked = tuple(
             EpochStart(plausible.epoch("epoch", epoch), plausible.offset("offset", start)) for epoch, start in epochs
@@ -72,12 +72,12 @@ def extend_epochs(epochs: LeaderEpochs, found: Sequence[EpochStart]) -> LeaderEp
 
 
 def truncate_epochs(epochs: LeaderEpochs, end: int) -> LeaderEpochs:
-    """The epochs whose first record lies below `end`. RocketMQ's epoch 0 has no control record and stays."""
+    """Return the epochs whose first record lies below `end`. RocketMQ's epoch 0 has no control record and stays."""
     return tuple(entry for entry in epochs if entry.start < end or entry == FOREIGN[0])
 
 
 def epoch_of(meta: Meta) -> int | None:
-    """The epoch that a record begins; None for every record but an epoch's control record."""
+    """Return the epoch that a record begins; None for every record but an epoch's control record."""
     if meta.topic != _CONTROL or _EPOCH not in meta.properties:
         return None
     value = parse_properties(meta.properties).get(EPOCH_PROPERTY, "")

@@ -55,7 +55,7 @@ class ReadOnlyLog:
         return not is_zero(self._fd, offset % self.segment_size, os.fstat(self._fd).st_size)
 
     def next_boundary(self, offset: int) -> Boundary:
-        """The first place from `offset` on, within its segment, where the head of a record or filler is valid.
+        """Return the first place from `offset` on, within its segment, where the head of a record or filler is valid.
 
         A head names its own offset, so bytes of a body are not taken for one. Raises OSError.
         """
@@ -77,7 +77,7 @@ class ReadOnlyLog:
         return Boundary(end, blank)
 
     def _next_data(self, offset: int, end: int) -> int:
-        """The first offset from `offset` on that is not in a hole of the file; `end` when there is none."""
+        """Return the first offset from `offset` on that is not in a hole of the file; `end` when there is none."""
         if not self._open(offset):
             return end
         base = offset - offset % self.segment_size

@@ -287,20 +287,20 @@ def find_magic(data: bytes) -> Iterator[int]:
 
 
 def store_ms_of(head: bytes) -> int:
-    """The store time (ms) of the record with these first `TIME_HEAD_SIZE` bytes."""
+    """Return the store time (ms) of the record with these first `TIME_HEAD_SIZE` bytes."""
     v6 = _SYS_FLAG.unpack_from(head, 36)[0] & SysFlag.BORN_HOST_V6
     ms: int = _STORE_MS.unpack_from(head, 68 if v6 else 56)[0]
     return ms
 
 
 def size_of_first(data: bytes) -> int:
-    """The size of the record or filler that begins with data[0]; 0 when none does."""
+    """Return the size of the record or filler that begins with data[0]; 0 when none does."""
     size, magic = SIZE_AND_MAGIC.unpack_from(data) if len(data) >= FILLER_MIN else (0, 0)
     return int(size) if magic in _MAGICS and size >= FILLER_MIN else 0
 
 
 def size_of_whole(data: bytes, at: int) -> int:
-    """The end in `data` of the whole records and fillers from `at` on, by their sizes only; the leader reads so."""
+    """Return the end in `data` of the whole records and fillers from `at` on, by sizes only; the leader reads so."""
     unpack, have = SIZE_AND_MAGIC.unpack_from, len(data)
     while at + FILLER_MIN <= have:
         size, magic = unpack(data, at)
@@ -338,7 +338,7 @@ def has_lost_page(buf: bytes | memoryview, start: int, stop: int, base: int) -> 
 
 
 def property_of(properties: bytes, name: bytes) -> bytes | None:
-    """The value of a property in the stored form, None without it.
+    """Return the value of a property in the stored form, None without it.
 
     `name` ends with 0x01. The last occurrence counts.
     """
@@ -359,12 +359,12 @@ _DELAY: Final = Prop.DELAY_TIME_LEVEL.encode() + b"\x01"
 
 
 def words_of(keys: str) -> list[str]:
-    """The words of a property KEYS, at most `MAX_KEYS`: brokers refuse more, but older logs may have them."""
+    """Return the words of a property KEYS, at most `MAX_KEYS`: brokers refuse more, but older logs may have them."""
     return [key for key in keys.split(KEY_SEPARATOR) if key][:MAX_KEYS]
 
 
 def index_keys(properties: bytes) -> list[str]:
-    """The keys of a record: its unique key, then the words of KEYS. Source: `IndexService.buildIndex`."""
+    """Return the keys of a record: its unique key, then the words of KEYS. Source: `IndexService.buildIndex`."""
     found = []
     uniq = property_of(properties, _UNIQ)
     if uniq:
@@ -381,7 +381,7 @@ def delay_table(levels: str) -> tuple[int, ...]:
 
 
 def tags_code(topic: str, properties: bytes, store_ms: int, delays: Sequence[int]) -> int:
-    """The third field of a consume-queue entry: the hash of the tags; in the delay topic, the time of delivery (ms).
+    """Return the third field of a queue entry: the hash of the tags; in the delay topic, the time of delivery (ms).
 
     A level above the last one counts as the last. Source: `CommitLog.checkMessageAndReturnSize` of 4.9.7.
     """
@@ -414,5 +414,5 @@ def in_index(sys_flag: int) -> bool:
 
 
 def filler(size: int) -> bytes:
-    """The head of a filler; its other bytes are zeros, as a new segment has them."""
+    """Return the head of a filler; its other bytes are zeros, as a new segment has them."""
     return SIZE_AND_MAGIC.pack(size, MAGIC_BLANK)

@@ -193,7 +193,7 @@ class Operator:
         )
 
     async def _on_cluster(self, event: Any, body: Any, **_: Any) -> None:
-        """kopf's handler: a BrokerCluster changed (None: it existed at the start)."""
+        """Handle a call of kopf: a BrokerCluster changed (None: it existed at the start)."""
         obj = _plain(body)
         meta = obj["metadata"]
         key = (meta["namespace"], meta["name"])
@@ -217,7 +217,7 @@ class Operator:
 
 
 def _plain(value: Any) -> Any:
-    """kopf's views as ordinary dictionaries and lists."""
+    """Return kopf's views as ordinary dictionaries and lists."""
     if isinstance(value, dict) or hasattr(value, "items"):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

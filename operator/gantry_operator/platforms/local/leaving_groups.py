@@ -83,7 +83,8 @@ def removed_processes(folder: ClusterFolder, cluster: str, group: str) -> list[P
 
 def remove_remains(folder: ClusterFolder, cluster: str, group: str, *, keep_data: bool) -> None:
     """Remove the data (or move them to `drained/`), the leadership record and the marker of a group whose members have
-    stopped. Raises OSError; may be repeated."""
+    stopped. Raises OSError; may be repeated.
+    """
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for number in range(MOST_MEMBERS):
         name = member_name(cluster, group, number)

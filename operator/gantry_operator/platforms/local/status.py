@@ -303,7 +303,8 @@ def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
 
 def http_urls(folder: ClusterFolder) -> list[str]:
     """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
-    NoPort."""
+    NoPort.
+    """
     ports = Ports.load(folder.ports)
     cluster = running_cluster(folder, load_saved(folder))
     planned: Plan = plan(cluster)

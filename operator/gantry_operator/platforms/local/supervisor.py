@@ -667,7 +667,8 @@ def load_saved(folder: ClusterFolder) -> BrokerCluster:
 
 def main(argv: Sequence[str]) -> int:
     """`python -m gantry_operator.platforms.local.supervisor DIR FD`. DIR holds the manifest. FD is the lock of the
-    folder, which the caller has taken."""
+    folder, which the caller has taken.
+    """
     logs.configure("WARNING")
     folder = ClusterFolder(Path(argv[0]))
     with os.fdopen(int(argv[1]), "a"), suppress(KeyboardInterrupt):

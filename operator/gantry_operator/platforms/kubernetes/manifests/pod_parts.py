@@ -185,7 +185,8 @@ def tls_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
 
 def archive_secret(use: str, secret: str) -> Path:
     """The folder with the keys of a Secret that an archive or a migration needs. `use`: archive, restore or
-    migrate."""
+    migrate.
+    """
     return Path(ARCHIVE_DIR) / use / secret
 
 
