@@ -101,7 +101,7 @@ class BrokerContext:
     """Turns for costly work on the event loop."""
     loop_watch: LoopWatch
     shared: Shared
-    tls: PortsTls
     """Limits and counts of the connections of all clients' ports."""
+    tls: PortsTls
     http_port: Callable[[], int]
     """The HTTP port, once it is bound."""

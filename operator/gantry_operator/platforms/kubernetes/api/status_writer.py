@@ -30,8 +30,9 @@ NO_LONGER = {
     "DiskPressure": "DiskPressureEnded",
     "ReportComplete": "ReportIncomplete",
 }
+"""The event's reason when a condition becomes false."""
 GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid", "ReportComplete")
-"""The event reason when a condition becomes false."""
+"""Conditions whose end is a warning event. Each other condition is one when it becomes true."""
 GAP_S = 0.3
 """Seconds between two writes."""
 
