@@ -226,6 +226,9 @@ class BrokerConfig(FileConfig):
         default_factory=list,
         description="RocketMQ's NameServers of a migrated cluster: the leader registers there, too.",
     )
+    follow: ArchivePlace | None = Field(
+        None, description="A new member is a standby, which follows this archive; None: it is an ordinary one."
+    )
 
     @property
     def own_cluster(self) -> str:

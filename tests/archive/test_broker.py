@@ -41,12 +41,13 @@ def config(folder: Path, name: str, **more: object) -> BrokerConfig:
     )
 
 
-async def lead(process: BrokerProcess) -> None:
+async def lead(process: BrokerProcess, *, may_append: bool = True, epoch: int = 0) -> None:
     replication = process.broker.replication
     me = replication.me
-    epoch = process.store.epochs[-1].epoch + 1 if process.store.epochs else 1
+    epoch = epoch or (process.store.epochs[-1].epoch + 1 if process.store.epochs else 1)
     await replication.assign(Assignment(LeadershipRecord(epoch, 1, me, frozenset({me}))))
     assert replication.may_append
+    assert process.broker.role.may_append is may_append
 
 
 async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

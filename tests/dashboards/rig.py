@@ -352,7 +352,7 @@ async def rig(
     folder: Path, *, rules: Path | None = None, each: float = 0.02
 ) -> AsyncIterator[tuple[Cluster, Prometheus]]:
     """All of it. The caller waits for data."""
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, archive={"url": f"file://{folder}/archive", "interval": "1s"})
     try:
         await asyncio.to_thread(cluster.up)
         servers = cluster.name_servers

@@ -114,7 +114,7 @@ class ModelLog:
         self.saved_confirmed = 0
         self.leader_epochs: LeaderEpochs = ()
         self.member_changes: tuple[MemberChange, ...] = ()
-        self.restored_end = 0
+        self.restored_end = self.restored_epoch = 0
         self._expired_changes: tuple[MemberChange, ...] = ()
         """The epochs that no record in the log has: config/members.json."""
         self.next_queue_offset = 0

@@ -79,6 +79,10 @@ class Report:
     error_ms: int = 0
     fenced: str = ""
     """Why this cluster may not write to the archive at all."""
+    superseded: str = ""
+    """The archive was this cluster's, and belongs to another one now: that one was promoted."""
+    closed: str = ""
+    """The token of the hand-over with which this cluster ended its writes."""
     waits: str = ""
     last_upload_ms: int = 0
     epochs: tuple[EpochStart, ...] = field(default=(), repr=False)
@@ -102,9 +106,11 @@ class Archiver:
         level: int = 3,
         rate: Callable[[], int | None] = lambda: None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        on_superseded: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`view`, `turn` and `settings` are called on the event loop. `view`: the log now; None: not started yet.
-        `turn`: whether this member uploads. `rate`: bytes a second at most, of the object as stored.
+        """`view`, `turn`, `settings` and `on_superseded` are called on the event loop. `view`: the log now; None: not
+        started yet. `turn`: whether this member uploads. `rate`: bytes a second at most, of the object as stored.
+        `on_superseded`: another cluster has taken the archive over; with "": it is this cluster's again.
         """
         self.report = Report()
         self._archive = archive
@@ -116,6 +122,7 @@ class Archiver:
         self._level = level
         self._rate = rate
         self._clock_ms = clock_ms
+        self._on_superseded = on_superseded
         self._state: State | None = None
         self._owner: Owner | None = None
         self._last_upload_ms = 0
@@ -124,6 +131,9 @@ class Archiver:
         self._failures = 0
         self._cleaned = 0.0
         self._ahead_ms = 0
+        self._last: tuple[str, int] | None = None
+        self._superseded = ""
+        self._looked_at: Owner | None = None
         self._compared = 0.0
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -140,6 +150,13 @@ class Archiver:
 
     def soon(self) -> None:
         """Look now, for example after a change of the role."""
+        self._wake.set()
+
+    def finish(self, token: str, end: int) -> None:
+        """Upload all up to `end`, the confirmed end of a log that does not grow any more, and close the manifest with
+        this token. `report.closed` says that it is done.
+        """
+        self._last = (token, end)
         self._wake.set()
 
     async def close(self) -> None:
@@ -162,7 +179,7 @@ class Archiver:
         """Do one step, note how it ended, and return the seconds until the next one."""
         view, uploads, error, fenced = None, self.report.uploads, "", ""
         try:
-            view, uploads = self._view(), self._turn()
+            view, uploads = self._view(), self._turn() or self._last is not None
             if view is None:
                 return LOOK_S
             more = await in_daemon_thread(partial(self._step, view, self._settings(), uploads))
@@ -196,6 +213,8 @@ class Archiver:
 
     def _note(self, view: View, uploads: bool, error: str, fenced: str) -> None:
         before, state, now = self.report, self._state, self._clock_ms()
+        if self._superseded != before.superseded or (self._looked_at is not None and not before.known):
+            self._on_superseded(self._superseded)
         end = before.end if state is None else state.end
         behind = max(view.confirmed - end, 0) if state is not None or before.known else 0
         self._waiting.note(view.confirmed, view.confirmed - behind, now)
@@ -205,6 +224,7 @@ class Archiver:
             error=error,
             error_ms=now if error else before.error_ms,
             fenced=fenced,
+            superseded=self._superseded,
             behind_bytes=behind,
             behind_ms=self._waiting.for_ms(now),
             last_upload_ms=self._last_upload_ms,
@@ -222,6 +242,7 @@ class Archiver:
                 parts=len(state.parts),
                 gaps=len(state.gaps),
                 epochs=state.epochs,
+                closed=state.closed if state.owner is not None and state.owner.uid == self._uid else "",
             )
         self.report = report
 
@@ -230,6 +251,7 @@ class Archiver:
     def _step(self, view: View, settings: Settings, uploads: bool) -> bool:
         """Do one step; True: there may be more to do. Raises ArchiveError, Fenced, OSError."""
         self._state = self._group.load(self._state, checked=not uploads)
+        self._look_for_successor(self._state.owner)
         if not uploads:
             return False
         if self._owner is None:
@@ -239,7 +261,15 @@ class Archiver:
         if state.owner is not None and state.owner.number > self._owner.number:
             self._owner = None
             raise Fenced("the archive has another owner now")
+        if state.closed and state.owner == self._owner:
+            return False  # The cluster has handed the archive over.
         settings = replace(settings, part=self._part(settings.part))
+        if self._last is not None:
+            settings = replace(settings, interval_ms=0)
+            token, end = self._last
+            if state.n and state.end == view.confirmed == end:
+                self._write(state, Change(closed=token), view, ())
+                return False
         step = self._decide(state, view, settings)
         if isinstance(step, Prune) and self._compare_clocks():
             step = self._decide(state, view, settings)
@@ -268,6 +298,20 @@ class Archiver:
                 self._write(state, Change(start=start), view, ())
                 self._group.remove_parts(gone)
         return True
+
+    def _look_for_successor(self, owner: Owner | None) -> None:
+        """Find out whether the archive was this cluster's and is another one's now. Raises ArchiveError."""
+        if owner == self._looked_at:
+            return
+        self._superseded = ""
+        if owner is not None and owner.uid != self._uid:
+            identity = self._archive.identity()
+            if identity is not None and identity.uid != self._uid and self._archive.was_owner(self._uid, identity):
+                self._superseded = (
+                    f"cluster {identity.cluster} ({identity.uid}) was promoted and owns the archive now: "
+                    "send to that cluster"
+                )
+        self._looked_at = owner
 
     def _decide(self, state: State, view: View, settings: Settings) -> upload.Step:
         return upload.next_step(state, view, settings, self._clock_ms(), self._last_upload_ms, self._ahead_ms)

@@ -8,6 +8,7 @@ groups/a/clock/RANDOM                      exists for a moment: its time shows t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -144,6 +145,15 @@ class Archive:
                 raise Fenced(f"{name} became the archive's owner at the same time: look at its status first")
             return newest
         return mine
+
+    def was_owner(self, uid: str, newest: Identity) -> bool:
+        """Return whether a cluster owned the archive before the newest owner. Raises ArchiveError."""
+        for number in range(1, newest.number):
+            name = _identity_name(number)
+            with contextlib.suppress(Missing):
+                if Identity.from_json(name, self.objects.get(name)).uid == uid:
+                    return True
+        return False
 
     # Groups
 

@@ -11,13 +11,19 @@ from gantry_broker.archive.upload import Settings, View
 from gantry_broker.contracts.models import ArchiveStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.events import Events
+    from gantry_broker.broker.site import Site
     from gantry_broker.config import BrokerConfig
     from gantry_broker.replication.service import ReplicationService
     from gantry_broker.store.store import MessageStore
+
+
+class NoArchive(Exception):
+    """The configuration names no archive."""
+
 
 LEVELS: Final = {"Zstd": 3, "None": -(1 << 17)}
 """Levels of zstd; the lowest one copies nearly all bytes."""
@@ -35,13 +41,19 @@ class Archiving:
         replication: ReplicationService,
         events: Events,
         clock: Clock,
+        site: Callable[[], Site],
     ) -> None:
-        """Raises ArchiveError for an archive that cannot be."""
+        """`site`: the part of this cluster in a pair of sites; a standby uploads nothing.
+
+        Raises ArchiveError for an archive that cannot be.
+        """
         self._store = store
         self._replication = replication
         self._number = config.member
         self._archiver: Archiver | None = None
-        archive = config.archive
+        self.on_superseded: Callable[[str], None] = lambda why: None
+        """Called when another site has taken the archive over, with the reason; "": it is this cluster's again."""
+        archive = None if site().is_standby else config.archive
         self._max_lag = 0 if archive is None else archive.max_local_lag_bytes
         if archive is None:
             return
@@ -62,6 +74,7 @@ class Archiving:
             level=LEVELS[archive.compression],
             rate=lambda: archive.rate_bytes,
             clock_ms=clock.unix_ms,
+            on_superseded=lambda why: self.on_superseded(why),
         )
         events.role_changed.subscribe(lambda leads: self._soon())
 
@@ -69,6 +82,12 @@ class Archiving:
     def report(self) -> Report | None:
         """What is known of the archive; None: there is none."""
         return None if self._archiver is None else self._archiver.report
+
+    def finish(self, token: str, end: int) -> None:
+        """Archive everything up to `end`, and close the archive with this token. Raises NoArchive."""
+        if self._archiver is None:
+            raise NoArchive("this cluster has no archive: write spec.archive")
+        self._archiver.finish(token, end)
 
     def start(self) -> None:
         if self._archiver is not None:
@@ -126,4 +145,5 @@ def archive_status(report: Report | None) -> ArchiveStatus | None:
         error=report.error,
         error_ms=report.error_ms,
         fenced=report.fenced,
+        closed=report.closed,
     )

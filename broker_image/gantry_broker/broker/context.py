@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.pull.service import PullService
     from gantry_broker.broker.retention import LogRetention, TopicRetention
     from gantry_broker.broker.role import RoleState
+    from gantry_broker.broker.sites import Sites
     from gantry_broker.broker.stats import MessageCounts, Stats
     from gantry_broker.broker.topic_routes import TopicRoutes
     from gantry_broker.broker.transactions import Transactions
@@ -65,6 +66,7 @@ class BrokerContext:
     topic_retention: TopicRetention
     log_repair: LogRepair
     archiving: Archiving
+    sites: Sites
 
     replication: ReplicationService
     role: RoleState

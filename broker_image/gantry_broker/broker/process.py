@@ -23,6 +23,7 @@ from gantry_broker import descriptors, logs
 from gantry_broker.archive.errors import ArchiveError
 from gantry_broker.broker import restoring
 from gantry_broker.broker.migration import member as migrating
+from gantry_broker.broker.site import load_site, mark_origin, prepare_disk
 from gantry_broker.broker.wiring import wire
 from gantry_broker.config import BrokerConfig
 from gantry_broker.loglevel import LEVELS, follow, level_in
@@ -62,7 +63,9 @@ class BrokerProcess:
     """One member of a group, from its start to its stop. Use it as an async context manager."""
 
     def __init__(self, config: BrokerConfig) -> None:
+        """Raises what the store, the archive and TLS raise for what cannot be."""
         self.config = config
+        site = load_site(config.data_dir, follows=config.follow is not None)
         self.tls = PortsTls(config.tls, config.internal_tls)
         host = resolved_host(config.group_address)
         self.store = MessageStore.open(
@@ -86,7 +89,8 @@ class BrokerProcess:
             connect_timeout=PEER_CONNECT_S,
             tls=None if migrate is None or migrate.ca_file is None else TlsOptions(ca_file=migrate.ca_file),
         )
-        self.parts = wire(config, self.store, pack_host(*host), self.client, membership, self.tls, self.source)
+        mark_origin(config.data_dir, site, self.store.end, self.store.last_epoch)
+        self.parts = wire(config, self.store, pack_host(*host), self.client, membership, self.tls, self.source, site)
         self.broker = self.parts.context
         self.port = 0
 
@@ -105,6 +109,7 @@ class BrokerProcess:
         parts.tasks.start()
         broker.log_repair.start()
         broker.archiving.start()
+        broker.sites.start()
         log.info(
             "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
             self.config.name,
@@ -126,6 +131,7 @@ class BrokerProcess:
         await parts.snapshots.close()
         await broker.log_repair.close()
         await broker.archiving.close()
+        await broker.sites.close()
         await parts.registrar.close()
         parts.group_address.close()
         parts.delays.close()
@@ -164,27 +170,40 @@ async def run(config: BrokerConfig, followed: Path | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    following = None if followed is None else asyncio.create_task(follow(followed))
+    try:
+        while await _one_life(config, stopped):
+            log.info("%s starts again in its new part", config.name)
+    finally:
+        if following is not None:
+            following.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(number)
+
+
+async def _one_life(config: BrokerConfig, stopped: asyncio.Event) -> bool:
+    """Run until a signal, or until the cluster has another part in a pair of sites; True: start once more."""
+    prepare_disk(config.data_dir, load_site(config.data_dir, follows=config.follow is not None))
     if restoring.is_wanted(config) and not await _until(restoring.restore_first(config), stopped):
-        return
+        return False
     if migrating.is_wanted(config) and not await _until(migrating.migrate_first(config), stopped):
-        return
+        return False
     process = BrokerProcess(config)
     await process.start()
     gc.collect()
     gc.freeze()
-    following = None if followed is None else asyncio.create_task(follow(followed))
-    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.health.must_end)]
+    again = process.broker.sites.must_restart
+    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.health.must_end, again)]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for end in (*ends, *([] if following is None else [following])):
+        for end in ends:
             end.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError):
-                loop.remove_signal_handler(number)
         await process.stop()
     if process.store.failed is not None:
         raise FlushFailed(f"the disk failed: {process.store.failed}; a start opens the store again")
+    return again.is_set() and not stopped.is_set()
 
 
 async def _until(filling: Coroutine[None, None, None], stopped: asyncio.Event) -> bool:

@@ -101,9 +101,13 @@ class RequestProcessor:
     def refuse(self, conn: Connection, frames: list[Frame]) -> None:
         """Refuses writes, because this member is not the master."""
         remark = self._role.refusal()
+        # As RocketMQ's broker without the permission to write: a client sends to another broker, if there is one.
+        code = ResponseCode.SERVICE_NOT_AVAILABLE if self._role.takes_writes else ResponseCode.NO_PERMISSION
         for frame in frames:
             if not frame.is_oneway:
-                conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+                conn.send(error_answer(frame, code, remark))
+        if not self._role.takes_writes:
+            return
         if self._context.replication.follows:
             # The connection came by the master's Service before the Service moved, and would lead here for ever.
             # It ends, so that the client connects again by the present route.

@@ -18,7 +18,7 @@ import orjson
 
 from gantry_broker.broker.metadata.tables import route_permission
 from gantry_broker.protocol.bodies import DataVersion, TopicConfig
-from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import ACCESS_VERSION, CONTROL_TOPIC, GantryCode, Perm, RequestCode, ResponseCode
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
@@ -191,7 +191,8 @@ class Registrar:
         )
 
     def _permission(self) -> int:
-        return route_permission(self._settings.brokerPermission, self._meta.working.marks)
+        permission = route_permission(self._settings.brokerPermission, self._meta.working.marks)
+        return permission if self._role.takes_writes else permission & ~Perm.WRITE
 
     def changes(self, held: _Held) -> bytes | None:
         """Return the body of REGISTER_CHANGES for a NameServer that has these topics; None: it needs all of them."""
@@ -237,7 +238,7 @@ class Registrar:
 
     async def _register(self, address: str) -> bool:
         """Registers; returns False when the NameServer refused. Raises RemotingError."""
-        if self._replication.role.value == "Waiting" and not self._replication.epoch:
+        if self._replication.role.value == "Waiting" and not self._replication.epoch and not self._role.serves:
             return True  # This member has no role yet, so it has no place in a route.
         if address in self._sources and not self._role.leading:
             return True  # The former slaves of the source may still be there, under the same numbers.

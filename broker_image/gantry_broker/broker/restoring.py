@@ -19,12 +19,14 @@ from gantry_broker.archive.errors import ArchiveError, Missing
 from gantry_broker.archive.opening import open_archive
 from gantry_broker.archive.restore import MARK, Target
 from gantry_broker.archive.threads import in_daemon_thread
+from gantry_broker.broker.site import load_site
+from gantry_broker.config import ArchivePlace, RestoreConfig
 from gantry_broker.http.interim import InterimServer
 from gantry_broker.store.log.commit_log import segment_bases
 from gantry_broker.store.recovery import lock_store
 
 if TYPE_CHECKING:
-    from gantry_broker.config import BrokerConfig, RestoreConfig
+    from gantry_broker.config import BrokerConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,22 @@ TIME_S: Final = 1.0
 
 def is_wanted(config: BrokerConfig) -> bool:
     """Whether the disk is to be filled: it has no log, or one whose restore was broken off."""
-    if config.restore is None:
+    if source(config) is None:
         return False
     return (config.data_dir / MARK).exists() or not segment_bases(config.data_dir / "commitlog")
+
+
+def source(config: BrokerConfig) -> RestoreConfig | None:
+    """What an empty disk is filled with: the archive of `restore`, or the one that a standby follows."""
+    if config.restore is not None:
+        return config.restore
+    if not load_site(config.data_dir, follows=config.follow is not None).is_standby:
+        return None
+    place = config.follow or config.archive
+    if place is None:
+        return None
+    fields = {name: getattr(place, name) for name in ArchivePlace.model_fields}
+    return RestoreConfig(**fields, group=config.own_group)
 
 
 class Progress:
@@ -61,14 +76,15 @@ class Progress:
 
 async def restore_first(config: BrokerConfig) -> None:
     """Fill the disk, and return once it is done. Raises OSError when the HTTP port is taken."""
-    assert config.restore is not None
+    wanted = source(config)
+    assert wanted is not None
     progress = Progress()
     server = InterimServer(config, lambda: progress.text)
     await server.start()
     try:
         while True:
             try:
-                end = await in_daemon_thread(partial(fill, config.restore, config.data_dir, progress))
+                end = await in_daemon_thread(partial(fill, wanted, config.data_dir, progress))
             except (ArchiveError, OSError) as error:
                 progress.text = f"cannot restore from the archive: {error}"
                 log.error("%s; tried again in %d s", progress.text, AGAIN_S)
@@ -76,7 +92,7 @@ async def restore_first(config: BrokerConfig) -> None:
                 continue
             log.info(
                 "the log was restored from %s up to %d; users and their keys are not in an archive",
-                config.restore.url, end,
+                wanted.url, end,
             )  # fmt: skip
             return
     finally:

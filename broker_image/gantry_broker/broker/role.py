@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from gantry_broker.broker.site import Site
 from gantry_broker.replication.service import ReplicationService, Role
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class RoleState:
         """A short time after a handover, in which clients still use old connections or the old route to the leader."""
         self.address_lost = False
         """Nothing answers at the group's address while this member leads."""
+        self.site = Site()
+        """The part of the cluster in a pair of sites."""
+        self.takes_writes = True
+        """False: the cluster is a standby, hands over, or was superseded by another site."""
         self._config = config
         self._replication = replication
         self._replay = replay
@@ -44,7 +49,12 @@ class RoleState:
 
     @property
     def may_append(self) -> bool:
-        return self.leading and self._replication.may_append
+        return self.leading and self._replication.may_append and self.takes_writes
+
+    @property
+    def serves(self) -> bool:
+        """Whether readers may take this member for the group's master: it leads, or its cluster is a standby."""
+        return self.leading or self.site.is_standby
 
     @property
     def epoch_confirmed(self) -> bool:
@@ -53,8 +63,11 @@ class RoleState:
 
     @property
     def broker_id(self) -> int:
-        """RocketMQ's brokerId: 0 for the leader, else the member's number + 1."""
-        return 0 if self.leading else self._config.member + 1
+        """RocketMQ's brokerId: 0 for the leader, else the member's number + 1. A standby has no leader: its first
+        member stands in for it, for clients that read.
+        """
+        stands_in = self.site.is_standby and self._config.member == 0
+        return 0 if self.leading or stands_in else self._config.member + 1
 
     @property
     def address(self) -> str:
@@ -68,12 +81,22 @@ class RoleState:
 
     def refusal(self) -> str:
         """Returns the reason for the refusal of a write."""
+        if not self.takes_writes:
+            return self.site.refusal()
         if self._replication.writes_paused:
             return "service not available now: the group hands over to another master, send again"
         role, name = self._replication.role, self._config.name
         if role is Role.SLAVE:
             return f"service not available now: {name} is a slave, send to the master"
         return f"service not available now: {name} waits for its role ({self._replication.core.reason})"
+
+    def take_site(self, site: Site) -> None:
+        """Follows what the control plane says of the sites."""
+        self.site = site
+        self.takes_writes = not site.refusal()
+        self._events.tables_changed()
+        self._events.role_changed(self.leading)
+        self._events.status_changed()
 
     def changed(self) -> None:
         """Follows replication after its role or `may_append` changed.

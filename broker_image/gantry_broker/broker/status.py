@@ -21,7 +21,11 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
     usage = broker.disk.usage
     if broker.health.disk_full and not fields["reason"]:
         fields["reason"] = "the disk is full: sends are refused, reads go on"
-    fields["writable"] = bool(fields["writable"]) and not broker.health.disk_full
+    if not broker.role.takes_writes and not fields["reason"]:
+        fields["reason"] = broker.role.site.refusal()
+    if broker.role.site.is_standby:
+        fields["reason"] = broker.sites.reason
+    fields["writable"] = broker.role.takes_writes and bool(fields["writable"]) and not broker.health.disk_full
     marks, now = broker.meta.confirmed.marks, broker.clock.unix_ms()
     return MemberStatus(
         cluster=config.own_cluster,
@@ -38,7 +42,8 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
         certificates=broker.tls.expiry(),
         access=AccessStatus(version=broker.access.version, changes=len(broker.access.changes)),
         marks=GroupMarks(drain=marks.get(DRAIN, ""), joined=JOINED in marks),
-        archive=archive_status(broker.archiving.report),
+        archive=archive_status(broker.sites.report or broker.archiving.report),
+        site=broker.sites.status(),
         rates=Rates(
             messages_in=broker.stats.tps("BROKER_PUT_NUMS", config.cluster, now),
             bytes_in=broker.stats.tps("BROKER_PUT_SIZE", config.cluster, now),

@@ -57,6 +57,8 @@ from gantry_broker.broker.relay import RelayedClients, Relays
 from gantry_broker.broker.retention import LogRetention, TopicRetention
 from gantry_broker.broker.role import RoleState
 from gantry_broker.broker.send.sender import Sender
+from gantry_broker.broker.site import Site
+from gantry_broker.broker.sites import Sites
 from gantry_broker.broker.stats import MessageCounts, Stats
 from gantry_broker.broker.topic_routes import TopicRoutes
 from gantry_broker.broker.transactions import Transactions
@@ -110,14 +112,17 @@ def wire(
     membership: Membership,
     tls: PortsTls | None = None,
     source: RemotingClient | None = None,
+    site: Site | None = None,
 ) -> BrokerParts:
     """Builds one broker in the running event loop. `store_host`: address and port of message ids, packed.
 
-    `source`: the client for RocketMQ's NameServers of a migrated cluster.
+    `source`: the client for RocketMQ's NameServers of a migrated cluster. `site`: the part of its cluster in a pair of
+    sites.
     """
     settings = store.config.settings
     tls = tls or PortsTls(None, None)
     source = source or client
+    site = site or Site()
     clock, events = Clock(), Events()
     started_ms = clock.unix_ms()
     delay_levels = delay_table(settings.messageDelayLevel)
@@ -157,6 +162,7 @@ def wire(
         on_change=events.status_changed,
         on_truncated=replay.was_truncated,
         on_store_error=lambda error: health.store_failed(error),
+        standby=site.is_standby,
     )
     log_repair = LogRepair(store, replication.peers, replay.repaired)
     replication.on_damaged_answer = log_repair.given_damaged
@@ -166,6 +172,7 @@ def wire(
     store.on_queue_damage = log_repair.suspect_queue
     client.register(GantryCode.READ_LOG, answering(log_repair, replication.follows_member))
     role = RoleState(config, replication, replay, locks, events)
+    role.site, role.takes_writes = site, not site.refusal()
     health = MemberHealth(config, store, disk, replication, role, events)
     registrar = Registrar(
         config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
@@ -180,7 +187,13 @@ def wire(
     )  # fmt: skip
     live_settings = LiveSettings(config.settings, settings, meta, changes, role, events)
     creation = OnDemandCreation(settings, meta, changes, role=role, health=health, slices=slices, clock=clock)
-    archiving = Archiving(config, store, delay_levels, replication=replication, events=events, clock=clock)
+    archiving = Archiving(
+        config, store, delay_levels, replication=replication, events=events, clock=clock, site=lambda: role.site
+    )
+    sites = Sites(
+        config, store, replication=replication, role=role, health=health, archiving=archiving, changes=changes,
+        events=events, clock=clock,
+    )  # fmt: skip
     retention = LogRetention(store, disk, meta, replication, archiving, clock)
     topic_retention = TopicRetention(store, meta, changes, role, health, clock)
     transactions = Transactions(
@@ -224,6 +237,7 @@ def wire(
         topic_retention=topic_retention,
         log_repair=log_repair,
         archiving=archiving,
+        sites=sites,
         replication=replication,
         role=role,
         health=health,

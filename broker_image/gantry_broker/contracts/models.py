@@ -181,6 +181,77 @@ class ArchiveStatus(_Model):
     error: str = Field("", description="Why the last step failed.")
     error_ms: int = 0
     fenced: str = Field("", description="Why this cluster may not write to it at all.")
+    closed: str = Field("", description="The token with which this cluster handed it over.")
+
+
+class SiteRequest(_Model):
+    """PUT /v1/site: the part of the cluster in a pair of sites. One that is not newer changes nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["Active", "Sealed", "Standby"]
+    generation: Version
+    token: str = Field("", max_length=128, description="Sealed: of the hand-over.")
+    origin: str = Field("", max_length=128, description="Active after a promotion: its name.")
+    origin_end: Offset = Field(0, description="Where the log of that promotion ends in the archive.")
+
+
+class SiteStatus(_Model):
+    """The part of this member's cluster in a pair of sites."""
+
+    role: Literal["Active", "Sealed", "Standby"] = "Active"
+    generation: Version = 0
+    token: str = Field("", description="Sealed: of the hand-over.")
+    origin: str = ""
+    origin_end: Offset = 0
+    follows: bool = Field(False, description="Standby: it has read the archive since its start.")
+    superseded: str = Field("", description="Another site was promoted: this cluster takes no writes any more.")
+    idle: bool = Field(False, description="Sealed: the leader's log does not grow, and all of it is confirmed.")
+
+
+class SiteLook(_Model):
+    """GET /v1/site/archive, on a standby: the archive of its group as it is now. Times are Unix milliseconds."""
+
+    owner_uid: str
+    owner_cluster: str
+    number: int
+    closed: str = Field(description="The token of a completed hand-over.")
+    archived_end: Offset
+    archived_ms: int
+    end: Offset = Field(description="End of this member's confirmed log.")
+
+
+class CloseRequest(_Model):
+    """POST /v1/site/close, on the leader of a sealed group: archive the last byte, and end there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(min_length=8, max_length=128)
+
+
+class CloseAnswer(_Model):
+    """`closed`: the archive has all, and this token."""
+
+    closed: bool
+    end: Offset
+    archived: Offset
+    reason: str = ""
+
+
+class TakeRequest(_Model):
+    """POST /v1/site/take, on a standby: make its cluster the owner of the archive."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field("", max_length=128)
+    accept_loss: bool = False
+
+
+class TakeAnswer(_Model):
+    """Where the former owner's log of this group ends in the archive, and how far this member has it."""
+
+    archived_end: Offset
+    end: Offset
 
 
 class GroupMarks(_Model):
@@ -307,6 +378,7 @@ class MemberStatus(_Model):
     dead_letters: int = Field(0, description="Messages in dead letter topics.")
     marks: GroupMarks = Field(default_factory=GroupMarks)
     archive: ArchiveStatus | None = Field(None, description="The archive of its group; absent: there is none.")
+    site: SiteStatus = Field(default_factory=SiteStatus)
     rates: Rates = Field(default_factory=Rates)
     connections: int = 0
     address: str = ""

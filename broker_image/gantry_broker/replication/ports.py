@@ -80,6 +80,11 @@ class RaftLog(Log, Protocol):
         ...
 
     @property
+    def restored_epoch(self) -> int:
+        """The first leadership of the group is above this epoch: another site may go on from the same records."""
+        ...
+
+    @property
     def member_changes(self) -> tuple[MemberChange, ...]:
         """The changes in log order; a truncated change is gone."""
         ...

@@ -227,7 +227,7 @@ class RaftReplica(MemberCore):
             found = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
             members = tuple(Voter(found[n], self._announced.get(n, self._addresses[n])) for n in sorted(found))
             # The next epoch is above those of the records of an archive.
-            leadership = LeadershipRecord(last_epoch(self._log.leader_epochs))
+            leadership = LeadershipRecord(max(last_epoch(self._log.leader_epochs), self._log.restored_epoch))
             self._save(replace(self._state, first_members=members, leadership=leadership))
             self._campaign(RaftRequestKind.VOTE, now_ms)
             return

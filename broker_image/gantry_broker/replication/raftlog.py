@@ -29,7 +29,7 @@ from gantry_broker.replication.storelog import StoreLog, StoreLogHooks, queue_st
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
 from gantry_broker.store.log.epochs import LeaderEpochs
-from gantry_broker.store.restored import restored_end
+from gantry_broker.store.restored import restored
 from gantry_broker.store.sealed import seal, unseal
 from gantry_broker.store.types import Put
 
@@ -48,7 +48,8 @@ class RaftStoreLog(StoreLog):
     def __init__(self, store: MessageStore, path: Path, hooks: StoreLogHooks) -> None:
         super().__init__(store, hooks)
         self._path = path
-        self.restored_end = restored_end(store.config.path)
+        found = restored(store.config.path)
+        self.restored_end, self.restored_epoch = found.end, found.epoch
         listed = self._load()
         self._listed: tuple[MemberChange, ...] | None = listed
         """The content of members.json; None: a write failed, and the file has the old or the new content."""

@@ -35,7 +35,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication import wire
 from gantry_broker.replication.core import Core, Role
 from gantry_broker.replication.fetching import FetchLoop
-from gantry_broker.replication.identity import ReplicaFile
+from gantry_broker.replication.identity import ReplicaFile, Started
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.log_repair import Peer
 from gantry_broker.replication.messages import Fetch, FetchAnswer
@@ -66,6 +66,8 @@ RAFT_HOLD_S: Final = 0.25
 A held fetch counts as heard, so a leader that is cut off steps down later by this much.
 """
 RAFT_REQUEST_S: Final = 1.0
+STANDBY: Final = "standby"
+"""The incarnation of a member that has no place in its group."""
 ASK_S: Final = 5.0
 """Seconds for a request to another member besides fetches."""
 
@@ -90,8 +92,11 @@ class ReplicationService:
         on_store_error: Callable[[StoreError], None] = lambda error: None,
         monotonic: Callable[[], float] = time.monotonic,
         unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        standby: bool = False,
     ) -> None:
-        """`epoch_body(epoch)`: body of an epoch's control record.
+        """`standby`: this member follows the archive of another cluster, and takes no part in its group.
+
+        `epoch_body(epoch)`: body of an epoch's control record.
 
         `on_store_error` gets the error when the store refuses a leader's records (usually for a full disk).
         `on_confirmed` gets the result of `MessageStore.confirm`. `on_role_change` reports a change of `role` or
@@ -109,7 +114,8 @@ class ReplicationService:
         self._monotonic = monotonic
         self._file = ReplicaFile(config.data_dir / "config" / "replica.json", config.mode)
         hooks = StoreLogHooks(epoch_body, on_confirmed, on_truncated, unix_ms)
-        self._raft = config.mode == "Raft"
+        self._standby = standby
+        self._raft = config.mode == "Raft" and not standby
         self._log = StoreLog(store, hooks)
         self._raft_log = RaftStoreLog(store, config.data_dir / "config" / "members.json", hooks) if self._raft else None
         # Rule 26: in Raft mode acknowledgements count bytes on disk, in each flush mode.
@@ -141,16 +147,24 @@ class ReplicationService:
 
     # ---- life cycle
 
+    @property
+    def log(self) -> StoreLog:
+        """The log as the core sees it. A standby, whose core does nothing, continues it by itself."""
+        return self._log
+
     async def start(self) -> None:
         """Find out the member's identity, and go on from its last state. Raises identity.StateError, OSError."""
         loop = asyncio.get_running_loop()
         empty = self._store.end == self._store.start == 0
-        started = self._file.start(
-            self._config.member,
-            sync_flush=self._sync_flush,
-            log_is_empty=empty,
-            damaged=self._store.damage is not None,
-        )
+        if self._standby:
+            started = Started(HardState(MemberId(self._config.member, STANDBY)), log_trusted=True)
+        else:
+            started = self._file.start(
+                self._config.member,
+                sync_flush=self._sync_flush,
+                log_is_empty=empty,
+                damaged=self._store.damage is not None,
+            )
         self._store.acknowledge_damage()
         self._log_trusted = started.log_trusted
         self._commit = GroupCommit(self._store)
@@ -363,9 +377,10 @@ class ReplicationService:
 
     async def assign(self, assignment: Assignment) -> AssignmentAnswer:
         """Take an assignment. It is on disk before the member acts (rule 15). Raises OSError when the write fails."""
-        if self._stopped:
+        if self._stopped or self._standby:
             held = self.core.leadership
-            return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason="it stops")
+            why = "it stops" if self._stopped else "its cluster is a standby"
+            return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason=why)
         if self._store.end > 0:
             self._file.holds_records()
         try:

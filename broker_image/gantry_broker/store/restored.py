@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -14,12 +14,21 @@ RESTORED: Final = "config/restored.json"
 """In the store's folder once its restore is done: what was restored, and where it ends."""
 
 
-def restored_end(store: Path) -> int:
-    """Return the end of the restored log; 0: the store was not restored. Raises StoreError for an invalid file."""
+class Restored(NamedTuple):
+    """What is known of a restored log; zeros: the store was not restored."""
+
+    end: int = 0
+    epoch: int = 0
+    """The first leadership of the group is above this epoch and those in the log."""
+
+
+def restored(store: Path) -> Restored:
+    """Read the mark. Raises StoreError for an invalid file."""
     path = store / RESTORED
     try:
-        return plausible.offset("end", orjson.loads(path.read_bytes())["end"])
+        value = orjson.loads(path.read_bytes())
+        return Restored(plausible.offset("end", value["end"]), plausible.epoch("epoch", value.get("epoch", 0)))
     except FileNotFoundError:
-        return 0
+        return Restored()
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: {error!r}; empty the member's disk") from error

@@ -27,6 +27,7 @@ NOT_IN_TIME: Final = {"inf": "not in sight"}
 FEW: Final = "no consumer group has read yet"
 OPERATOR: Final = "no operator is scraped"
 NO_PROXY: Final = "no gRPC proxy is scraped"
+NO_ARCHIVE: Final = "the cluster has no archive"
 
 
 def stat(

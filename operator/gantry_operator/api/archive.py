@@ -164,6 +164,10 @@ class FromArchive(ArchivePlace):
     )
 
 
+class Follow(ArchivePlace):
+    """The archive that another cluster writes. Groups are found by their names."""
+
+
 class Bootstrap(Model):
     """What the cluster's empty disks begin with."""
 
@@ -175,6 +179,12 @@ class Bootstrap(Model):
     fromRocketMQ: FromRocketMQ | None = Field(
         None, description="A running Apache RocketMQ: its log and the state beside it, until a cutover."
     )
+    follow: Follow | None = Field(
+        None,
+        description="The cluster begins as a standby: its members copy the archive continuously, serve reads and "
+        "refuse writes, until `gantry promote`. Afterwards this field changes nothing. archive.url is the same one: a "
+        "promoted cluster goes on with the archive.",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -182,5 +192,11 @@ class Bootstrap(Model):
             "fromArchive and fromRocketMQ are both there: write one of them",
             lambda b: b.fromArchive is None or b.fromRocketMQ is None,
             "fromRocketMQ",
+        ),
+        Rule(
+            "!has(self.follow) || !(has(self.fromArchive) || has(self.fromRocketMQ))",
+            "follow is there beside fromArchive or fromRocketMQ: write one of them",
+            lambda b: b.follow is None or (b.fromArchive is None and b.fromRocketMQ is None),
+            "follow",
         ),
     )

@@ -223,6 +223,11 @@ def _own_archive(spec: BrokerClusterSpec) -> bool:
     return spec.archive is None or source is None or spec.archive.url != source.url
 
 
+def _followed_archive(spec: BrokerClusterSpec) -> bool:
+    source = None if spec.bootstrap is None else spec.bootstrap.follow
+    return spec.archive is None or source is None or spec.archive.url == source.url
+
+
 class TopicDefaults(Model):
     """What holds for topics that no resource describes."""
 
@@ -419,6 +424,14 @@ class BrokerClusterSpec(Model):
             "archive.url is that of bootstrap.fromArchive, which belongs to the cluster that it is of: write another "
             "archive.url",
             _own_archive,
+            "archive",
+        ),
+        Rule(
+            "!has(self.archive) || !has(self.bootstrap) || !has(self.bootstrap.follow) || "
+            "self.archive.url == self.bootstrap.follow.url",
+            "archive.url is not that of bootstrap.follow, but a promoted standby goes on with the archive that it "
+            "follows: write the same url",
+            _followed_archive,
             "archive",
         ),
         Rule(

@@ -29,7 +29,7 @@ class Condition(_Status):
 
     type: Literal[
         "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-        "DiskPressure", "ReportComplete", "Archiving"
+        "DiskPressure", "ReportComplete", "Archiving", "Standby"
     ] = Field(description="The aspect.")  # fmt: skip
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition is true.")
     reason: str = Field(description="One word, for programs.")
@@ -73,6 +73,20 @@ class DrainRow(_Status):
         0, description="Messages that consumers cannot see yet: delayed ones, and those of open transactions."
     )
     retentionEnds: str | None = Field(None, description="When the retention of its newest message has passed.")
+
+
+class SiteRow(_Status):
+    """The part of the cluster in a pair of sites."""
+
+    role: str = Field(description="Active, Demoting, Standby or Promoting.")
+    generation: int = Field(0, description="Rises with each change of the part.")
+    token: str = Field("", description="Of the hand-over, which `gantry promote --token` at the other site demands.")
+    origin: str = Field("", description="The name of the last promotion of this cluster.")
+    ends: dict[str, int] = Field(
+        default_factory=dict, description="By group: where the archive ended at that promotion."
+    )
+    acceptLoss: bool = Field(False, description="A promotion without a hand-over is under way.")
+    since: str | None = Field(None, description="Time of the last change.")
 
 
 class ArchiveRow(_Status):
@@ -217,7 +231,8 @@ class BrokerClusterStatus(_Status):
         "send and read. Progressing: a change is in progress. Degraded: it works, but with less redundancy than the "
         "spec requires. Secured: clients must authenticate. Draining: a broker group leaves. Unbalanced: one group has "
         "much more load than another. DiskPressure: the disk of a broker is full, or will be soon. ReportComplete: the "
-        "last report of spec.analytics has all of its parts. Archiving: the archive keeps up with the logs.",
+        "last report of spec.analytics has all of its parts. Archiving: the archive keeps up with the logs. Standby: "
+        "the cluster follows the archive of another one.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     mode: str = Field("", description="How the master is chosen: MasterSlave or Raft.")
@@ -241,6 +256,9 @@ class BrokerClusterStatus(_Status):
         default_factory=lambda: Addresses(), description="Addresses for clients' configuration."
     )
     proxy: ProxyStatus | None = Field(None, description="The endpoint for clients that speak gRPC, if there is one.")
+    site: SiteRow | None = Field(
+        None, description="The part of the cluster in a pair of sites; absent: it has never had another one."
+    )
     lastFailover: LastFailover | None = Field(None, description="The last change of a master.")
     certificates: list[CertificateRow] = Field(
         default_factory=list, description="A row for each certificate and authority, if TLS is in use."

@@ -199,6 +199,45 @@ def switchover(
     switch_over(target, group, to, as_json)
 
 
+TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds to wait. What has begun goes on afterwards.")]
+
+
+@app.command(epilog=EPILOG)
+@on_cluster
+def demote(
+    target: Target,
+    as_json: bool,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Give up what a cluster took after another one was promoted.")
+    ] = False,
+    timeout: TimeoutOption = 120.0,
+) -> None:
+    """Hand a cluster's archive over to a standby at another site, and become the standby.
+
+    Writes end, the last byte goes to the archive. The token that it prints is for `gantry promote` at the other site.
+    """
+    from gantry_operator.cli.sites import demote as run
+
+    run(target, accept_loss, timeout, as_json)
+
+
+@app.command(epilog=EPILOG)
+@on_cluster
+def promote(
+    target: Target,
+    as_json: bool,
+    token: Annotated[str, typer.Option(help="What `gantry demote` printed there.", show_default=False)] = "",
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="The other site is lost: do without what it had not archived.")
+    ] = False,
+    timeout: TimeoutOption = 120.0,
+) -> None:
+    """Make a standby (spec.bootstrap.follow) the cluster that takes writes and owns the archive."""
+    from gantry_operator.cli.sites import promote as run
+
+    run(target, token, accept_loss, timeout, as_json)
+
+
 @app.command(epilog=EPILOG)
 def down(
     directory: DirOption = None,

@@ -63,6 +63,14 @@ class Target(Protocol):
         """Hand over. Returns a sentence about the result. Raises CliError."""
         ...
 
+    async def demote(self, accept_loss: bool, timeout_s: float) -> str:
+        """End writes, archive the last byte. Returns the token for the other site. Raises CliError."""
+        ...
+
+    async def promote(self, token: str, accept_loss: bool, timeout_s: float) -> None:
+        """Make a standby the cluster. Raises CliError."""
+        ...
+
     def clients(self) -> AbstractAsyncContextManager[Clients]:
         """What clients of this process need, while the context is open."""
         ...
@@ -124,6 +132,21 @@ class LocalTarget:
         except control.ControlError as error:
             raise CliError(str(error)) from None
         return str(answer["done"])
+
+    async def demote(self, accept_loss: bool, timeout_s: float) -> str:
+        answer = await self._of_sites("demote", timeout_s, acceptLoss=accept_loss)
+        return str(answer["token"])
+
+    async def promote(self, token: str, accept_loss: bool, timeout_s: float) -> None:
+        await self._of_sites("promote", timeout_s, acceptLoss=accept_loss, token=token)
+
+    async def _of_sites(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+        from gantry_operator.platforms.local import control
+
+        try:
+            return await control.ask(self.folder, op, timeout_s + SWITCHOVER_S, timeout=timeout_s, **arguments)
+        except control.ControlError as error:
+            raise CliError(str(error)) from None
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:
@@ -205,6 +228,14 @@ class KubernetesTarget:
     async def switchover(self, group: str, to: str | None) -> str:
         async with self._open() as target:
             return str(await target.switchover(group, to))
+
+    async def demote(self, accept_loss: bool, timeout_s: float) -> str:
+        async with self._open() as target:
+            return str(await target.ask_site("demote", "", accept_loss=accept_loss, timeout_s=timeout_s))
+
+    async def promote(self, token: str, accept_loss: bool, timeout_s: float) -> None:
+        async with self._open() as target:
+            await target.ask_site("promote", token, accept_loss=accept_loss, timeout_s=timeout_s)
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[Clients]:

@@ -34,6 +34,7 @@ from gantry_operator.failover.model import (
     Recover,
     RejectProposal,
     RequestHandover,
+    Retire,
     SendAssignment,
     ShrinkInSyncSet,
     Switchover,
@@ -57,6 +58,7 @@ PROMOTION_REASONS = {"handover": "SwitchoverStarted", "unclean": "UncleanFailove
 WRITE_REASONS: dict[type, str] = {
     Bootstrap: "GroupBootstrapped",
     Recover: "RegistryRecovered",
+    Retire: "GroupRetired",
     ShrinkInSyncSet: "InSyncSetShrunk",
     ExpandInSyncSet: "InSyncSetExpanded",
     RejectProposal: "InSyncSetProposalRejected",

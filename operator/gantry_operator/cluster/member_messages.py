@@ -27,6 +27,7 @@ def report_from(status: dict[str, Any]) -> Report:
         link = status.get("leader_link") or {}
         link_leader = link.get("member")
         proposal = status.get("proposal")
+        site = status.get("site") or {}
         return Report(
             id=_id(status["member"]),
             role=_word("role", status["role"], ROLES),
@@ -57,6 +58,9 @@ def report_from(status: dict[str, Any]) -> Report:
             writes_paused=bool(status.get("writes_paused", False)),
             not_promotable=str(status.get("not_promotable", ""))[: plausible.MAX_TEXT],
             disk_full=bool((status.get("disk") or {}).get("full", False)),
+            standby=site.get("role") == "Standby",
+            site_origin=str(site.get("origin", ""))[: plausible.MAX_TEXT],
+            site_end=plausible.offset("origin_end", site.get("origin_end", 0)),
         )
     except plausible.Implausible as error:
         raise BadStatus(f"its report cannot be used: {error}") from error

@@ -24,6 +24,7 @@ from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Change, MemberEndpoint
 from gantry_operator.failover.model import Report, Switchover, Wait
 from gantry_operator.failover.raft import keeping_up, leader_of, transfer_candidates
+from gantry_operator.failover.second_site import STANDBY
 
 ELECTED_S = 2.0
 """Seconds to wait for a leader that another leader has named as its successor."""
@@ -109,6 +110,10 @@ class RaftController(GroupController):
         self._follow(endpoints)
         heard = self._heard(endpoints)
         leader = leader_of([w.report for w in heard if w.report is not None])
+        if leader is None and heard and all(w.report is not None and w.report.standby for w in heard):
+            self._leadership = None
+            self._note_wait(Wait(STANDBY, "the group follows the archive of another cluster, so no member leads"))
+            return False
         if leader is None:
             self._note_wait(Wait("election-in-progress", self._why_no_leader(heard, endpoints), available=False))
             return False

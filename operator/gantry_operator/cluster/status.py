@@ -21,11 +21,13 @@ from gantry_operator.api.status import (
     NameServerRow,
     Phase,
     ProxyStatus,
+    SiteRow,
     VersionStatus,
 )
 from gantry_operator.certificates import EXPIRING
 from gantry_operator.cluster.archive_status import archive_condition, archive_row
 from gantry_operator.cluster.platform import Change
+from gantry_operator.cluster.second_site import MemberSite, SiteState, adopt, member_site, site_condition
 from gantry_operator.cluster.timestamps import utc
 
 EventKind = Literal["Normal", "Warning"]
@@ -36,7 +38,7 @@ BLOCKED = "Blocked"
 """Reason of Progressing while something prevents that the spec is carried out."""
 Aspect = Literal[
     "Ready", "Available", "Progressing", "Degraded", "Secured", "CertificatesValid", "Draining", "Unbalanced",
-    "DiskPressure", "ReportComplete", "Archiving"
+    "DiskPressure", "ReportComplete", "Archiving", "Standby"
 ]  # fmt: skip
 
 
@@ -89,6 +91,10 @@ class ObservedState:
     """spec.hibernate is true, and nothing runs."""
     proxy: ProxyStatus | None = None
     """None: there should be no proxy."""
+    site: SiteState | None = None
+    """The part of the cluster in a pair of sites; None: not known, what members say counts."""
+    site_waits: str = ""
+    """What a change of this part waits for."""
     loopback: bool = False
     """Only programs of one machine reach the cluster."""
 
@@ -107,11 +113,14 @@ def status_of(
         return _refused(old, observed, rows, now, generation)
     if observed.hibernated:
         rows = [_asleep(r, old) for r in rows]
+    sites = _sites(observed)
+    site = adopt(observed.site or SiteState(), sites)
+    standby = site.role in ("Standby", "Promoting")
     ready = sum(r.ready for r in rows)
     if observed.hibernated:
         available, progressing, degraded = ((answer, "Hibernated", HIBERNATED) for answer in _ASLEEP)
     else:
-        available = _available(observed, old)
+        available = _serves_reads(observed, sites) if standby else _available(observed, old)
         degraded = _degraded(observed, rows)
         progressing = _progressing(observed, paused, available[0], degraded)
     conditions = [
@@ -137,6 +146,7 @@ def status_of(
     if balance is not None:
         conditions.append(_condition(old, "Unbalanced", *balance, now, generation))
     further: tuple[tuple[Aspect, tuple[Answer, str, str] | None], ...] = (
+        ("Standby", site_condition(site, sites, observed.site_waits)),
         ("DiskPressure", disk_pressure(observed, old)),
         ("ReportComplete", _report_complete(observed.analytics or old.analytics)),
     )
@@ -156,6 +166,7 @@ def status_of(
         nameServers=[s.address for s in observed.name_servers],
         nameServerMembers=list(observed.name_servers),
         addresses=observed.addresses,
+        site=site_row(site) if site != SiteState() else None,
         lastFailover=observed.last_failover or old.lastFailover,
         proxy=observed.proxy,
         certificates=list(observed.certificates),
@@ -207,7 +218,10 @@ def _row(m: ObservedMember) -> MemberRow:
     if s is None:
         return MemberRow(name=m.name, group=m.group, node=m.node, reason=m.problem or "it does not answer")
     role = str(s.get("role", "Unknown"))
-    serving = role == "Master" or (role == "Slave" and m.in_sync)
+    site = _part(s, "site")
+    if site.get("role") == "Standby":
+        role = "Standby"
+    serving = role == "Master" or (role == "Slave" and m.in_sync) or (role == "Standby" and bool(site.get("follows")))
     return MemberRow(
         name=m.name,
         group=m.group,
@@ -222,6 +236,34 @@ def _row(m: ObservedMember) -> MemberRow:
         node=m.node,
         reason=str(s.get("reason", "")),
     )
+
+
+def _sites(observed: ObservedState) -> list[MemberSite]:
+    found = (member_site(m.name, m.group, m.status) for m in observed.members if m.status is not None)
+    return [site for site in found if site is not None]
+
+
+def _serves_reads(observed: ObservedState, sites: Sequence[MemberSite]) -> tuple[Answer, str, str]:
+    """Available, of a standby: clients can read. Writes go to the other cluster."""
+    groups = sorted({m.group for m in observed.members})
+    lacking = [g for g in groups if not any(s.follows for s in sites if s.group == g)]
+    if lacking or not groups:
+        return "False", "NotFollowing", f"no member has read the archive of group {', '.join(lacking) or 'any'} yet"
+    return "True", "Standby", "reads are served; writes are refused, because the cluster follows another one"
+
+
+def site_row(state: SiteState) -> SiteRow:
+    """The state as the status has it, from which a control plane goes on (`site_of`)."""
+    since = utc(state.at_ms) if state.at_ms else None
+    return SiteRow(
+        role=state.role, generation=state.generation, token=state.token, origin=state.origin, ends=dict(state.ends),
+        acceptLoss=state.accept_loss, since=since,
+    )  # fmt: skip
+
+
+def site_of(row: Mapping[str, Any]) -> SiteState:
+    """Raises ValueError, KeyError, TypeError for what is no row."""
+    return SiteState.from_json(row)
 
 
 def _asleep(row: MemberRow, old: BrokerClusterStatus) -> MemberRow:

@@ -33,11 +33,14 @@ from gantry_operator.failover.promotion import (
     unclean,
     untrusted,
 )
+from gantry_operator.failover.second_site import second_site
 
 
 def decide(obs: Observation) -> list[Decision]:
     """Return at most one write, then the assignments to send meanwhile. An empty list: no action is needed."""
     leadership = obs.leadership
+    if at_second_site := second_site(obs):
+        return [at_second_site]
     if leadership is None:
         return [bootstrap(obs)]
     ahead = [m for m in obs.members if m.report is not None and m.report.order > leadership.order]

@@ -67,6 +67,12 @@ class Report:
     not_promotable: str = ""
     """Why the member should not lead although it runs; empty: it may lead."""
     disk_full: bool = False
+    standby: bool = False
+    """Its cluster follows the archive of another one: it takes no part in its group."""
+    site_origin: str = ""
+    """The promotion of its cluster; empty: there was none. Members with the same one have prefixes of one log."""
+    site_end: int = 0
+    """Where that log ended: a member with less of it lacks records."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -291,5 +297,13 @@ class Wait:
     available: bool = True
 
 
-Write = Bootstrap | Promote | Recover | ShrinkInSyncSet | ExpandInSyncSet | RejectProposal | CancelHandover
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The group has no leader any more: its cluster is a standby."""
+
+    leadership: LeadershipRecord
+    reason: str
+
+
+Write = Bootstrap | Retire | Promote | Recover | ShrinkInSyncSet | ExpandInSyncSet | RejectProposal | CancelHandover
 Decision = Write | SendAssignment | Demote | RequestHandover | Wait

@@ -18,6 +18,7 @@ from gantry_broker.config import (
     RestoreConfig,
     TlsConfig,
 )
+from gantry_broker.config import ArchivePlace as Place
 from gantry_broker.proxy.config import AccessConfig, BrokerTls, ProxyConfig, ProxyCredentials
 
 from gantry_operator.api import BrokerCluster, Proxy
@@ -57,12 +58,12 @@ class TlsFolders:
 
 
 NO_TLS = TlsFolders()
-LIVE_FIELDS = frozenset({"authentication", "log_level", "migrate", "restore"})
+LIVE_FIELDS = frozenset({"authentication", "follow", "log_level", "migrate", "restore"})
 """Fields whose change needs no restart: the access table has the authentication, a process reads its log level, and
 only an empty disk is restored or migrated to.
 """
 ADDED_FIELDS = frozenset(
-    {"archive", "log_level", "migrate", "resource", "resource_group", "restore", "source_name_servers"}
+    {"archive", "follow", "log_level", "migrate", "resource", "resource_group", "restore", "source_name_servers"}
 )
 """Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
 and a new operator changes no pod only because the configuration has another form."""
@@ -75,7 +76,7 @@ class ArchiveFiles:
     uid: str
     """The cluster's unique id."""
     secrets: Callable[[str, str], Path]
-    """By use ("archive" or "restore") and name of a Secret: the folder with its keys."""
+    """By use ("archive", "restore" or "follow") and name of a Secret: the folder with its keys."""
 
     def archive(self, archive: Archive | None) -> ArchiveConfig | None:
         if archive is None:
@@ -115,6 +116,10 @@ class ArchiveFiles:
             credentials=None if key is None else self.secrets("migrate", key),
             ca_file=None if tls is None else self.secrets("migrate", tls.caSecret) / AUTHORITIES,
         )
+
+    def follow(self, bootstrap: Bootstrap | None) -> Place | None:
+        source = None if bootstrap is None else bootstrap.follow
+        return None if source is None else Place(**self._place("follow", source))
 
     def _place(self, use: str, place: ArchivePlace) -> dict[str, Any]:
         secret, encryption = place.credentialsSecret, place.encryption
@@ -250,6 +255,7 @@ def broker_config(
         source_name_servers=[]
         if spec.bootstrap is None or spec.bootstrap.fromRocketMQ is None
         else list(spec.bootstrap.fromRocketMQ.nameServers),
+        follow=archives.follow(spec.bootstrap),
     )
 
 

@@ -147,7 +147,7 @@ def _check_id(broker: BrokerContext, conn: Connection, frame: Frame, client_id: 
 
 def lock(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     request = LockRequest.from_json(json_body(frame, "lock"))
-    if not broker.role.leading:
+    if not broker.role.serves:
         raise RequestRejected(
             ResponseCode.SERVICE_NOT_AVAILABLE, f"only the master gives locks: {broker.role.refusal()}"
         )

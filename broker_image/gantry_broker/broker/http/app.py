@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import orjson
 import uvicorn
@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from gantry_broker import descriptors
 from gantry_broker.access.table import AccessAnswer, Changes, faults
+from gantry_broker.archive.errors import ArchiveError, Fenced
 from gantry_broker.broker.http.configs import add_configs, all_configs, mark
 from gantry_broker.broker.http.drain import DrainReports
 from gantry_broker.broker.http.logbytes import log_bytes, log_info
@@ -31,10 +32,13 @@ from gantry_broker.broker.http.metrics import KnownLabels, busiest, gantry_famil
 from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, rocketmq_families
 from gantry_broker.broker.http.tables import broker_tables
 from gantry_broker.broker.http.undelivered import UndeliveredMessages
+from gantry_broker.broker.sites import NotStandby
 from gantry_broker.broker.status import member_status
 from gantry_broker.contracts.models import (
     AssignmentAnswer,
     AssignmentModel,
+    CloseAnswer,
+    CloseRequest,
     ConfigsAnswer,
     ConfigsRequest,
     DrainReport,
@@ -45,6 +49,11 @@ from gantry_broker.contracts.models import (
     MemberStatus,
     RemovalAnswer,
     RemovalRequest,
+    SiteLook,
+    SiteRequest,
+    SiteStatus,
+    TakeAnswer,
+    TakeRequest,
 )
 from gantry_broker.contracts.token_file import TokenFile
 from gantry_broker.exposition import Family, Remembered
@@ -65,6 +74,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 STATUS_S = 1.0
 """Seconds between two lines of the status stream, at most."""
 HEALTH: Final = frozenset({"/livez", "/health/live", "/readyz", "/health/ready"})
@@ -78,6 +88,9 @@ BODIES: Final = {
     "/v1/handover": 4_096,
     "/v1/marks": 1_024,
     "/v1/members/remove": 1_024,
+    "/v1/site": 2_048,
+    "/v1/site/close": 1_024,
+    "/v1/site/take": 1_024,
 }
 """Most bytes of a request's body; other paths take none. An assignment names the members of one group."""
 
@@ -180,6 +193,16 @@ def _trust(scope: MutableMapping[str, Any]) -> None:
     scope["state"]["connection"].state.trusted = True
 
 
+async def _of_archive(call: Awaitable[T]) -> T:
+    """Raises HTTPException with what the archive answers."""
+    try:
+        return await call
+    except (Fenced, NotStandby) as error:
+        raise HTTPException(409, str(error)) from None
+    except ArchiveError as error:
+        raise HTTPException(502, str(error)) from None
+
+
 class StatusStreams:
     """Wake every open status stream after a change."""
 
@@ -271,7 +294,11 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     async def ready(response: Response) -> dict[str, str]:
         """Whether it serves its role: a leader that takes writes, or a follower that follows one."""
         status = streams.status()
-        good = status.role == "Master" or (status.role == "Slave" and status.leader_link.state == "connected")
+        good = (
+            status.site.follows
+            or status.role == "Master"
+            or (status.role == "Slave" and status.leader_link.state == "connected")
+        )
         if not good:
             response.status_code = 503
         return {"status": "ready" if good else "not ready", "role": status.role, "reason": status.reason}
@@ -300,6 +327,25 @@ def make_app(broker: BrokerContext, streams: StatusStreams, families: Callable[[
     async def handover(asked: HandoverRequest) -> HandoverAnswer:
         broker.changes.flush_offsets()  # The new leader continues at the consumers' offsets.
         return await broker.replication.handover(asked.target.value(), asked.epoch, asked.version, asked.timeout_ms)
+
+    @app.put("/v1/site")
+    async def site(asked: SiteRequest) -> SiteStatus:
+        try:
+            return broker.sites.put(asked)
+        except OSError as error:
+            raise HTTPException(500, f"it cannot be written: {error}") from None
+
+    @app.get("/v1/site/archive")
+    async def site_archive() -> SiteLook:
+        return await _of_archive(broker.sites.look())
+
+    @app.post("/v1/site/close")
+    async def close_archive(asked: CloseRequest) -> CloseAnswer:
+        return broker.sites.close_archive(asked.token)
+
+    @app.post("/v1/site/take")
+    async def take_archive(asked: TakeRequest) -> TakeAnswer:
+        return await _of_archive(broker.sites.take(asked))
 
     @app.post("/v1/members/remove")
     async def remove_member(asked: RemovalRequest) -> RemovalAnswer:

@@ -132,6 +132,12 @@ async def gantry_families(
 
     rows: list[tuple[str, Kind, str, list[Row]]] = [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
+        (
+            "gantry_site_standby",
+            "gauge",
+            "1 while the cluster follows the archive of another one.",
+            one(int(broker.role.site.is_standby)),
+        ),
         ("gantry_epoch", "gauge", "Epoch of the assignment that the member holds.", one(status["epoch"])),
         ("gantry_writable", "gauge", "1 while the broker takes sends.", one(int(status["writable"] and not full))),
         ("gantry_in_sync_members", "gauge", "Size of the recorded in-sync set.", one(len(status["in_sync"]))),
@@ -244,7 +250,7 @@ async def gantry_families(
             "Connections closed because of the bytes that they held.",
             one(broker.shared.cut),
         ),
-        *archive_families(broker.archiving.report, broker.config.archive, one),
+        *archive_families(broker.sites.report or broker.archiving.report, broker.config.archive, one),
         ("gantry_unfinished_frame_bytes", "gauge", "Bytes of incomplete frames.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),

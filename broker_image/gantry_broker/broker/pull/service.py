@@ -233,7 +233,7 @@ class PullService:
         if asked.commits and self._role.leading and made.commit >= 0:
             self._meta.commit_offset_of(asked.key, made.queue_id, made.commit)
         may_hold = asked.hold_ms > 0 and self._settings.longPollingEnable
-        if may_hold and self._role.leading:
+        if may_hold and self._role.serves:
             wait_ms = self._wait_ms()
             if self._waits(made, self._clock.now_ms(), wait_ms):
                 if wait_ms:
@@ -493,12 +493,12 @@ class PullService:
             code = ResponseCode.PULL_NOT_FOUND if made.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
         else:
             code = _CODES[status]
-        if self._role.leading:
+        if self._role.serves:
             if got.damaged >= 0:
                 code = ResponseCode.SYSTEM_ERROR
             elif (
                 code == ResponseCode.PULL_OFFSET_MOVED
-                and not self._role.epoch_confirmed
+                and (not self._role.epoch_confirmed or self._role.site.is_standby)
                 and made.offset >= got.max_offset
             ):
                 code = ResponseCode.PULL_NOT_FOUND
@@ -517,7 +517,7 @@ class PullService:
         suggest = self._suggest(made, got, code)
         next_offset = made.offset if code == ResponseCode.PULL_NOT_FOUND else got.next_offset
         if (
-            not self._role.leading
+            not self._role.serves
             and code == ResponseCode.PULL_RETRY_IMMEDIATELY
             and got.status != GetStatus.NO_MATCHED_MESSAGE
         ):
@@ -565,6 +565,8 @@ class PullService:
         settings = self._settings
         if not settings.slaveReadEnable:
             return _MASTER
+        if self._role.site.is_standby:
+            return self._role.broker_id
         if self._role.leading:
             if code != ResponseCode.SUCCESS:
                 return _MASTER

@@ -29,6 +29,7 @@ from gantry_operator.cluster.group_changes import GroupChanges, WantedGroups
 from gantry_operator.cluster.maintenance import UpgradeQueue
 from gantry_operator.cluster.member_http import tls_context
 from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
+from gantry_operator.cluster.site_control import SiteControl
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import ObservedMember, ObservedState, proxy_events
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
@@ -64,6 +65,8 @@ from gantry_operator.platforms.kubernetes.recovered_spec import recovered
 from gantry_operator.platforms.kubernetes.resources.topics import KINDS as TOPIC_KINDS
 from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
 from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
+from gantry_operator.platforms.kubernetes.site_requests import SiteRequests
+from gantry_operator.platforms.kubernetes.site_store import KubernetesSiteStore
 from gantry_operator.platforms.kubernetes.switchover_requests import SwitchoverRequests
 
 log = logging.getLogger(__name__)
@@ -184,6 +187,12 @@ class ClusterController:
             removal, self._groups.controllers, self._groups.http, self._wanted_groups, self._groups.record,
             self._groups_changed,
         )  # fmt: skip
+        self.sites = SiteControl(
+            KubernetesSiteStore(api, key, obj), self._groups.controllers, self._groups.http,
+            groups=lambda: [] if self._plan is None else [g.name for g in self._plan.groups],
+            follows=self._follows, archives=self._archives, on_event=self._groups.record, changed=self._report.wake,
+        )  # fmt: skip
+        self._site_requests = SiteRequests(self._resource, self.sites, self._dirty.set)
         self._remoting = RemotingClient(sign=self._access.sign)
         self._availability = Availability(self._remoting, self._report.wake)
         self._topic_store = KubernetesTopicStore(api, caches, key, shared.identity)
@@ -201,6 +210,7 @@ class ClusterController:
             ("status", self._report.run),
             ("roll", self._rolling.run),
             ("access", self._access.run),
+            ("site", self.sites.run),
             ("topics", self.topics.run),
             ("reasons", self._read_reasons),
             ("hibernation", self._hibernation.run),
@@ -215,6 +225,7 @@ class ClusterController:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._requests.close()
+        await self._site_requests.close()
         await self._groups.close()
         await self._availability.close()
         await self._remoting.close()
@@ -545,9 +556,18 @@ class ClusterController:
 
     def _look_for_requests(self) -> None:
         self._requests.look(self._plan, refused=bool(self._result.refused))
+        if self._plan is not None:
+            self._site_requests.look()
 
     def _why_not_led(self) -> str:
         return "; ".join(filter(None, [self._result.refused, *self._result.problems]))
+
+    def _follows(self) -> bool:
+        bootstrap = None if self._cluster is None else self._cluster.spec.bootstrap
+        return bootstrap is not None and bootstrap.follow is not None
+
+    def _archives(self) -> bool:
+        return self._cluster is not None and self._cluster.spec.archive is not None
 
     # ---- input of the status
 
@@ -611,6 +631,8 @@ class ClusterController:
             bound_volumes=sum(map(volumes.bound, claims)),
             volume_size=volumes.largest(claims, self._shared_storage()),
             certificates=self._certificates.rows,
+            site=self.sites.state,
+            site_waits=self.sites.waits,
             analytics=None if {JOBS, PODS} & {*unlisted} else self._reports.status(self._cluster),
             authentication="Enabled" if self._cluster is None else self._cluster.spec.security.mode(),
         )

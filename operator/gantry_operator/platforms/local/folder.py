@@ -141,6 +141,11 @@ class ClusterFolder:
         return self.uid_file.read_text().strip()
 
     @property
+    def site(self) -> Path:
+        """The part of the cluster in a pair of sites."""
+        return self.root / "site.json"
+
+    @property
     def resources(self) -> Path:
         """Topics and consumer groups of the manifest and of commands."""
         return self.root / "resources.json"

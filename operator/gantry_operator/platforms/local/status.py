@@ -33,6 +33,7 @@ from gantry_operator.platforms.local.leaving_members import leaving_members, wit
 from gantry_operator.platforms.local.ports import NoPort, Ports, http, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.proxies import why_no_proxy
+from gantry_operator.platforms.local.site import load_site
 from gantry_operator.platforms.local.supervisor import load_saved
 from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
@@ -144,6 +145,8 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         last_failover=_last_failover(folder),
         proxy=proxies,
         certificates=rows_of_certificates(folder, cluster, planned),
+        site=load_site(folder),
+        site_waits=doing.get("siteWaits", ""),
         authentication=authentication(cluster),
         loopback=on_loopback(),
     )

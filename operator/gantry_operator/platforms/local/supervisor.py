@@ -36,6 +36,8 @@ from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.cluster.probe import check_group, not_writable
 from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
+from gantry_operator.cluster.second_site import Refused
+from gantry_operator.cluster.site_control import SiteControl
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
 from gantry_operator.cluster.topic_control import Cluster, TopicControl
@@ -69,6 +71,7 @@ from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
 from gantry_operator.platforms.local.proxies import why_no_proxy
+from gantry_operator.platforms.local.site import LocalSiteStore
 from gantry_operator.platforms.local.topics import LocalTopicStore
 from gantry_operator.platforms.local.users import LocalAccessStore, authentication, user_status
 from gantry_operator.registry import FileRegistry
@@ -129,6 +132,13 @@ class Supervisor:
         )  # fmt: skip
         self._rolling = RollingChange(replacement, self.controllers, self.event, hold=self._hold, upgrade=self._upgrade)
         self._changes = GroupChanges(self, self.controllers, self._client, self._wanted_groups, self.event)
+        self.sites = SiteControl(
+            LocalSiteStore(folder), self.controllers, self._client,
+            groups=lambda: [g.name for g in self.plan.groups],
+            follows=lambda: self.cluster.spec.bootstrap is not None and self.cluster.spec.bootstrap.follow is not None,
+            archives=lambda: self.cluster.spec.archive is not None,
+            on_event=self.event, changed=self._site_changed,
+        )  # fmt: skip
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
         self._ready_after_s = 0.0
@@ -147,6 +157,7 @@ class Supervisor:
         self._spawn(self._changes.run())
         self._spawn(self._renew_certificates())
         self._spawn(self._access.run())
+        self._spawn(self.sites.run())
         self._spawn(self.topics.run())
         self._spawn(self._follow_users())
         try:
@@ -304,9 +315,9 @@ class Supervisor:
         self.ready = True
         seconds = self._ready_after_s = time.monotonic() - self._started_at
         if not self.cluster.spec.hibernate:
-            self.events.add(
-                "Normal", "ClusterReady", f"a client can send and read ({seconds:.1f} s)", self.cluster.name
-            )
+            reads_only = self.sites.reads_only
+            can = f"read: {reads_only}" if reads_only else "send and read"
+            self.events.add("Normal", "ClusterReady", f"a client can {can} ({seconds:.1f} s)", self.cluster.name)
         print(self.describe_ready(), flush=True)
 
     async def _why_not_ready(self) -> str:
@@ -314,6 +325,8 @@ class Supervisor:
         if self.cluster.spec.hibernate:
             running = [name for name in self.children.table if self.children.running(name)]
             return f"{', '.join(running)} still stop" if running else ""
+        if self.sites.reads_only:
+            return self.sites.why_not_ready()
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
         wanted = {g.name for g in self.wanted.spec.brokerGroups}
         for group in self.plan.groups:
@@ -518,6 +531,8 @@ class Supervisor:
             return {"stopping": True}
         if op == "switchover":
             return await self._switchover(str(arguments["group"]), arguments.get("to"))
+        if op in ("demote", "promote"):
+            return await self._site(op, arguments)
         if op == "apply":
             return await self._apply(arguments["manifest"])
         if op == "users":
@@ -541,8 +556,27 @@ class Supervisor:
             "refused": dict(self._rolling.refused),
             "rolling": "; ".join(filter(None, [self._rolling.reason, *self._changes.progress.values()])),
             "drains": {name: row.model_dump(mode="json") for name, row in self._changes.drains.items()},
+            "site": self.sites.state.to_json(),
+            "siteWaits": self.sites.waits,
             "describe": self.describe_ready() if self.ready else "",
         }
+
+    async def _site(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        accept_loss, timeout_s = bool(arguments.get("acceptLoss")), float(arguments["timeout"])
+        try:
+            if op == "demote":
+                token = await self.sites.demote(accept_loss=accept_loss, timeout_s=timeout_s)
+                return {"token": token}
+            token = str(arguments.get("token") or "")
+            return {"origin": await self.sites.promote(token, accept_loss=accept_loss, timeout_s=timeout_s)}
+        except Refused as error:
+            raise control.ControlError(str(error)) from None
+
+    def _site_changed(self) -> None:
+        self._groups.wake()
+        if self.ready:
+            self.ready, self.not_ready, self._started_at = False, "its part changes", time.monotonic()
+            self._spawn(self._report_ready())
 
     def _user_states(self) -> dict[str, Any]:
         """The state of every user after the last change of the files. `current`: no change is still unread."""

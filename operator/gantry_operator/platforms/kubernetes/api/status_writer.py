@@ -29,9 +29,11 @@ NO_LONGER = {
     "Unbalanced": "Balanced",
     "DiskPressure": "DiskPressureEnded",
     "ReportComplete": "ReportIncomplete",
+    "Archiving": "ArchivingFailed",
+    "Standby": "StandbyEnded",
 }
 """The event's reason when a condition becomes false."""
-GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid", "ReportComplete")
+GOOD_WHEN_TRUE = ("Available", "Secured", "CertificatesValid", "ReportComplete", "Archiving", "Standby")
 """Conditions whose end is a warning event. Each other condition is one when it becomes true."""
 GAP_S = 0.3
 """Seconds between two writes."""

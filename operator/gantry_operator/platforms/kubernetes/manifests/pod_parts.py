@@ -210,7 +210,11 @@ def archive_mounts(cluster: BrokerCluster) -> list[dict[str, Any]]:
 
 def _archive_secrets(cluster: BrokerCluster) -> list[tuple[str, str]]:
     bootstrap = cluster.spec.bootstrap
-    places = {"archive": cluster.spec.archive, "restore": None if bootstrap is None else bootstrap.fromArchive}
+    places = {
+        "archive": cluster.spec.archive,
+        "restore": None if bootstrap is None else bootstrap.fromArchive,
+        "follow": None if bootstrap is None else bootstrap.follow,
+    }
     found: dict[tuple[str, str], None] = {}
     for use, place in places.items():
         if place is not None and place.credentialsSecret is not None:

@@ -26,7 +26,7 @@ from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.maintenance import wait_for
 from gantry_operator.cluster.member_http import make_client, tls_context
 from gantry_operator.plan import AUTHORITIES, CERTIFICATE, KEY, plan
-from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes import names, site_request
 from gantry_operator.platforms.kubernetes.api.client import (
     BROKER_CLUSTER,
     EVENT,
@@ -227,6 +227,25 @@ class KubeTarget:
             "operator that has started it may still complete it"
         )
 
+    async def ask_site(self, op: str, token: str, *, accept_loss: bool, timeout_s: float) -> str:
+        """Ask the operator to demote or promote the cluster. Returns its answer. Raises TargetError with the reason."""
+        request = site_request.new_request(op, token, accept_loss=accept_loss, timeout_s=timeout_s)
+        patch = {"metadata": {"annotations": {site_request.SITE: request}}}
+        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        deadline = time.monotonic() + timeout_s + SWITCHOVER_S
+        while time.monotonic() < deadline:
+            said = answer_to(request, await self.resource(), site_request.SITE_RESULT)
+            if said is not None:
+                return said
+            await asyncio.sleep(0.2)
+        await self.api.merge(
+            BROKER_CLUSTER, self.namespace, self.name, {"metadata": {"annotations": {site_request.SITE: None}}}
+        )
+        raise TargetError(
+            "the operator did not answer: is it running? The request is withdrawn; what has begun goes on, see "
+            "status.site"
+        )
+
     async def _withdrawn(self, request: str) -> str | None:
         """Withdraw a request without an answer. Returns an answer that arrived meanwhile. Raises like `answer_to`."""
         while True:
@@ -389,9 +408,9 @@ def _no_groups(error: ManifestError) -> TargetError:
     return TargetError(f"the spec is refused, and the status names no running groups: {error}")
 
 
-def answer_to(request: str, resource: Object) -> str | None:
+def answer_to(request: str, resource: Object, annotation: str = SWITCHOVER_RESULT) -> str | None:
     """The result; None: no answer yet. Raises TargetError with the reason of a failure."""
-    result = str((resource["metadata"].get("annotations") or {}).get(SWITCHOVER_RESULT, ""))
+    result = str((resource["metadata"].get("annotations") or {}).get(annotation, ""))
     if not result.startswith(f"{request} "):
         return None
     outcome, _, said = result.removeprefix(request).strip().partition(": ")

@@ -1,0 +1,298 @@
+"""A member of a standby: it copies its group's log from the archive of another cluster, as far as that has it.
+
+Each member follows for itself, so a standby needs no leader and no role: all of its bytes are confirmed, because
+nothing else is ever uploaded. Where an unclean promotion at the first site undid a part of the archive, the log is
+truncated as well. Calls of the object store run in threads; the event loop appends one block at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gantry_broker.archive import chain
+from gantry_broker.archive.archiver import Report
+from gantry_broker.archive.chain import Archive, GroupArchive, Identity
+from gantry_broker.archive.errors import ArchiveError, Fenced, Missing, Overtaken
+from gantry_broker.archive.manifest import Change, Owner, State
+from gantry_broker.archive.opening import open_archive
+from gantry_broker.archive.segment import Block, Directory, RangeReader
+from gantry_broker.archive.threads import in_daemon_thread
+from gantry_broker.broker.site import REFILL
+from gantry_broker.replication.epochs import divergence
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.files import atomic_write
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.clock import Clock
+    from gantry_broker.config import ArchivePlace, BrokerConfig
+    from gantry_broker.replication.storelog import StoreLog
+    from gantry_broker.store.log.epochs import LeaderEpochs
+    from gantry_broker.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the manifest, when the log has all of it."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 30.0
+TRIES: Final = 20
+"""Entries that the former owner may write while this cluster takes the archive over."""
+
+
+class Refill(Exception):
+    """The log and the archive have nothing in common that could be continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The archive of the group, and how far this member has it. Times are Unix ms."""
+
+    owner: Identity
+    closed: str
+    """The token of a hand-over that was completed; "": the owner may go on writing."""
+    archived_end: int
+    archived_ms: int
+    end: int
+    """End of this member's confirmed log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a log must do before it can continue with the archive: end at `truncate`, unless it is None."""
+
+    truncate: int | None
+
+
+def begin(start: int, end: int, epochs: LeaderEpochs, state: State) -> Begin:
+    """Compare a log with the archive. Raises Refill. Pure."""
+    agreed = end if end == start == 0 else divergence(state.epochs, state.end, epochs, end)
+    if agreed < end:
+        if agreed <= start:
+            raise Refill(f"the archive differs from the first record on, this log has {start} to {end}")
+        return Begin(agreed)
+    if end < state.readable_from:
+        raise Refill(f"the archive begins at {state.readable_from}, this log ends at {end}")
+    return Begin(None)
+
+
+class Following:
+    """Keeps one member's log up to date; owned by the event loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        source: ArchivePlace,
+        store: MessageStore,
+        store_log: StoreLog,
+        clock: Clock,
+        *,
+        changed: Callable[[], None],
+        restart: Callable[[], None],
+    ) -> None:
+        """`changed`: the report is another one. `restart`: ends this process, so that its disk is filled once more.
+
+        Raises ArchiveError for an archive that cannot be.
+        """
+        self.report = Report()
+        self.reason = "reads the archive"
+        self._config = config
+        self._archive: Archive = open_archive(source)
+        self._group: GroupArchive = self._archive.group(config.own_group)
+        self._url = source.url
+        self._store, self._log = store, store_log
+        self._clock = clock
+        self._changed, self._restart = changed, restart
+        self._state: State | None = None
+        self._failures = 0
+        self._compared = False
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._lock = asyncio.Lock()
+        """Held while the log is compared and continued: a promotion waits for its end."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has read the archive, and serves what it has of it."""
+        return self.report.known
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            pause = await self._guarded()
+            if pause:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause)
+
+    async def _guarded(self) -> float:
+        try:
+            async with self._lock:
+                more = await self._step()
+            self._failures, error = 0, ""
+            pause = 0.0 if more else LOOK_S
+        except Refill as why:
+            log.warning("%s: this member is filled from the archive once more", why)
+            atomic_write(self._config.data_dir / REFILL, orjson.dumps({"why": str(why)}), durable=True)
+            self._restart()
+            return LONGEST_PAUSE_S
+        except (ArchiveError, StoreError, OSError, ValueError) as failed:
+            pause, error = self._failed(), str(failed)
+            if error != self.report.error:
+                log.warning("following the archive: %s", error)
+        except Exception as unexpected:  # The loop must go on: a standby that stands still is seen too late.
+            log.exception("following the archive failed")
+            pause, error = self._failed(), f"{type(unexpected).__name__}: {unexpected}"
+        self._note(error)
+        return pause
+
+    def _failed(self) -> float:
+        self._failures += 1
+        longest: float = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE_S)
+        return longest * (0.5 + random.random() / 2)
+
+    async def _step(self) -> bool:
+        """Continue the log by one part at most; True: there may be more. Raises Refill, ArchiveError, StoreError."""
+        state = self._state = await in_daemon_thread(partial(self._group.load, self._state))
+        if state.n == 0:
+            self.reason = f"{self._url} has nothing of group {self._group.name} yet"
+            return False
+        store = self._store
+        if state.segment_size != store.log.segment_size:
+            raise ArchiveError(
+                f"the archive has segments of {state.segment_size} bytes, this cluster of {store.log.segment_size}: "
+                f"write spec.broker.mappedFileSizeCommitLog: {state.segment_size}"
+            )
+        truncate = begin(store.start, store.end, self._log.leader_epochs, state).truncate
+        if truncate is not None:
+            log.warning("the archive ends at %d or differs from there on: the log is truncated", truncate)
+            self._log.truncate(truncate)
+        await self._compare_tail(state)
+        await self._confirm()
+        part = state.part_at(store.end)
+        if part is None:
+            self.reason = ""
+            return False
+        reader = self._group.reader(part)
+        directory = await in_daemon_thread(reader.directory)
+        for block in directory.blocks_of(store.end, part.end):
+            data = await in_daemon_thread(partial(_block, reader, directory, block))
+            self._log.append_raw(store.end, data[store.end - block.start :])
+            await self._confirm()
+            self._note("")
+        self.reason = ""
+        return True
+
+    async def _compare_tail(self, state: State) -> None:
+        """Once after a start: the last bytes of this log must be those of the archive. Raises Refill, ArchiveError."""
+        store = self._store
+        end = store.end
+        part = state.part_at(end - 1) if end > store.start else None
+        if self._compared or part is None:
+            return
+        reader = self._group.reader(part)
+        directory = await in_daemon_thread(reader.directory)
+        block = directory.blocks_of(end - 1, end)[0]
+        data = await in_daemon_thread(partial(_block, reader, directory, block))
+        if block.start >= store.start:
+            mine = store.log.read(block.start, end - block.start)
+            if mine != data[: end - block.start]:
+                raise Refill(f"the last records below {end} differ from those of the archive")
+        self._compared = True
+
+    async def _confirm(self) -> None:
+        """Let readers see all of it. Each call indexes for a bounded time."""
+        store = self._store
+        while store.confirmed < store.end:
+            before = store.confirmed
+            self._log.confirm(store.end)
+            if store.confirmed == before:
+                raise StoreError(f"the records at {before} of the log cannot be read")
+            await asyncio.sleep(0)
+
+    def _note(self, error: str) -> None:
+        state, now = self._state, self._clock.unix_ms()
+        report = replace(self.report, error=error, error_ms=now if error else self.report.error_ms)
+        if state is not None and state.n:
+            behind = max(state.end - self._store.confirmed, 0)
+            report = replace(
+                report,
+                known=True,
+                recoverable_from_ms=state.first_ms,
+                archived_ms=state.last_ms,
+                start=state.start,
+                end=state.end,
+                size=state.size,
+                parts=len(state.parts),
+                gaps=len(state.gaps),
+                behind_bytes=behind,
+                behind_ms=0 if not behind else max(now - state.at_ms, 0),
+            )
+        was, self.report = self.report, report
+        if (was.known, was.error) != (report.known, report.error):
+            self._changed()
+
+    # ---- a promotion
+
+    async def look(self) -> Look:
+        """Read the newest state. Raises ArchiveError."""
+        identity, state = await in_daemon_thread(lambda: (self._archive.identity(), self._group.load(self._state)))
+        if identity is None:
+            raise Missing(f"{self._url} has no archive")
+        self._wake.set()
+        return Look(identity, state.closed, state.end, state.last_ms, self._store.confirmed)
+
+    async def take_over(self, uid: str, cluster: str, token: str, *, accept_loss: bool) -> int:
+        """Make this cluster the owner of the archive, for good, and return where the former owner's log ends in it.
+
+        It is done once the identity object and an entry of the group's manifest say so: from then on each write of the
+        former owner fails. It may be called again. Raises Fenced, ArchiveError.
+        """
+        return await in_daemon_thread(partial(self._take_over, uid, cluster, token, accept_loss))
+
+    def _take_over(self, uid: str, cluster: str, token: str, accept_loss: bool) -> int:
+        identity = self._archive.identity()
+        if identity is None:
+            raise Missing(f"{self._url} has no archive")
+        state = self._group.load()
+        if state.n == 0:
+            raise Missing(f"{self._url} has nothing of group {self._group.name}")
+        # The owner's own way back leaves the hand-over behind as well: a closed manifest needs a new owner number.
+        mine = identity.uid == uid and not (state.closed and state.owner is not None and state.owner.uid == uid
+                                            and state.owner.number == identity.number)  # fmt: skip
+        now = self._clock.unix_ms()
+        if not mine:
+            if not accept_loss and (not token or state.closed != token):
+                raise Fenced(f"group {self._group.name}: the archive was not handed over with this token")
+            reason = "handed over" if state.closed and state.closed == token else "promoted without a hand-over"
+            identity = self._archive.hand_over(identity, uid, cluster, now, reason, token)
+        owner = Owner(identity.number, identity.uid)
+        for _ in range(TRIES):
+            if state.owner is not None and state.owner.number >= owner.number:
+                return state.end
+            try:
+                state = chain.write(
+                    self._group, state, Change(), owner=owner, segment_size=state.segment_size, epochs=(), now_ms=now
+                )
+            except Overtaken:
+                state = self._group.load()
+        raise Fenced(f"group {self._group.name}: the former owner does not stop writing to the archive")
+
+
+def _block(reader: RangeReader, directory: Directory, block: Block) -> bytes:
+    return reader.block(directory, block)

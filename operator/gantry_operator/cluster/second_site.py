@@ -1,0 +1,260 @@
+"""The part of a cluster in a pair of sites that share one archive, and its next step. Pure.
+
+- Active: it takes writes, and archives.
+- Demoting: it takes no writes any more. Each group archives its last byte and closes its archive with the token.
+- Standby: its members follow the archive, serve reads and refuse writes. No member leads.
+- Promoting: it becomes the archive's owner. After that each write of the former owner to the archive fails, so the end
+  of the archive is final. Once a member of each group has all of it, the cluster is active.
+
+`generation` rises with each change of the members' part, so late requests change nothing. Members keep what they were
+told. A control plane that lost its state takes over the newest one that a member reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from gantry_broker.protocol import plausible
+
+Role = Literal["Active", "Demoting", "Standby", "Promoting"]
+MemberRole = Literal["Active", "Sealed", "Standby"]
+_OF_MEMBERS: Final[dict[str, MemberRole]] = {
+    "Active": "Active", "Demoting": "Sealed", "Standby": "Standby", "Promoting": "Standby",
+}  # fmt: skip
+_OF_A_CLUSTER: Final[dict[str, Role]] = {"Active": "Active", "Sealed": "Demoting", "Standby": "Standby"}
+
+
+class Refused(Exception):
+    """A request that cannot be carried out. The text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteState:
+    """What the control plane keeps, and what its members get."""
+
+    role: Role = "Active"
+    generation: int = 0
+    token: str = ""
+    """Demoting: what closes the archive. Standby: of the last hand-over. Promoting: what the user gave."""
+    origin: str = ""
+    """The name of the last promotion."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """By group: where the archive ended at the last promotion."""
+    accept_loss: bool = False
+    """Promoting: also without a hand-over."""
+    at_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "generation": self.generation,
+            "token": self.token,
+            "origin": self.origin,
+            "ends": dict(self.ends),
+            "acceptLoss": self.accept_loss,
+            "atMs": self.at_ms,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SiteState:
+        """Raises ValueError, KeyError, TypeError for what is no state."""
+        if value["role"] not in _OF_MEMBERS:
+            raise ValueError(f"role {value['role']!r}")
+        return cls(
+            value["role"],
+            plausible.version("generation", value["generation"]),
+            str(value.get("token", "")),
+            str(value.get("origin", "")),
+            {str(k): plausible.offset(str(k), v) for k, v in dict(value.get("ends") or {}).items()},
+            bool(value.get("acceptLoss", False)),
+            plausible.offset("atMs", value.get("atMs", 0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSite:
+    """What a member reports."""
+
+    name: str
+    group: str
+    role: str = "Active"
+    generation: int = 0
+    token: str = ""
+    origin: str = ""
+    origin_end: int = 0
+    follows: bool = False
+    superseded: str = ""
+    idle: bool = False
+    leads: bool = False
+    confirmed: int = 0
+    """End of its confirmed log."""
+    end: int = 0
+
+
+def member_site(name: str, group: str, status: Mapping[str, Any]) -> MemberSite | None:
+    """Read it from a line of a member's status; None: the member is of a version that knows no sites, or says what
+    cannot be.
+    """
+    said = status.get("site")
+    try:
+        if not isinstance(said, Mapping) or said["role"] not in _OF_A_CLUSTER:
+            return None
+        return MemberSite(
+            name,
+            group,
+            said["role"],
+            plausible.version("generation", said["generation"]),
+            str(said.get("token", "")),
+            str(said.get("origin", "")),
+            plausible.offset("origin_end", said.get("origin_end", 0)),
+            said.get("follows") is True,
+            str(said.get("superseded", ""))[: plausible.MAX_TEXT],
+            said.get("idle") is True,
+            status.get("role") == "Master",
+            plausible.offset("confirmed", status.get("confirmed", 0)),
+            plausible.offset("end", status.get("end", 0)),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def adopt(state: SiteState, members: Sequence[MemberSite]) -> SiteState:
+    """Take over what members know better: this control plane lost its state, or its last write of it."""
+    newest = max(members, key=lambda m: m.generation, default=None)
+    if newest is None or newest.generation <= state.generation:
+        return state
+    ends = {m.group: m.origin_end for m in members if m.generation == newest.generation and m.origin}
+    return SiteState(_OF_A_CLUSTER[newest.role], newest.generation, newest.token, newest.origin, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a member must hear: the fields of `PUT /v1/site`."""
+
+    role: MemberRole
+    generation: int
+    token: str = ""
+    origin: str = ""
+    origin_end: int = 0
+
+
+def told(state: SiteState, member: MemberSite) -> Told | None:
+    """Return what to tell a member; None: it knows."""
+    role = _OF_MEMBERS[state.role]
+    if member.generation > state.generation or (member.generation == state.generation and member.role == role):
+        return None
+    if state.generation == 0:
+        return None  # Each member begins as its configuration says.
+    sealed = role == "Sealed"
+    end = state.ends.get(member.group, 0) if role == "Active" else 0
+    return Told(role, state.generation, state.token if sealed else "", state.origin if role == "Active" else "", end)
+
+
+def demote(state: SiteState, members: Sequence[MemberSite], token: str, *, accept_loss: bool, now_ms: int) -> SiteState:
+    """Begin to end the writes of an active cluster. Raises Refused. A superseded one becomes a standby at once."""
+    if state.role == "Demoting" and accept_loss:  # The archive cannot be closed, for example: it is another cluster's.
+        return replace(state, role="Standby", generation=state.generation + 1, token="", at_ms=now_ms)
+    if state.role == "Demoting" or (state.role == "Standby" and state.token):
+        return state  # Who asks again gets the same token.
+    if state.role != "Active":
+        raise Refused(f"this cluster is {_in_words(state)}: there is nothing to demote")
+    superseded = next((m for m in members if m.superseded), None)
+    if superseded is not None and not accept_loss:
+        raise Refused(
+            f"{superseded.superseded}. What this cluster took since then is in no archive and is lost when it becomes "
+            "the standby: copy what you need, then repeat with --accept-loss"
+        )
+    role: Role = "Demoting" if superseded is None else "Standby"
+    return replace(
+        state, role=role, generation=state.generation + 1, token=token if role == "Demoting" else "", at_ms=now_ms
+    )
+
+
+def demoted(state: SiteState, now_ms: int) -> SiteState:
+    """Every group has closed its archive."""
+    assert state.role == "Demoting"
+    return replace(state, role="Standby", generation=state.generation + 1, at_ms=now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The archive of one group, as a member of the standby reads it. Times are Unix ms."""
+
+    group: str
+    owner: str
+    """The name of the cluster that owns it."""
+    closed: str
+    archived_end: int
+    archived_ms: int
+
+
+def promote(
+    state: SiteState, looked: Sequence[Looked], token: str, origin: str, *, accept_loss: bool, now_ms: int
+) -> SiteState:
+    """Begin a promotion. Raises Refused, which says how much may be missing."""
+    if state.role == "Promoting":
+        return state
+    if state.role != "Standby":
+        raise Refused(f"this cluster is {_in_words(state)}: only a standby can be promoted")
+    open_groups = [g for g in looked if not g.closed]
+    other = [g for g in looked if g.closed and token and g.closed != token]
+    if other and not accept_loss:
+        raise Refused(f"group {other[0].group} was handed over with another token: see status.site of {other[0].owner}")
+    if (open_groups or not token) and not accept_loss:
+        if not open_groups:
+            raise Refused(
+                f"cluster {looked[0].owner} has handed over: write --token with the one that `gantry demote` printed "
+                "there, which is in its status, too"
+            )
+        rows = "; ".join(
+            f"group {g.group}: archived up to {max(now_ms - g.archived_ms, 0) // 1000} s ago (offset {g.archived_end})"
+            for g in open_groups
+        )
+        raise Refused(
+            f"cluster {open_groups[0].owner} has not handed over, so what it took since its last upload may be "
+            f"missing: {rows}. Run `gantry demote` there if it lives. If it is lost, repeat with --accept-loss"
+        )
+    return replace(state, role="Promoting", token=token, origin=origin, ends={}, accept_loss=accept_loss, at_ms=now_ms)
+
+
+def taken(state: SiteState, ends: Mapping[str, int], members: Sequence[MemberSite], now_ms: int) -> SiteState | str:
+    """The archive of each group is this cluster's, and ends there. Return the active state, or what it waits for."""
+    assert state.role == "Promoting"
+    for group, end in sorted(ends.items()):
+        best = max((m.confirmed for m in members if m.group == group and m.role == "Standby"), default=-1)
+        if best < end:
+            have = "no member answers" if best < 0 else f"a member has it up to {best}"
+            return f"group {group}: the archive ends at {end}, {have}"
+    return replace(
+        state, role="Active", generation=state.generation + 1, token="", ends=dict(ends), accept_loss=False,
+        at_ms=now_ms,
+    )  # fmt: skip
+
+
+def site_condition(
+    state: SiteState, members: Sequence[MemberSite], waits: str
+) -> tuple[Literal["True", "False"], str, str] | None:
+    """The condition `Standby`; None: the cluster is an ordinary one."""
+    superseded = next((m.superseded for m in members if m.superseded), "")
+    if state.role == "Active" and superseded:
+        text = f"{superseded}; this one takes no writes. `gantry demote --accept-loss` makes it the standby"
+        return "False", "Superseded", text
+    if state.role == "Active":
+        return None if state.generation == 0 else ("False", "Active", "this cluster takes writes and owns its archive")
+    if state.role == "Demoting":
+        return "False", "Demoting", waits or "writes have ended; the last bytes go to the archive"
+    if state.role == "Promoting":
+        return "True", "Promoting", waits or "the archive is taken over"
+    behind = sorted({m.name for m in members if not m.follows})
+    if behind or not members:
+        return "True", "NotFollowing", f"members that have not read the archive yet: {', '.join(behind) or 'all'}"
+    token = f"; it handed over with token {state.token}" if state.token else ""
+    return "True", "Following", f"every member follows the archive and serves reads{token}"
+
+
+def _in_words(state: SiteState) -> str:
+    return {"Active": "active", "Demoting": "handing over", "Standby": "a standby", "Promoting": "being promoted"}[
+        state.role
+    ]

@@ -1,0 +1,340 @@
+"""The edge of `second_site.py`: tells members their part, and carries out `gantry demote` and `gantry promote`.
+
+Each step may be repeated, so the process may end after any of them. The state is kept before members hear of it; if the
+last write was lost, members know better (`adopt`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Final, Protocol, TypeVar
+
+from gantry_broker.contracts.models import CloseAnswer, SiteLook, TakeAnswer
+from pydantic import BaseModel, ValidationError
+
+from gantry_operator.cluster.failures import in_words
+from gantry_operator.cluster.group_controller import GroupController
+from gantry_operator.cluster.member_client import JSON
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.platform import Event
+from gantry_operator.cluster.second_site import (
+    Looked,
+    MemberSite,
+    Refused,
+    SiteState,
+    adopt,
+    demote,
+    demoted,
+    member_site,
+    promote,
+    site_condition,
+    taken,
+    told,
+)
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.25
+"""Seconds between two steps while the part changes or a member does not know it."""
+IDLE_S: Final = 1.0
+AGAIN_S: Final = 1.0
+"""Seconds before a member is told again."""
+CALL_S: Final = 5.0
+ARCHIVE_S: Final = 90.0
+"""Seconds of a call that reads or writes the archive."""
+
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+class _Failed(Exception):
+    """A member refused or did not answer. The text is its reason."""
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])[:500]
+    except (ValueError, KeyError, TypeError):
+        return f"it answered {answer.status_code}: {answer.text[:200]}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class SiteStore(Protocol):
+    """Where the control plane keeps the state."""
+
+    def load(self) -> SiteState | None:
+        """None: nothing was kept. Raises ValueError, OSError."""
+        ...
+
+    async def save(self, state: SiteState) -> None:
+        """It is durable on return. Raises OSError or what the platform raises: it is tried again."""
+        ...
+
+
+class SiteControl:
+    """Runs from `run` until cancelled."""
+
+    def __init__(
+        self,
+        store: SiteStore,
+        controllers: Mapping[str, GroupController],
+        client: httpx.AsyncClient,
+        *,
+        groups: Callable[[], Iterable[str]],
+        follows: Callable[[], bool],
+        archives: Callable[[], bool],
+        on_event: Callable[[Event], None],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`groups`: those of the spec. `follows`: the spec has bootstrap.follow. `archives`: the spec has an archive.
+        `changed`: the state is another one.
+        """
+        self.waits = ""
+        """What a change waits for."""
+        self._store = store
+        self._controllers = controllers
+        self._client = client
+        self._groups, self._follows, self._archives = groups, follows, archives
+        self._event, self._changed = on_event, changed
+        self._state: SiteState | None = None
+        self._told_at: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    # ---- what others see
+
+    @property
+    def state(self) -> SiteState:
+        """The part of the cluster as far as it is known."""
+        return self._state or SiteState("Standby" if self._follows() else "Active")
+
+    @property
+    def is_standby(self) -> bool:
+        return self.state.role in ("Standby", "Promoting")
+
+    @property
+    def reads_only(self) -> str:
+        """Why clients can only read; empty: they can write, too."""
+        if self.is_standby:
+            return "the cluster is a standby"
+        return next((m.superseded for m in self._members() if m.superseded), "")
+
+    @property
+    def condition(self) -> tuple[Any, str, str] | None:
+        return site_condition(self.state, self._members(), self.waits)
+
+    def why_not_ready(self) -> str:
+        """Why a standby does not serve reads in all groups; empty: it does, or the cluster is no standby."""
+        if not self.is_standby:
+            return ""  # A cluster that was superseded serves reads as before.
+        members = self._members()
+        lacking = [g for g in self._groups() if not any(m.follows for m in members if m.group == g)]
+        return f"the standby has not read the archive of group {', '.join(lacking)} yet" if lacking else ""
+
+    # ---- requests
+
+    async def demote(self, *, accept_loss: bool, timeout_s: float) -> str:
+        """End the writes, archive the last byte, and return the token; "" after a cluster that was superseded. Raises
+        Refused, also when it takes too long: it goes on all the same.
+        """
+        async with self._lock:
+            if not self._archives() and self.state.role == "Active":
+                raise Refused("this cluster has no archive: write spec.archive, so that the other site can follow")
+            members = self._members()
+            silent = sorted(set(self._groups()) - {m.group for m in members if m.leads or m.superseded})
+            if silent and self.state.role == "Active":
+                raise Refused(f"group {', '.join(silent)} has no leader that answers: demote when all groups have one")
+            state = demote(self.state, members, secrets.token_hex(16), accept_loss=accept_loss, now_ms=_now_ms())
+            if state != self.state:
+                await self._take(state, "DemotionStarted", "writes end, the last bytes go to the archive")
+        await self._until(lambda: self.state.role != "Demoting", timeout_s, "the demotion")
+        return self.state.token
+
+    async def promote(self, token: str, *, accept_loss: bool, timeout_s: float) -> str:
+        """Make this standby the cluster. Returns the name of the promotion. Raises Refused as `demote`."""
+        async with self._lock:
+            if self.state.role == "Standby":
+                if not self._archives():
+                    raise Refused(
+                        "after a promotion this cluster goes on with the archive: write spec.archive with the url that "
+                        "it follows, then repeat"
+                    )
+                looked = [await self._look(group) for group in self._groups()]
+                state = promote(
+                    self.state, looked, token, secrets.token_hex(6), accept_loss=accept_loss, now_ms=_now_ms()
+                )
+                await self._take(state, "PromotionStarted", "the archive is taken over")
+            elif self.state.role != "Promoting":
+                promote(self.state, [], token, "", accept_loss=accept_loss, now_ms=_now_ms())
+        await self._until(lambda: self.state.role != "Promoting", timeout_s, "the promotion")
+        return self.state.origin
+
+    async def _until(self, done: Callable[[], bool], timeout_s: float, what: str) -> None:
+        ends = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() > ends:
+                raise Refused(f"{what} is not complete yet and goes on: {self.waits or 'no member has answered yet'}")
+            await asyncio.sleep(LOOK_S / 2)
+
+    async def _look(self, group: str) -> Looked:
+        """Raises Refused."""
+        watches = [w for w, m in self._seen() if m.group == group and m.role == "Standby"]
+        why = "no member answers"
+        for watch in watches:
+            try:
+                found = await self._call("GET", f"{watch.url}/v1/site/archive", SiteLook, timeout_s=ARCHIVE_S)
+            except _Failed as error:
+                why = f"{watch.name}: {error}"
+                continue
+            return Looked(group, found.owner_cluster, found.closed, found.archived_end, found.archived_ms)
+        raise Refused(f"the archive of group {group} cannot be read: {why}")
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        while True:
+            try:
+                busy = await self._step()
+            except Exception as error:  # It goes on: a half demoted cluster takes no writes.
+                log.exception("the part of this site")
+                self.waits, busy = f"{type(error).__name__}: {error}", False
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(LOOK_S if busy else IDLE_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _step(self) -> bool:
+        """Do what is due. True: look again soon."""
+        if self._state is None:
+            self._state = self._store.load()
+        members = self._members()
+        state = adopt(self.state, members)
+        if state != self.state:
+            await self._take(state, "SiteAdopted", f"members know that this cluster is {state.role}")
+        await self._tell()
+        if state.role == "Demoting":
+            await self._close_all()
+        elif state.role == "Promoting":
+            await self._take_archive()
+        else:
+            self.waits = ""
+            return any(told(state, m) for m in members)
+        return True
+
+    async def _take(self, state: SiteState, reason: str, text: str) -> None:
+        await self._store.save(state)
+        self._state = state
+        log.info("the part of this cluster is %s (generation %d): %s", state.role, state.generation, text)
+        warns = state.role in ("Demoting", "Promoting")
+        self._event(Event("Warning" if warns else "Normal", reason, text, ""))
+        self._changed()
+        self._wake.set()
+
+    async def _tell(self) -> None:
+        now, calls = time.monotonic(), []
+        for watch, member in self._seen():
+            news = told(self.state, member)
+            if news is not None and now - self._told_at.get(watch.url, -AGAIN_S) >= AGAIN_S:
+                self._told_at[watch.url] = now
+                calls.append(self._put(watch, asdict(news)))
+        await asyncio.gather(*calls)
+
+    async def _put(self, watch: MemberWatch, body: dict[str, Any]) -> None:
+        try:
+            answer = await self._client.put(f"{watch.url}/v1/site", json=body, timeout=CALL_S)
+            if answer.status_code != 200:
+                log.warning("%s does not take its part: %s", watch.name, answer.text[:200])
+        except httpx.HTTPError as error:
+            log.info("%s does not answer: %r", watch.name, error)
+
+    async def _close_all(self) -> None:
+        """Each group's leader closes its archive. The cluster is a standby once all are closed."""
+        missing = []
+        for group in self._groups():
+            leaders = [(w, m) for w, m in self._seen() if m.group == group and m.leads]
+            if not leaders:
+                missing.append(f"group {group} has no leader")
+                continue
+            watch, member = leaders[0]
+            if told(self.state, member) is not None:
+                missing.append(f"{watch.name} does not know it yet")
+                continue
+            try:
+                found = await self._call("POST", f"{watch.url}/v1/site/close", CloseAnswer, {"token": self.state.token})
+            except _Failed as error:
+                missing.append(f"{watch.name}: {error}")
+                continue
+            if not found.closed:
+                missing.append(f"{watch.name}: {found.reason}")
+        self.waits = "; ".join(missing)
+        if not missing:
+            text = f"all is archived; promote the other site with --token {self.state.token}"
+            await self._take(demoted(self.state, _now_ms()), "Demoted", text)
+
+    async def _take_archive(self) -> None:
+        ends: dict[str, int] = {}
+        body = {"token": self.state.token, "accept_loss": self.state.accept_loss}
+        for group in self._groups():
+            why = f"group {group}: no member answers"
+            for watch, member in self._seen():
+                if member.group != group or member.role != "Standby":
+                    continue
+                try:
+                    found = await self._call("POST", f"{watch.url}/v1/site/take", TakeAnswer, body, timeout_s=ARCHIVE_S)
+                except _Failed as error:
+                    why = f"{watch.name}: {error}"
+                    continue
+                ends[group] = found.archived_end
+                break
+            if group not in ends:
+                self.waits = why
+                return
+        done = taken(self.state, ends, self._members(), _now_ms())
+        if isinstance(done, str):
+            self.waits = done
+            return
+        await self._take(done, "Promoted", "this cluster takes writes and owns the archive")
+
+    # ---- members
+
+    def _seen(self) -> list[tuple[MemberWatch, MemberSite]]:
+        found = []
+        for group in self._groups():
+            controller = self._controllers.get(group)
+            for watch in () if controller is None else controller.watches.values():
+                if watch.reach != "ok" or watch.status is None:
+                    continue
+                member = member_site(watch.name, group, watch.status)
+                if member is not None:
+                    found.append((watch, member))
+        return found
+
+    def _members(self) -> list[MemberSite]:
+        return [member for _, member in self._seen()]
+
+    async def _call(
+        self, method: str, url: str, model: type[_M], body: dict[str, Any] | None = None, timeout_s: float = CALL_S
+    ) -> _M:
+        """Raises _Failed with what the member says."""
+        try:
+            answer = await self._client.request(
+                method, url, json=body, headers=JSON, timeout=httpx.Timeout(CALL_S, read=timeout_s)
+            )
+            if answer.status_code != 200:
+                raise _Failed(_detail(answer))
+            return model.model_validate_json(answer.content)
+        except httpx.HTTPError as error:
+            raise _Failed(in_words(error)) from None
+        except ValidationError as error:
+            raise _Failed(f"an answer that is not understood: {error.errors()[0]['msg']}") from None

@@ -1,0 +1,34 @@
+"""The part of a local cluster in a pair of sites: kept in its folder."""
+
+from __future__ import annotations
+
+import json
+
+from gantry_operator.cluster.second_site import SiteState
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.registry.file import write_durably
+
+
+class LocalSiteStore:
+    """`site.json` of a cluster's folder."""
+
+    def __init__(self, folder: ClusterFolder) -> None:
+        self._folder = folder
+
+    def load(self) -> SiteState | None:
+        """Raises ValueError, OSError."""
+        return load_site(self._folder)
+
+    async def save(self, state: SiteState) -> None:
+        """Raises OSError."""
+        write_durably(self._folder.site, json.dumps(state.to_json()))
+
+
+def load_site(folder: ClusterFolder) -> SiteState | None:
+    """None: the cluster has never had another site. Raises ValueError, OSError."""
+    try:
+        return SiteState.from_json(json.loads(folder.site.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder.site}: {error!r}; move it away: the members know what it says") from None

@@ -1,0 +1,220 @@
+"""The decisions about a cluster at two sites, one by one, and by random schedules of two control planes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gantry_operator.cluster.second_site import (
+    Looked,
+    MemberSite,
+    Refused,
+    SiteState,
+    Told,
+    adopt,
+    demote,
+    demoted,
+    member_site,
+    promote,
+    site_condition,
+    taken,
+    told,
+)
+
+ACTIVE = MemberSite("x-a-0", "a", leads=True)
+STANDBY = MemberSite("x-a-0", "a", "Standby", 2, follows=True, confirmed=100, end=100)
+LOOKED = Looked("a", "one", "", 100, 50_000)
+
+
+def test_a_demotion_seals_then_follows_and_keeps_its_token() -> None:
+    state = demote(SiteState(), [ACTIVE], "t" * 16, accept_loss=False, now_ms=1)
+    assert (state.role, state.generation, state.token) == ("Demoting", 1, "t" * 16)
+    assert told(state, ACTIVE) == Told("Sealed", 1, "t" * 16)
+    assert demote(state, [ACTIVE], "other", accept_loss=False, now_ms=2) is state
+    given_up = demote(state, [ACTIVE], "other", accept_loss=True, now_ms=2)
+    assert (given_up.role, given_up.generation, given_up.token) == ("Standby", 2, "")
+    after = demoted(state, 3)
+    assert (after.role, after.generation, after.token) == ("Standby", 2, "t" * 16)
+    assert told(after, replace(ACTIVE, role="Sealed", generation=1)) == Told("Standby", 2)
+    assert told(after, STANDBY) is None
+    assert demote(after, [STANDBY], "other", accept_loss=False, now_ms=4).token == "t" * 16
+    with pytest.raises(Refused, match="is a standby: there is nothing to demote"):
+        demote(replace(after, token=""), [], "x", accept_loss=False, now_ms=1)
+
+
+def test_a_superseded_cluster_becomes_the_standby_only_with_accept_loss() -> None:
+    superseded = replace(ACTIVE, superseded="cluster two was promoted")
+    with pytest.raises(Refused, match="--accept-loss"):
+        demote(SiteState(), [superseded], "t", accept_loss=False, now_ms=1)
+    state = demote(SiteState(), [superseded], "t", accept_loss=True, now_ms=1)
+    assert (state.role, state.generation, state.token) == ("Standby", 1, "")
+    shown = site_condition(SiteState(), [superseded], "")
+    assert shown is not None
+    assert shown[:2] == ("False", "Superseded")
+    assert "gantry demote --accept-loss" in shown[2]
+
+
+@pytest.mark.parametrize(
+    ("closed", "token", "accept", "said"),
+    [
+        ("", "", False, "has not handed over.*up to 10 s ago.*--accept-loss"),
+        ("", "guess", False, "has not handed over"),
+        ("right", "", False, "write --token"),
+        ("right", "wrong", False, "another token"),
+        ("right", "right", False, ""),
+        ("", "", True, ""),
+    ],
+)
+def test_a_promotion_demands_the_token_or_accept_loss(closed: str, token: str, accept: bool, said: str) -> None:
+    looked, standby = [replace(LOOKED, closed=closed)], SiteState("Standby", 2)
+    if said:
+        with pytest.raises(Refused, match=said):
+            promote(standby, looked, token, "p", accept_loss=accept, now_ms=60_000)
+        return
+    state = promote(standby, looked, token, "p", accept_loss=accept, now_ms=60_000)
+    assert (state.role, state.generation, state.origin) == ("Promoting", 2, "p")
+    assert told(state, STANDBY) is None, "members stay standbys until the archive is theirs"
+    assert taken(state, {"a": 200}, [STANDBY], 1) == "group a: the archive ends at 200, a member has it up to 100"
+    done = taken(state, {"a": 100}, [STANDBY], 1)
+    assert isinstance(done, SiteState)
+    assert told(done, STANDBY) == Told("Active", 3, "", "p", 100)
+
+
+def test_all_groups_must_be_handed_over() -> None:
+    looked = [replace(LOOKED, closed="t"), replace(LOOKED, group="b")]
+    with pytest.raises(Refused, match="group b: archived up to"):
+        promote(SiteState("Standby"), looked, "t", "p", accept_loss=False, now_ms=60_000)
+
+
+def test_only_a_standby_is_promoted() -> None:
+    for role in ("Active", "Demoting"):
+        with pytest.raises(Refused, match="only a standby"):
+            promote(SiteState(role), [LOOKED], "t", "p", accept_loss=True, now_ms=1)
+
+
+def test_a_control_plane_without_state_takes_over_what_members_know() -> None:
+    known = [replace(STANDBY, generation=4), replace(ACTIVE, generation=5, origin="p", origin_end=70)]
+    state = adopt(SiteState(), known)
+    assert (state.role, state.generation, state.origin, dict(state.ends)) == ("Active", 5, "p", {"a": 70})
+    assert adopt(state, known) is state
+    sealed = adopt(SiteState(), [replace(ACTIVE, role="Sealed", generation=3, token="t")])
+    assert (sealed.role, sealed.token) == ("Demoting", "t")
+    assert told(SiteState(), replace(STANDBY, generation=0)) is None, "a new member begins as it is configured"
+
+
+@pytest.mark.parametrize(
+    "site",
+    [None, 5, {}, {"role": "King", "generation": 1}, {"role": "Active", "generation": -1}, {"role": "Active"},
+     {"role": "Active", "generation": 1, "origin_end": "x"}],
+)  # fmt: skip
+def test_what_no_member_says_is_not_believed(site: Any) -> None:
+    assert member_site("x", "a", {"site": site, "role": "Master"}) is None
+
+
+def test_state_survives_json() -> None:
+    state = SiteState("Promoting", 7, "t", "p", {"a": 5}, True, 9)
+    assert SiteState.from_json(state.to_json()) == state
+    with pytest.raises(ValueError, match="role"):
+        SiteState.from_json({"role": "x"})
+
+
+class World:
+    """Two sites and their archive; each takes records while it is active, and archives a part of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.states = [SiteState(), SiteState("Standby")]
+        self.logs: list[list[int]] = [[], []]
+        self.archive: list[int] = []
+        self.owner, self.closed = 0, ""
+        self.written = 0
+        self.acknowledged: list[int] = []
+        self.given_up: set[int] = set()
+        self.superseded = [False, False]
+
+    def member(self, n: int) -> MemberSite:
+        state = self.states[n]
+        role = {"Active": "Active", "Demoting": "Sealed"}.get(state.role, "Standby")
+        return MemberSite(f"m{n}", "a", role, state.generation, leads=role != "Standby", confirmed=len(self.logs[n]),
+                          superseded="x" if self.superseded[n] else "")  # fmt: skip
+
+    def step(self) -> None:
+        n = self.random.randrange(2)
+        state, log = self.states[n], self.logs[n]
+        self.superseded[n] = state.role == "Active" and self.owner != n
+        match self.random.randrange(7):
+            case 0 | 1 if state.role == "Active" and self.owner == n:
+                self.written += 1
+                log.append(self.written)
+                self.acknowledged.append(self.written)
+            case 2 if self.owner == n and state.role in ("Active", "Demoting") and not self.closed:
+                self.archive[:] = log[: self.random.randint(len(self.archive), len(log))]
+            case 3 if state.role == "Standby":
+                log[:] = self.archive[: max(len(log), self.random.randint(0, len(self.archive)))]
+            case 4:
+                self.ask_to_demote(n)
+            case 5:
+                self.ask_to_promote(n)
+            case _:
+                self.go_on(n)
+
+    def ask_to_demote(self, n: int) -> None:
+        accept = self.random.random() < 0.3
+        token = f"token-{self.random.random()}"
+        try:
+            new = demote(self.states[n], [self.member(n)], token, accept_loss=accept, now_ms=1)
+        except Refused:
+            return
+        if new.role == "Standby" and self.states[n].role in ("Active", "Demoting"):
+            self.given_up |= set(self.logs[n]) - set(self.archive)
+            self.logs[n] = []
+        self.states[n] = new
+
+    def ask_to_promote(self, n: int) -> None:
+        accept = self.random.random() < 0.1
+        token = self.closed if self.random.random() < 0.7 else "guess"
+        looked = [Looked("a", "other", self.closed, len(self.archive), 1)]
+        try:
+            new = promote(self.states[n], looked, token, f"p-{self.random.random()}", accept_loss=accept, now_ms=1)
+        except Refused:
+            return
+        if new is not self.states[n] and not self.closed:
+            self.given_up |= set(self.acknowledged) - set(self.archive)
+        self.states[n] = new
+
+    def go_on(self, n: int) -> None:
+        state = self.states[n]
+        if state.role == "Demoting" and self.owner != n:
+            self.states[n] = demoted(state, 1)  # It was superseded meanwhile, and a person gave up.
+            self.given_up |= set(self.logs[n]) - set(self.archive)
+            self.logs[n] = []
+        elif state.role == "Demoting":
+            self.archive[:] = self.logs[n]
+            self.closed = state.token
+            self.states[n] = demoted(state, 1)
+        elif state.role == "Promoting":
+            if self.owner != n or self.closed:
+                if self.closed not in ("", state.token) and not state.accept_loss:
+                    return
+                if not self.closed:
+                    self.given_up |= set(self.acknowledged) - set(self.archive)
+                self.owner, self.closed = n, ""
+            done = taken(state, {"a": len(self.archive)}, [self.member(n)], 1)
+            if isinstance(done, SiteState):
+                self.states[n] = done
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_record_is_lost_that_nobody_gave_up(seed: int) -> None:
+    world = World(seed)
+    for _ in range(400):
+        world.step()
+        taking = [n for n in range(2) if world.states[n].role == "Active" and world.owner == n]
+        assert len(taking) <= 1, "two sites take writes"
+        kept = set(world.archive) | set(world.logs[world.owner])
+        lost = set(world.acknowledged) - kept - world.given_up
+        assert not lost or world.states[world.owner].role in ("Standby", "Promoting"), sorted(lost)[:5]
+        if taking:
+            assert world.logs[taking[0]][: len(world.archive)] == world.archive

@@ -1,0 +1,165 @@
+"""Two clusters of this machine share one archive: roles are exchanged without loss, a lost site is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from gantry_broker.client import ClientError, Producer
+from gantry_broker.remoting.errors import RemotingError
+
+from benchmarks.rig.golang import GoMissing
+from tests.archive.s3 import S3Server, s3_server
+from tests.local.cluster import Cluster, Load, kill, read_all, take_down
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    try:
+        with s3_server(tmp_path_factory.mktemp("s3")) as found:
+            yield found
+    except GoMissing as error:
+        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
+
+
+class Sites:
+    """Two clusters, one archive."""
+
+    def __init__(self, server: S3Server, base: Path, bucket: str, **spec: object) -> None:
+        place = {"url": server.bucket(bucket), "endpoint": server.endpoint}
+        archive = place | {"interval": "1s"}
+        usual = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]} | spec
+        self.one = Cluster(base / "1", "one", archive=archive, **usual)
+        self.two = Cluster(base / "2", "two", archive=archive, bootstrap={"follow": place}, **usual)
+        for cluster in (self.one, self.two):
+            cluster.environment |= {
+                "AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key,
+            }  # fmt: skip
+
+
+@pytest.fixture
+def sites(server: S3Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sites]:
+    for name in ("1", "2"):
+        (tmp_path / name).mkdir()
+    made = Sites(server, tmp_path, f"two-{request.node.name[-20:].strip('[]').replace('_', '-')}".lower())
+    try:
+        yield made
+    finally:
+        take_down(made.one)
+        take_down(made.two)
+
+
+def run(cluster: Cluster, *args: str) -> dict[str, object]:
+    done = cluster.gantry(*args, "--dir", str(cluster.folder.root), "-o", "json")
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def refused(cluster: Cluster, *args: str) -> str:
+    done = cluster.gantry(*args, "--dir", str(cluster.folder.root), check=False)
+    assert done.returncode != 0, done.stdout
+    return done.stdout + done.stderr
+
+
+def condition(cluster: Cluster, kind: str) -> tuple[str, str, str]:
+    found = next((c for c in cluster.resource()["status"]["conditions"] if c["type"] == kind), None)
+    return ("", "", "") if found is None else (found["status"], found["reason"], found["message"])
+
+
+def archived_to(cluster: Cluster) -> int:
+    row = cluster.resource()["status"]["groups"][0].get("archive") or {}
+    return int(row.get("offset") or 0)
+
+
+def follows(cluster: Cluster) -> bool:
+    return all(m["role"] == "Standby" and m["ready"] for m in cluster.members().values())
+
+
+@asynccontextmanager
+async def load_on(cluster: Cluster, tag: str) -> AsyncIterator[Load]:
+    async with Load.on(cluster, "Orders", tag) as load:
+        yield load
+
+
+async def test_roles_are_exchanged_twice_under_load_without_loss(sites: Sites) -> None:
+    one, two = sites.one, sites.two
+    one.up()
+    promised: set[bytes] = set()
+    async with load_on(one, "first") as load:
+        await load.more(100)
+    promised |= load.promised
+    two.up()
+    two.until("it follows", lambda: follows(two), 60)
+    active, standby = one, two
+    for turn in range(2):
+        async with Producer(standby.name_servers, "refused") as producer:
+            with pytest.raises((ClientError, RemotingError)):
+                await producer.send("Orders", b"nowhere")
+        if turn == 0:
+            assert "has not handed over" in refused(standby, "promote")
+        async with load_on(active, f"turn-{turn}") as load:
+            await load.more(100)
+            token = str((await asyncio.to_thread(run, active, "demote"))["token"])
+        promised |= load.promised
+        assert active.resource()["status"]["site"]["token"] == token
+        if turn == 0:
+            assert run(active, "demote")["token"] == token, "who asks again gets it again"
+            assert "another token" in refused(standby, "promote", "--token", "some-other-token")
+        await asyncio.to_thread(run, standby, "promote", "--token", token)
+        active, standby = standby, active
+        active.until("it takes writes", lambda a=active: a.whole(), 60)
+        standby.until("it follows", lambda s=standby: follows(s), 60)
+    async with load_on(active, "last") as load:
+        await load.more(100)
+    promised |= load.promised
+    end = active.master()["maxOffset"]
+    standby.until("it has all", lambda: all(m["maxOffset"] >= end for m in standby.members().values()), 60)
+    assert promised <= set(await read_all(active, "Orders", promised))
+    assert promised <= set(await read_all(standby, "Orders", promised)), "a standby serves reads"
+    assert condition(standby, "Standby")[:2] == ("True", "Following")
+    assert condition(standby, "Available")[:2] == ("True", "Standby")
+
+
+async def test_a_lost_site_is_replaced_and_fenced_when_it_comes_back(sites: Sites) -> None:
+    one, two = sites.one, sites.two
+    one.up()
+    async with load_on(one, "first") as load:
+        await load.more(200)
+    two.up()
+    two.until("it follows", lambda: follows(two), 60)
+    end = one.master()["maxOffset"]
+    one.until(
+        "all is archived", lambda: (one.resource()["status"]["groups"][0]["archive"] or {}).get("offset", 0) >= end
+    )
+    for pid in (one.supervisor_pid(), *one.pids()):
+        kill(pid, signal.SIGKILL)
+    said = refused(two, "promote")
+    assert "archived up to" in said
+    assert "--accept-loss" in said
+    run(two, "promote", "--accept-loss")
+    two.until("it takes writes", two.whole, 60)
+    async with load_on(two, "second") as later:
+        await later.more(100)
+    seen = await read_all(two, "Orders", load.promised | later.promised)
+    assert load.promised | later.promised <= set(seen)
+    one.up()
+    one.until("it is fenced", lambda: condition(one, "Standby")[1] == "Superseded", 60)
+    assert "gantry demote --accept-loss" in condition(one, "Standby")[2]
+    async with Producer(one.name_servers, "late") as producer:
+        with pytest.raises((ClientError, RemotingError)):
+            await producer.send("Orders", b"late")
+    assert "--accept-loss" in refused(one, "demote")
+    run(one, "demote", "--accept-loss")
+    one.until("it follows", lambda: follows(one), 60)
+    token = str(run(two, "demote")["token"])
+    run(one, "promote", "--token", token)
+    one.until("it takes writes", one.whole, 60)
+    seen = await read_all(one, "Orders", load.promised | later.promised)
+    assert load.promised | later.promised <= set(seen)
