@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 from gantry_operator.cluster.second_site import (
+    Instruction,
     Looked,
     MemberSite,
     Refused,
     SiteState,
-    Told,
     adopt,
     demote,
     demoted,
+    instruction,
     member_site,
     promote,
     site_condition,
     taken,
-    told,
 )
 
 ACTIVE = MemberSite("x-a-0", "a", leads=True)
@@ -31,14 +31,14 @@ LOOKED = Looked("a", "one", "", 100, 50_000)
 def test_a_demotion_seals_then_follows_and_keeps_its_token() -> None:
     state = demote(SiteState(), [ACTIVE], "t" * 16, accept_loss=False, now_ms=1)
     assert (state.role, state.generation, state.token) == ("Demoting", 1, "t" * 16)
-    assert told(state, ACTIVE) == Told("Sealed", 1, "t" * 16)
+    assert instruction(state, ACTIVE) == Instruction("Sealed", 1, "t" * 16)
     assert demote(state, [ACTIVE], "other", accept_loss=False, now_ms=2) is state
     given_up = demote(state, [ACTIVE], "other", accept_loss=True, now_ms=2)
     assert (given_up.role, given_up.generation, given_up.token) == ("Standby", 2, "")
     after = demoted(state, 3)
     assert (after.role, after.generation, after.token) == ("Standby", 2, "t" * 16)
-    assert told(after, replace(ACTIVE, role="Sealed", generation=1)) == Told("Standby", 2)
-    assert told(after, STANDBY) is None
+    assert instruction(after, replace(ACTIVE, role="Sealed", generation=1)) == Instruction("Standby", 2)
+    assert instruction(after, STANDBY) is None
     assert demote(after, [STANDBY], "other", accept_loss=False, now_ms=4).token == "t" * 16
     with pytest.raises(Refused, match="is a standby: there is nothing to demote"):
         demote(replace(after, token=""), [], "x", accept_loss=False, now_ms=1)
@@ -75,11 +75,11 @@ def test_a_promotion_demands_the_token_or_accept_loss(closed: str, token: str, a
         return
     state = promote(standby, looked, token, "p", accept_loss=accept, now_ms=60_000)
     assert (state.role, state.generation, state.origin) == ("Promoting", 2, "p")
-    assert told(state, STANDBY) is None, "members stay standbys until the archive is theirs"
+    assert instruction(state, STANDBY) is None, "members stay standbys until the archive is theirs"
     assert taken(state, {"a": 200}, [STANDBY], 1) == "group a: the archive ends at 200, a member has it up to 100"
     done = taken(state, {"a": 100}, [STANDBY], 1)
     assert isinstance(done, SiteState)
-    assert told(done, STANDBY) == Told("Active", 3, "", "p", 100)
+    assert instruction(done, STANDBY) == Instruction("Active", 3, "", "p", 100)
 
 
 def test_all_groups_must_be_handed_over() -> None:
@@ -101,7 +101,7 @@ def test_a_control_plane_without_state_takes_over_what_members_know() -> None:
     assert adopt(state, known) is state
     sealed = adopt(SiteState(), [replace(ACTIVE, role="Sealed", generation=3, token="t")])
     assert (sealed.role, sealed.token) == ("Demoting", "t")
-    assert told(SiteState(), replace(STANDBY, generation=0)) is None, "a new member begins as it is configured"
+    assert instruction(SiteState(), replace(STANDBY, generation=0)) is None, "a new member begins as it is configured"
 
 
 @pytest.mark.parametrize(

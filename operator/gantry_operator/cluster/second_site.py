@@ -130,7 +130,7 @@ def adopt(state: SiteState, members: Sequence[MemberSite]) -> SiteState:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Instruction:
     """What a member must hear: the fields of `PUT /v1/site`."""
 
     role: MemberRole
@@ -140,7 +140,7 @@ class Told:
     origin_end: int = 0
 
 
-def told(state: SiteState, member: MemberSite) -> Told | None:
+def instruction(state: SiteState, member: MemberSite) -> Instruction | None:
     """Return what to tell a member; None: it knows."""
     role = _OF_MEMBERS[state.role]
     if member.generation > state.generation or (member.generation == state.generation and member.role == role):
@@ -149,7 +149,9 @@ def told(state: SiteState, member: MemberSite) -> Told | None:
         return None  # Each member begins as its configuration says.
     sealed = role == "Sealed"
     end = state.ends.get(member.group, 0) if role == "Active" else 0
-    return Told(role, state.generation, state.token if sealed else "", state.origin if role == "Active" else "", end)
+    return Instruction(
+        role, state.generation, state.token if sealed else "", state.origin if role == "Active" else "", end
+    )
 
 
 def demote(state: SiteState, members: Sequence[MemberSite], token: str, *, accept_loss: bool, now_ms: int) -> SiteState:

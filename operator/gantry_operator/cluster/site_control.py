@@ -31,11 +31,11 @@ from gantry_operator.cluster.second_site import (
     adopt,
     demote,
     demoted,
+    instruction,
     member_site,
     promote,
     site_condition,
     taken,
-    told,
 )
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class SiteControl:
         self._groups, self._follows, self._archives = groups, follows, archives
         self._event, self._changed = on_event, changed
         self._state: SiteState | None = None
-        self._told_at: dict[str, float] = {}
+        self._instructed_at: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -222,14 +222,14 @@ class SiteControl:
         state = adopt(self.state, members)
         if state != self.state:
             await self._take(state, "SiteAdopted", f"members know that this cluster is {state.role}")
-        await self._tell()
+        await self._instruct()
         if state.role == "Demoting":
             await self._close_all()
         elif state.role == "Promoting":
             await self._take_archive()
         else:
             self.waits = ""
-            return any(told(state, m) for m in members)
+            return any(instruction(state, m) for m in members)
         return True
 
     async def _take(self, state: SiteState, reason: str, text: str) -> None:
@@ -241,12 +241,12 @@ class SiteControl:
         self._changed()
         self._wake.set()
 
-    async def _tell(self) -> None:
+    async def _instruct(self) -> None:
         now, calls = time.monotonic(), []
         for watch, member in self._seen():
-            news = told(self.state, member)
-            if news is not None and now - self._told_at.get(watch.url, -AGAIN_S) >= AGAIN_S:
-                self._told_at[watch.url] = now
+            news = instruction(self.state, member)
+            if news is not None and now - self._instructed_at.get(watch.url, -AGAIN_S) >= AGAIN_S:
+                self._instructed_at[watch.url] = now
                 calls.append(self._put(watch, asdict(news)))
         await asyncio.gather(*calls)
 
@@ -267,7 +267,7 @@ class SiteControl:
                 missing.append(f"group {group} has no leader")
                 continue
             watch, member = leaders[0]
-            if told(self.state, member) is not None:
+            if instruction(self.state, member) is not None:
                 missing.append(f"{watch.name} does not know it yet")
                 continue
             try:
