@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -37,14 +38,22 @@ def limit_of(method: str) -> Limit:
     return LIMITS.get(method, _ORDINARY)
 
 
-def parse(message_class: Any, method: str, data: bytes) -> Any:
-    """Return the message of these bytes. Raises RpcError."""
+def parser(message_class: Any, method: str) -> Callable[[bytes], Any]:
+    """Return the function that gives the message of some bytes, and raises RpcError."""
     most = limit_of(method).fields
-    try:
-        elements.check(data, elements.layout_of(message_class), most)
-        return message_class.FromString(data)
-    except elements.TooMany as error:
-        raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, str(error)) from None
-    except DecodeError:
-        name = message_class.DESCRIPTOR.name
-        raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"the request is no {name}") from None
+    surely = most * elements.SMALLEST
+    layout = elements.layout_of(message_class)
+    read = message_class.FromString
+
+    def parse(data: bytes) -> Any:
+        try:
+            if len(data) > surely:
+                elements.check(data, layout, most)
+            return read(data)
+        except elements.TooMany as error:
+            raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, str(error)) from None
+        except DecodeError:
+            name = message_class.DESCRIPTOR.name
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"the request is no {name}") from None
+
+    return parse

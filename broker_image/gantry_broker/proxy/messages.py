@@ -34,6 +34,7 @@ __LITE_TOPIC
 SYSTEM_PROPERTIES: Final = frozenset(_SYSTEM_TEXT.split())
 """Properties that a client may not set itself, and does not see as its own."""
 _TIMED: Final = (Prop.TIMER_DELIVER_MS, Prop.TIMER_DELAY_SEC, Prop.TIMER_DELAY_MS, Prop.DELAY_TIME_LEVEL)
+_TIMES: Final = frozenset(_TIMED)
 _RARE: Final = frozenset((*_TIMED, Prop.DLQ_ORIGIN_TOPIC, Prop.PRIORITY))
 _DIGEST: Final = bytes((0x22, 36, 0x08, DigestType.MD5, 0x12, 32))
 _IDENTITY: Final = bytes((0x28, Encoding.IDENTITY))
@@ -163,7 +164,7 @@ def _message_group(group: str) -> str:
 
 
 def _refuse_control(text: str, code: Code, what: str) -> None:
-    if has_control(text):
+    if not text.isprintable() and has_control(text):
         raise Refusal(code, f"{what} cannot contain control character")
 
 
@@ -171,7 +172,7 @@ def type_of(properties: Mapping[str, str]) -> MessageType:
     """Return the type of a message by its properties."""
     if properties.get(Prop.TRANSACTION_PREPARED) == "true":
         return MessageType.TRANSACTION
-    if any(name in properties for name in _TIMED):
+    if not _TIMES.isdisjoint(properties):
         return MessageType.DELAY
     if Prop.SHARDING_KEY in properties:
         return MessageType.FIFO

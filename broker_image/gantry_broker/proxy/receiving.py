@@ -29,6 +29,7 @@ from gantry_broker.protocol.pop_handle import (
 )
 from gantry_broker.proxy.answers import (
     FAILURES,
+    OK,
     Answer,
     Refusal,
     no_route,
@@ -62,6 +63,7 @@ BACK_MS: Final = 1_000
 DEAD_MS: Final = 60_000
 """How long a message is invisible while it becomes a dead letter."""
 """The invisible time of messages whose client has gone before it got them."""
+_ACKED: Final = (Code.OK, OK)
 MAX_ORPHANS: Final = 10_000
 """Pops whose client has gone while they wait at a broker."""
 RENEW_S: Final = 0.5
@@ -495,7 +497,8 @@ class Receiving:
         handles: dict[str, dict[str, Handle]] = {}
         for _, text in given:
             try:
-                handle = parse_handle(await self._done_with(group, topic, text))
+                known = self.renewals.find(group, topic, text) is None
+                handle = parse_handle(text if known else await self._done_with(group, topic, text))
             except BadHandle as error:
                 results[text] = Code.INTERNAL_SERVER_ERROR, str(error)
             else:
@@ -505,8 +508,13 @@ class Receiving:
             await works[0]
         else:
             await asyncio.gather(*works)
-        code = overall([results[text][0] for _, text in given])
-        found = [(message_id, text, status_bytes(*results[text])) for message_id, text in given]
+        if all([result is _ACKED for result in results.values()]):
+            code = Code.OK
+            status = status_bytes(code, OK)
+            found = [(message_id, text, status) for message_id, text in given]
+        else:
+            code = overall([results[text][0] for _, text in given])
+            found = [(message_id, text, status_bytes(*results[text])) for message_id, text in given]
         return Answer(code, ack_answer(status_bytes(code, code.name), found))
 
     async def _ack_all(
@@ -531,7 +539,7 @@ class Receiving:
             else:
                 if void is not None:
                     left = [(text, handle) for text, handle in left if handle in void]
-                    results |= dict.fromkeys(handles, (Code.OK, "OK"))
+                    results |= dict.fromkeys(handles, _ACKED)
         # The rest one by one: the broker says of each what is wrong with it.
         found = await asyncio.gather(*(self._ack_one(group, topic, handle) for _, handle in left))
         results |= {text: result for (text, _), result in zip(left, found, strict=True)}
@@ -542,7 +550,7 @@ class Receiving:
             await self._ack_once(group, topic, handle)
         except (Refusal, *FAILURES) as error:
             return _result(error)
-        return Code.OK, "OK"
+        return _ACKED
 
     async def _ack_once(self, group: str, topic: str, handle: Handle) -> None:
         ext = self._place(group, topic, handle)

@@ -65,10 +65,13 @@ MAX_TRANSACTIONS: Final = 200_000
 MAX_RECALL_HANDLE: Final = 1_024
 
 _STATUS: Final = {
-    SendStatus.SEND_OK: Code.OK,
-    SendStatus.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
-    SendStatus.FLUSH_SLAVE_TIMEOUT: Code.SLAVE_PERSISTENCE_TIMEOUT,
-    SendStatus.SLAVE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
+    status: (code, status_bytes(code, code.name))
+    for status, code in {
+        SendStatus.SEND_OK: Code.OK,
+        SendStatus.FLUSH_DISK_TIMEOUT: Code.MASTER_PERSISTENCE_TIMEOUT,
+        SendStatus.FLUSH_SLAVE_TIMEOUT: Code.SLAVE_PERSISTENCE_TIMEOUT,
+        SendStatus.SLAVE_NOT_AVAILABLE: Code.HA_NOT_AVAILABLE,
+    }.items()
 }
 _DECISIONS: Final = {
     int(TransactionResolution.COMMIT): int(SysFlag.TRANSACTION_COMMIT),
@@ -123,8 +126,7 @@ class Send:
         return max(self.patience - (time.monotonic() - self._begun), 0.001)
 
     def answer(self, result: SendResult) -> Answer:
-        code = _STATUS[result.status]
-        status = status_bytes(code, code.name)
+        code, status = _STATUS[result.status]
         offset, handle = result.queue_offset, result.recall_handle
         return Answer(code, send_answer(status, self.unique_key, self.first_id, offset, handle))
 
@@ -153,7 +155,7 @@ class Sending:
         Raises Refusal; what is to be awaited raises `FAILURES` too.
         """
         kinds = self._brokers.known_types(topic)
-        if kinds is None or any(one.system_properties.message_type == MessageType.TRANSACTION for one in messages):
+        if kinds is None or any([one.system_properties.message_type == MessageType.TRANSACTION for one in messages]):
             return self._send(call, topic, messages)
         send = self._checked(topic, messages, kinds, self._patience(call))
         begun = self._producer.begin(send.frame, topic, send.selector, send.group, send.patience)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 from gantry_broker.access.guesses import HOLD_S
@@ -22,7 +23,7 @@ from gantry_broker.proxy.brokers import Brokers
 from gantry_broker.proxy.clients import Client, Clients, answered_settings, known_endpoints
 from gantry_broker.proxy.config import split_endpoint
 from gantry_broker.proxy.contract import SERVICE, AddressScheme, ClientType, Code, Permission, v2
-from gantry_broker.proxy.limits import MAX_MESSAGES, limit_of, parse
+from gantry_broker.proxy.limits import MAX_MESSAGES, limit_of, parser
 from gantry_broker.proxy.messages import MAX_BODY
 from gantry_broker.proxy.names import MAX_CLIENT_ID, group_name, named, topic_name
 from gantry_broker.proxy.receiving import HeldReceive, Receiving
@@ -43,6 +44,10 @@ REQUEST_TIMEOUT_S: Final = 3
 
 
 Handler = Callable[[Caller, Any], Awaitable[Any]]
+
+
+_READ_SEND: Final = parser(v2.SendMessageRequest, "SendMessage")
+_READ_RECEIVE: Final = parser(v2.ReceiveMessageRequest, "ReceiveMessage")
 
 
 class Counts:
@@ -195,10 +200,11 @@ class Service:
     ) -> Callable[[Call, bytes], Awaitable[bytes]]:
         count = self.counts.add
         clock = time.monotonic
+        parse = parser(request_class, name)
 
         async def serve(call: Call, data: bytes) -> bytes:
             begun = clock()
-            request = parse(request_class, name, data)
+            request = parse(data)
             try:
                 answer = await handler(self.caller(call), request)
             except (Refusal, *FAILURES) as error:
@@ -228,12 +234,7 @@ class Service:
         if known is not None and known.policy is policy:
             return known
         client_id = call.metadata.get("x-mq-client-id", "")
-        if not client_id.strip():
-            raise Refusal(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
-        if len(client_id) > MAX_CLIENT_ID:
-            raise Refusal(Code.BAD_REQUEST, f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID}")
-        if not client_id.isascii() or not client_id.isprintable():
-            raise Refusal(Code.BAD_REQUEST, "the client id has characters other than printable ones of ASCII")
+        _check_client_id(client_id)
         user = self.authentication.user(call.metadata, call.peer)
         call.caller = found = Caller(call, client_id, user, policy)
         return found
@@ -320,7 +321,7 @@ class Service:
     def _send(self, call: Call, data: bytes, done: Callable[[Outcome], None]) -> Outcome | None:
         """Serve a SendMessage, without a task if nothing but the broker's answer must be waited for."""
         begun = time.monotonic()
-        request = parse(v2.SendMessageRequest, "SendMessage", data)
+        request = _READ_SEND(data)
 
         def answered(sent: Answer) -> bytes:
             self.counts.add("SendMessage", sent.code, time.monotonic() - begun)
@@ -333,27 +334,26 @@ class Service:
                 await _hold(error)
                 return answered(self._refused_send(error))
 
-        async def refused(error: TooManyGuesses) -> Answer:
-            raise error
-
         def later(outcome: Answer | Awaitable[Answer]) -> None:
             done(answered(outcome) if isinstance(outcome, Answer) else awaited(outcome))
 
         try:
-            caller = self.caller(call)
+            caller = call.caller
+            if caller is None or caller.policy is not self.authentication.policy:
+                caller = self.caller(call)
             messages = request.messages
             if not messages:
                 raise Refusal(Code.MESSAGE_CORRUPTED, "no message to send")
             if len(messages) > MAX_MESSAGES:
                 raise Refusal(Code.BAD_REQUEST, f"the request has {len(messages)} messages, at most {MAX_MESSAGES}")
             topic = topic_name(messages[0].topic)
-            self.allow(caller, Need(TOPIC, topic, (PUB,)))
             if caller.user is not None:
+                self.allow(caller, Need(TOPIC, topic, (PUB,)))
                 size = sum(len(message.body) for message in messages)
                 self.authentication.take(caller.user, size, len(messages), time.monotonic())
             waiting = self.sending.send(call, topic, messages, later)
         except TooManyGuesses as error:
-            return awaited(refused(error))
+            return awaited(_raised(error))
         except (Refusal, *FAILURES) as error:
             return answered(self._refused_send(error))
         return None if waiting is None else awaited(waiting)
@@ -398,7 +398,7 @@ class Service:
 
     async def _receive(self, call: Call, data: bytes) -> None:
         begun = time.monotonic()
-        request = parse(v2.ReceiveMessageRequest, "ReceiveMessage", data)
+        request = _READ_RECEIVE(data)
         try:
             caller = self.caller(call)
             client = await self._client_soon(caller)
@@ -498,6 +498,21 @@ class Service:
 
 def _constant(refused: Refused) -> Callable[[Call], Refused]:
     return lambda call: refused
+
+
+@lru_cache(maxsize=4_096)
+def _check_client_id(client_id: str) -> None:
+    """Raises Refusal."""
+    if not client_id.strip():
+        raise Refusal(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
+    if len(client_id) > MAX_CLIENT_ID:
+        raise Refusal(Code.BAD_REQUEST, f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID}")
+    if not client_id.isascii() or not client_id.isprintable():
+        raise Refusal(Code.BAD_REQUEST, "the client id has characters other than printable ones of ASCII")
+
+
+async def _raised(error: Exception) -> Answer:
+    raise error
 
 
 async def _hold(error: Exception) -> None:

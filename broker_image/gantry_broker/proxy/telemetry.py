@@ -14,13 +14,15 @@ from gantry_broker.proxy.authentication import Caller, Need, TooManyGuesses
 from gantry_broker.proxy.brokers import Brokers, GroupConfig
 from gantry_broker.proxy.clients import MAX_NAMES, MAX_TEXT, Client, Clients, answered_settings, known_settings, shown
 from gantry_broker.proxy.contract import Code, Language, v2
-from gantry_broker.proxy.limits import parse
+from gantry_broker.proxy.limits import parser
 from gantry_broker.proxy.names import group_name, topic_name
 from gantry_broker.proxy.receiving import Receiving
 from gantry_broker.proxy.rpc import Call, GrpcStatus, Line, Refused, RpcError
 from gantry_broker.proxy.sending import Sending
 
 log = logging.getLogger(__name__)
+
+_READ: Final = parser(v2.TelemetryCommand, "Telemetry")
 
 MAX_WORK: Final = 16
 """Commands of one client that are in work."""
@@ -63,7 +65,7 @@ class Telemetry:
         return Refused((command.SerializeToString(),), GrpcStatus.UNAUTHENTICATED, refusal.text)
 
     def on_message(self, message: bytes) -> None:
-        command = parse(v2.TelemetryCommand, "Telemetry", message)
+        command = _READ(message)
         service = self._service
         try:
             caller = service.caller(self._line)

@@ -91,13 +91,18 @@ class Strain:
         self._at = now
 
     def earn(self, amount: float) -> None:
-        self._left = min(self._left + amount, self._most)
+        self._left = left if (left := self._left + amount) < self._most else self._most
 
     def take(self, amount: float, now: float) -> bool:
         """Whether the peer still had as much."""
-        self._left = min(self._left + (now - self._at) * self._per_second, self._most) - amount
+        left = self._left + (now - self._at) * self._per_second
+        self._left = left = (left if left < self._most else self._most) - amount
         self._at = now
-        return self._left >= 0
+        return left >= 0
+
+
+_NOTHING: Final[deque[bytes | memoryview]] = deque(maxlen=0)
+"""The queue of most streams: it holds nothing."""
 
 
 class Stream:
@@ -128,7 +133,7 @@ class Stream:
         """Bytes of the body that the header announced and that have not come."""
         self.ended = False
         """The peer sends no more."""
-        self.queue: deque[bytes | memoryview] = deque()
+        self.queue: deque[bytes | memoryview] = _NOTHING
         """Data that waits for the window."""
         self.waiting = 0
         """Its bytes."""
@@ -178,6 +183,11 @@ class ServerConnection:
         self._preface = True
         self._settled = False
         self._decoder = Decoder()
+        self._sound: list[Field] | None = None
+        """The beginning of header blocks (`Decoder.begun`) that was found valid."""
+        self._sound_names: tuple[str, ...] = ()
+        self._sound_rest: tuple[str, ...] | None = None
+        """Names that were found valid behind that beginning, without content-length."""
         self._max_streams = max_streams
         self.streams: dict[int, Stream] = {}
         self.out: list[bytes | memoryview] = []
@@ -251,22 +261,27 @@ class ServerConnection:
             self._pending = data
         self._at = 0
 
-    def proceed(self, now: float, go_on: Callable[[], bool] | None = None) -> bool:
-        """Look at the bytes that came, as long as `go_on` says so between two frames. Return whether all were looked
-        at. Raises as `receive`.
+    @property
+    def begun_fields(self) -> list[Field]:
+        """Return the fields with which the newest request began as the one before did: the same object for the same."""
+        return self._decoder.begun
+
+    def proceed(self, now: float, ends: float = 0.0, clock: Callable[[], float] | None = None) -> bool:
+        """Look at the bytes that came, until `ends` by a clock, if one is given. Return whether all were looked at.
+        Raises as `receive`.
         """
         if self.closed:
             return True
         self._now = now
         try:
-            return self._proceed(go_on)
+            return self._proceed(ends, clock)
         except ConnectionFault as fault:
             self._goaway(fault.fault, str(fault))
             self.closed = True
             self._pending, self._at = b"", 0
             raise
 
-    def _proceed(self, go_on: Callable[[], bool] | None) -> bool:
+    def _proceed(self, ends: float, clock: Callable[[], float] | None) -> bool:
         data, at = self._pending, self._at
         end = len(data)
         if at == end:
@@ -296,9 +311,12 @@ class ServerConnection:
             except _StreamFault as fault:
                 self._strained(10)
                 self.reset(fault.stream, fault.fault)
-            if go_on is not None and at < end and not go_on():
+            if at < end and clock is not None and clock() >= ends:
                 return False
-        self._keep(at, 9)
+        if at < end:
+            self._keep(at, 9)
+        else:
+            self._pending, self._at = b"", 0
         return True
 
     def _keep(self, at: int, needed: int) -> None:
@@ -438,23 +456,44 @@ class ServerConnection:
             raise _StreamFault(number, Fault.PROTOCOL_ERROR, "a stream depends on itself")
         if self.going_away or len(self.streams) >= self._max_streams:
             raise _StreamFault(number, Fault.REFUSED_STREAM, "too many streams")
-        problem = _request_fault(fields)
-        if problem:
-            raise _StreamFault(number, Fault.PROTOCOL_ERROR, problem)
+        announced = self._checked(number, fields)
         stream = self.streams[number] = Stream(number, self._initial)
-        length = next((value for name, value in fields if name == "content-length"), None)
-        if length is not None:
-            announced = whole_number(length, 0, 10**15)
-            stream.announced = -1 if announced is None else announced
         stream.ended = bool(flags & _END_STREAM)
-        if stream.announced is not None and (stream.announced < 0 or (stream.ended and stream.announced)):
-            raise _StreamFault(number, Fault.PROTOCOL_ERROR, "content-length does not fit the body")
+        if announced is not None:
+            stream.announced = announced
+            if announced < 0 or (stream.ended and announced):
+                raise _StreamFault(number, Fault.PROTOCOL_ERROR, "content-length does not fit the body")
         stream.opened = True
         self._owner.on_request(stream, fields)
         if number in self.streams:
             self._strain.earn(2)
         else:
             self._strained(2)  # it was refused at once, so it was no progress
+
+    def _checked(self, number: int, fields: list[Field]) -> int | None:
+        """Check a request's header, and return the bytes that it announces: -1 for what is no number, None for nothing
+        announced. Raises _StreamFault.
+        """
+        begun = self._decoder.begun
+        sound = begun is self._sound
+        new = fields[len(begun) :] if sound else fields
+        names = tuple([name for name, _ in new])
+        known = sound and names == self._sound_rest
+        if sound and not known:
+            names = self._sound_names + names
+        fault = ("" if known else _names_fault(names)) or _values_fault(new)
+        if fault:
+            raise _StreamFault(number, Fault.PROTOCOL_ERROR, fault)
+        if known:
+            return None
+        if begun and not sound:
+            self._sound, self._sound_names, self._sound_rest = begun, names[: len(begun)], None
+        if "content-length" in names:
+            announced = whole_number(fields[names.index("content-length")][1], 0, 10**15)
+            return -1 if announced is None else announced
+        if begun:
+            self._sound_rest = names[len(begun) :]
+        return None
 
     def _on_trailers(self, stream: Stream | None, number: int, flags: int, fields: list[Field]) -> None:
         if stream is None or stream.ended:
@@ -586,6 +625,8 @@ class ServerConnection:
             stream.window -= size
             self._frame(_DATA, 0, stream.id, data)
             return
+        if stream.queue is _NOTHING:
+            stream.queue = deque()
         stream.queue.append(data)
         stream.waiting += size
         self.unsent += size
@@ -740,15 +781,8 @@ _FORBIDDEN: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 """What RFC 9110 (5.5) allows in no value: it would begin new lines where values are shown."""
 
 
-def _request_fault(fields: list[Field]) -> str:
-    """Return what is wrong with a request's header, or ""."""
-    names = tuple([name for name, _ in fields])
-    if names not in _VALID:
-        fault = _names_fault(names)
-        if fault:
-            return fault
-        if len(_VALID) < _MOST_VALID and sum(map(len, names)) < 1_024:
-            _VALID.add(names)
+def _values_fault(fields: list[Field]) -> str:
+    """Return what is wrong with the values of a request's header, or ""."""
     for name, value in fields:
         if not value.isprintable() and _FORBIDDEN.search(value):
             return "the value of a field holds a control character"
@@ -761,6 +795,16 @@ def _request_fault(fields: list[Field]) -> str:
 
 
 def _names_fault(names: tuple[str, ...]) -> str:
+    """Return what is wrong with the names of a request's header, in their order, or ""."""
+    if names in _VALID:
+        return ""
+    fault = _wrong_names(names)
+    if not fault and len(_VALID) < _MOST_VALID and sum(map(len, names)) < 1_024:
+        _VALID.add(names)
+    return fault
+
+
+def _wrong_names(names: tuple[str, ...]) -> str:
     seen: set[str] = set()
     regular = False
     for name in names:

@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Awaitable, Coroutine, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 from gantry_broker.inbox import Inbox
@@ -48,6 +48,8 @@ MESSAGE_STRAIN: Final = 5.0
 """What a message of a conversation takes from the connection's allowance: 400 at once, then 20 a second."""
 TURN_S: Final = 0.002
 """Seconds for which one call of `GrpcConnection.handle` looks at frames."""
+SHORT: Final = 2 * 1024
+"""Bytes whose frames take no longer than that, however many they are."""
 CALL_S: Final = 0.0005
 """Seconds of the loop that a call with a task is assumed to take: it works after its turn was given."""
 BYTE_S: Final = 1e-7
@@ -57,6 +59,8 @@ REFUSED_STRAIN: Final = 6.0
 STREAM_BYTES: Final = 1_024
 """Bytes that an open stream counts for, besides its header, from the stream `FREE_STREAMS` on."""
 FREE_STREAMS: Final = 8
+SETTLED: Final = 4 * 1024
+"""Bytes that a connection may count for too much until `sweep`: small calls need not count each time."""
 KEPT: Final = {
     "authorization": 1_025,
     "content-type": 64,
@@ -84,10 +88,15 @@ _NOTHING: Final = Refused()
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
+@lru_cache(maxsize=256)
 def read_timeout(text: str | None) -> float | None:
     """Return the seconds of a field `grpc-timeout`; None: there is none, or it cannot be read."""
     number = whole_number(text[:-1], 0, 99_999_999) if text and text[-1] in _UNITS and len(text) <= 9 else None
     return None if text is None or number is None else number * _UNITS[text[-1]]
+
+
+def _kept(fields: list[hpack.Field]) -> dict[str, str]:
+    return {name: value if len(value) <= KEPT[name] else value[: KEPT[name]] for name, value in fields if name in KEPT}
 
 
 def trailers(status: GrpcStatus, message: str) -> bytes:
@@ -124,7 +133,14 @@ class GrpcCall:
     )
 
     def __init__(
-        self, connection: GrpcConnection, stream: Stream, metadata: Mapping[str, str], method: Method, peer: str
+        self,
+        connection: GrpcConnection,
+        stream: Stream,
+        metadata: Mapping[str, str],
+        kept: int,
+        method: Method,
+        peer: str,
+        now: float,
     ) -> None:
         self._connection = connection
         self.stream = stream
@@ -142,9 +158,9 @@ class GrpcCall:
         self.dropped = 0
         self.caller: Any = None
         self.signed = False
-        self.kept = sum(map(len, metadata.values()))
+        self.kept = kept
         """Bytes of the header that are kept."""
-        self.since = connection.shared_now
+        self.since = now
         self._drained: asyncio.Future[None] | None = None
         timeout = read_timeout(metadata.get("grpc-timeout"))
         self._deadline = None if timeout is None else connection.loop.time() + timeout
@@ -222,6 +238,10 @@ class GrpcConnection(asyncio.Protocol):
         """Bytes of requests that are not complete."""
         self._headers = 0
         """Bytes of the headers of open calls."""
+        self._begun: list[hpack.Field] = []
+        """The fields with which requests begin, and what is kept of them."""
+        self._begun_metadata: dict[str, str] = {}
+        self._begun_kept = 0
         self._young: dict[int, Stream] = {}
         """Streams whose first message is not complete, the oldest first."""
         self._held = 0
@@ -230,10 +250,6 @@ class GrpcConnection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         return f"<GrpcConnection {self.peer}>"
-
-    @property
-    def shared_now(self) -> float:
-        return self._shared.now
 
     # ---- asyncio.Protocol
 
@@ -270,19 +286,22 @@ class GrpcConnection(asyncio.Protocol):
             return False
         core, clock = self.core, self._shared.slices.clock
         core.feed(data)
-        ends = clock() + TURN_S
         try:
-            done = core.proceed(self.loop.time(), lambda: clock() < ends)
+            if len(data) <= SHORT and not core.behind:
+                done = core.proceed(self.loop.time())
+            else:
+                done = core.proceed(self.loop.time(), clock() + TURN_S, clock)
         except ConnectionFault as fault:
             self._endpoint.refused.add(fault.fault.name, self.peer, str(fault))
             self._flush()
             self.close()
             return False
-        if not core.held:
+        part = core.held
+        if not part:
             self.unfinished_since = None
         elif self.unfinished_since is None or not done:
             self.unfinished_since = self._shared.now
-        self._hold()
+        self._hold(part)
         if core.out:
             self._flush()
         return not done and not self.closed
@@ -297,13 +316,17 @@ class GrpcConnection(asyncio.Protocol):
         if self._eof:
             self.close()
 
-    def _hold(self) -> None:
-        """Count what this connection makes the process keep."""
-        crowd = len(self.core.streams) - FREE_STREAMS
-        held = (
-            self._inbox.size + self.core.held + self._body + self._headers + (crowd * STREAM_BYTES if crowd > 0 else 0)
-        )
-        if held != self._held and not self.closed:
+    def _hold(self, part: int | None = None, spare: int = SETTLED) -> None:
+        """Count what this connection makes the process keep: never less, and at most `spare` too much. `part`: that of
+        `core`.
+        """
+        core = self.core
+        held = self._inbox.size + (core.held if part is None else part) + self._body + self._headers
+        crowd = len(core.streams) - FREE_STREAMS
+        if crowd > 0:
+            held += crowd * STREAM_BYTES
+        counted = self._held
+        if (held > counted or held < counted - spare) and not self.closed:
             self._held = held
             self._shared.hold(self, held)
 
@@ -349,8 +372,12 @@ class GrpcConnection(asyncio.Protocol):
     # ---- streams: `core.Owner`
 
     def on_request(self, stream: Stream, fields: list[hpack.Field]) -> None:
-        metadata = {name: value if len(value) <= KEPT[name] else value[: KEPT[name]] for name, value in fields
-                    if name in KEPT}  # fmt: skip
+        begun = self.core.begun_fields
+        if begun is not self._begun:
+            self._begun, self._begun_metadata = begun, _kept(begun)
+            self._begun_kept = sum(map(len, self._begun_metadata.values()))
+        rest = _kept(fields[len(begun) :])
+        metadata = self._begun_metadata | rest
         endpoint = self._endpoint
         if metadata[":method"] != "POST" or not metadata.get("content-type", "").startswith("application/grpc"):
             if stream.ended:
@@ -369,7 +396,9 @@ class GrpcConnection(asyncio.Protocol):
         if len(self.running) + self._direct >= endpoint.max_calls:
             self._refuse_stream(stream, GrpcStatus.RESOURCE_EXHAUSTED, "too many calls of one connection")
             return
-        call = stream.call = GrpcCall(self, stream, metadata, method, self.peer)
+        call = stream.call = GrpcCall(
+            self, stream, metadata, self._begun_kept + sum(map(len, rest.values())), method, self.peer, self._shared.now
+        )
         self._headers += call.kept
         endpoint.calls += 1
         if method.admit is not None:
@@ -535,6 +564,7 @@ class GrpcConnection(asyncio.Protocol):
         if call is None:
             return
         self._headers -= call.kept
+        call.caller = None  # it refers to the call: both would stay until a full collection
         if call.buffer:
             self._release(call)
         conversation, call.conversation = call.conversation, None
@@ -650,7 +680,8 @@ class GrpcConnection(asyncio.Protocol):
     def _flush_now(self) -> None:
         self._flushing = False
         self._flush()
-        self._hold()
+        if self._held > SETTLED:
+            self._hold()
 
     def _flush(self) -> None:
         out = self.core.out
@@ -685,6 +716,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         core = self.core
+        if self._held:
+            self._hold(spare=0)
         stall = core.oldest_stall()
         if not core.begun and now - self.since > PREFACE_S:
             self._refuse("preface", f"no HTTP/2 within {PREFACE_S:g} s")
@@ -726,7 +759,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._release(call)
                 self._end(call, GrpcStatus.DEADLINE_EXCEEDED, "the request did not come in time")
         self._flush()
-        self._hold()
+        self._hold(spare=0)
 
     def _refuse(self, reason: str, text: str) -> None:
         self._endpoint.refused.add(reason, self.peer, text)

@@ -138,6 +138,9 @@ def _decode(data: bytes) -> str:
 _remembered = lru_cache(maxsize=2_048)(_decode)
 
 
+_NONE: Final[list[Field]] = []
+
+
 class Decoder:
     """Decodes the blocks of one connection, in their order."""
 
@@ -152,14 +155,19 @@ class Decoder:
         """With this the last blocks began."""
         self._start_fields: list[Field] = []
         self._start_total = 0
+        self.begun: list[Field] = _NONE
+        """The fields with which the last block began as those before it, as one object for all of them; it is empty for
+        a block that began otherwise.
+        """
 
     def decode(self, block: bytes) -> list[Field]:
         """Raises HpackError, and TooLarge."""
         fields, at, total = self._begun(block)
         end = len(block)
         resizes = 0 if at else MAX_RESIZES
-        marks: list[tuple[int, int]] | None = []
-        """Where each further field ends, and the bytes of all fields until there; None: the block changes the table."""
+        marks: list[tuple[int, int]] | None = None if at else []
+        """Where each field ends, and the bytes of all fields until there; None: nothing more is learnt."""
+        changed = False
         table, names = self._table, _NAMES
         while at < end:
             first = block[at]
@@ -195,7 +203,7 @@ class Decoder:
             elif first & 0xC0 == 0x40:
                 field, at = self._literal(block, at, 6)
                 self._insert(field)
-                marks = None
+                changed, marks = True, None
             elif first & 0xE0 == 0x20:
                 if not resizes:
                     raise HpackError("the table's size changes too often, or in the middle of a block")
@@ -204,7 +212,7 @@ class Decoder:
                 if self._most > TABLE_BYTES:
                     raise HpackError(f"the table's size of {self._most} is over {TABLE_BYTES}")
                 self._evict(self._most)
-                marks = None
+                changed, marks = True, None
                 continue
             else:
                 field, at = self._literal(block, at, 4)
@@ -215,22 +223,24 @@ class Decoder:
                 raise TooLarge(f"a header has over {MAX_FIELDS} fields or {MAX_LIST} bytes")
             if marks is not None:
                 marks.append((at, total))
-        self._keep(block, fields, marks)
+        if changed:
+            self._start, self._last = b"", b""
+        elif marks is not None:
+            self._keep(block, fields, marks)
         return fields
 
     def _begun(self, block: bytes) -> tuple[list[Field], int, int]:
         """Return the fields with which a block begins as the one before did, where they end, and their bytes."""
         if self._start and block.startswith(self._start):
-            return self._start_fields[:], len(self._start), self._start_total
+            self.begun = start = self._start_fields
+            return start[:], len(self._start), self._start_total
         self._start = b""
+        self.begun = _NONE
         return [], 0, 0
 
-    def _keep(self, block: bytes, fields: list[Field], marks: list[tuple[int, int]] | None) -> None:
+    def _keep(self, block: bytes, fields: list[Field], marks: list[tuple[int, int]]) -> None:
         """Keep what this block and the one before have in common at their beginning, while the table stays as it is."""
-        if marks is None:
-            self._start, self._last = b"", b""
-            return
-        if self._start or len(block) > _MOST_KEPT:
+        if len(block) > _MOST_KEPT:
             return
         last, self._last = self._last, block
         count = len(marks) if last else 0
