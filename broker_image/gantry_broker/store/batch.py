@@ -30,7 +30,9 @@ KEYS_AT_ONCE: Final = 20_000
 class Batch:
     """What [start, end) of the log adds to queues, index and metadata once it is confirmed."""
 
-    __slots__ = ("checked", "control", "end", "entries", "epochs", "in_runs", "keys", "last_ms", "start")
+    __slots__ = (
+        "checked", "control", "end", "entries", "epochs", "first_ms", "in_runs", "keys", "last_ms", "start", "steps",
+    )  # fmt: skip
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -50,6 +52,10 @@ class Batch:
         """True: this store numbered the records, so every entry is the next one of its queue."""
         self.last_ms = 0
         """Store time of the last record; 0 without one."""
+        self.first_ms = 0
+        """Store time of the first record; 0: the same as the last."""
+        self.steps: list[tuple[int, int]] = []
+        """Offset and milliseconds of each record that was stored before the one before it (`clock_steps`)."""
 
     @property
     def count(self) -> int:
@@ -74,9 +80,11 @@ class Batch:
         for part in (below, above):
             part.checked = self.checked
             part.last_ms = self.last_ms
+            part.steps = [step for step in self.steps if part.start <= step[0] < part.end]
             part.control = [item for item in self.control if part.start <= item[0] < part.end]
             part.epochs = [item for item in self.epochs if part.start <= item.start < part.end]
             part.keys = None if self.keys is None else keys_within(self.keys, part.start, part.end)
+        below.first_ms = self.first_ms
         return below, above
 
 
@@ -98,6 +106,7 @@ def read_batch(
     """
     batch = Batch(start, start + len(data))
     at, last_ms = start, 0
+    before_ms = 0
     pack, pack_key, known = ENTRY.pack, KEY.pack, queues.by_bytes
     entries = batch.entries
     hashes = bytearray()
@@ -112,6 +121,10 @@ def read_batch(
             if isinstance(found, Meta):
                 _add(batch, found, data, queues, delays)
                 last_ms = found.store_ms
+                if last_ms < before_ms:
+                    batch.steps.append((at, before_ms - last_ms))
+                before_ms = last_ms
+                batch.first_ms = batch.first_ms or last_ms
                 at += found.size
             elif isinstance(found, int):
                 if at + found > batch.end:
@@ -121,6 +134,11 @@ def read_batch(
                 at, size, name, queue_id, number, flags, last_ms, properties = found
                 if (queue_id | number) < 0:
                     raise Damage(f"impossible queue {queue_id} or queue offset {number}")
+                if last_ms != before_ms:
+                    if last_ms < before_ms:
+                        batch.steps.append((at, before_ms - last_ms))
+                    batch.first_ms = batch.first_ms or last_ms
+                    before_ms = last_ms
                 topic = known.get(name) or queues.topic_of(name)
                 transaction = flags & _TRANSACTION
                 if not transaction or in_queue(flags):

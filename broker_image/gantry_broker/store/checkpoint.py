@@ -253,7 +253,7 @@ class Checkpointer:
         pending = queues.oldest_pending()
         offset = state.confirmed if pending is None else min(pending, state.confirmed)
         complete = pending is None and not state.unindexed
-        ends = queues.ends(offset, self._log.start) if complete else None
+        ends = queues.ends(offset, self._log.start, self._indexer.steps) if complete else None
         return Checkpoint(state, queues, offset, index_at, files, sorted(directories), ends)
 
     def checkpointed(self, done: Checkpoint) -> None:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from gantry_broker.store.batch import Batch, read_batch
+from gantry_broker.store.clock_steps import ClockSteps
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
@@ -60,6 +61,8 @@ class Indexer:
         self._scrubber = scrubber
         self._delays = delays
         self._warnings = warnings
+        self.steps = ClockSteps()
+        """Of the confirmed log."""
 
     def push_unconfirmed(self, batch: Batch) -> None:
         """Append a batch, whose records already have queue offsets, to the unconfirmed buffer."""
@@ -256,6 +259,7 @@ class Indexer:
                     raise
                 break  # Report the indexed part; the next call raises.
             self._index_batch(batch, available)
+            self.note_times(batch)
             if batch.control:
                 control += batch.control
             state.confirmed = batch.end
@@ -266,6 +270,18 @@ class Indexer:
         if state.renumber and not unconfirmed.gaps(state.confirmed, log.end):
             self._renumber()
         return Confirmed(state.confirmed, list(available), control)
+
+    def note_times(self, batch: Batch) -> None:
+        """Note where the store times of confirmed records go back."""
+        if batch.last_ms:
+            steps = self.steps
+            first_ms = batch.first_ms or batch.last_ms
+            if first_ms < steps.last_ms:
+                steps.note(batch.start, first_ms)
+            if batch.steps:
+                steps.extend(batch.steps, batch.last_ms)
+            else:
+                steps.last_ms = batch.last_ms
 
     def _renumber(self) -> None:
         """Compute the next numbers again: replaced entries may have had higher numbers than the new ones."""

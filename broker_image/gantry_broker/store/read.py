@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import islice, repeat
+from functools import lru_cache, partial
+from itertools import islice, pairwise, repeat
 from operator import add
 from struct import Struct
 from typing import Final
@@ -108,6 +108,21 @@ def count_named(queue: ConsumeQueue, places: Sequence[int], wanted: list[tuple[i
         if together:
             at += size
     return count
+
+
+def _lies_before(queue: ConsumeQueue, phys: int, number: int) -> bool:
+    return queue.entry(number)[0] < phys
+
+
+def _bisect(low: int, high: int, is_before: Callable[[int], bool]) -> int:
+    """The first number of [low, high) that is not before what is looked for; `high` without one."""
+    while low < high:
+        middle = (low + high) // 2
+        if is_before(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 class LogPieces:
@@ -493,23 +508,30 @@ class Reader:
             return -1
 
     def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool = False) -> int:
-        """See `MessageStore.offset_at_time`. Source: the boundaries of 5.5.0; 4.9 may skip equal times."""
+        """See `MessageStore.offset_at_time`. Source: the boundaries of 5.5.0; 4.9 may skip equal times, and neither is
+        right where a clock was set back.
+        """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0
         first, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        borders = [first]
+        for step in self._indexer.steps.behind(self._log.start):
+            borders.append(_bisect(borders[-1], high, partial(_lies_before, queue, step)))
+        borders.append(high)
         limit = ms + 1 if upper else ms
-        low = first
-        while low < high:
-            middle = (low + high) // 2
-            phys, _, _ = queue.entry(middle)
-            if self.stored_ms(phys) < limit:  # A blank has the offset of the record behind it.
-                low = middle + 1
-            else:
-                high = middle
-        if not upper:
-            return low
-        return low - 1 if low > first else 0
+
+        def is_before(number: int) -> bool:
+            return self.stored_ms(queue.entry(number)[0]) < limit  # A blank has the offset of the record behind it.
+
+        runs = [(low, end) for low, end in pairwise(borders) if low < end]
+        for low, end in reversed(runs) if upper else runs:
+            found = _bisect(low, end, is_before)
+            if upper and found > low:
+                return found - 1
+            if not upper and found < end:
+                return found
+        return 0 if upper else high
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """See `MessageStore.store_time`."""

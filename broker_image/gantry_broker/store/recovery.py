@@ -113,6 +113,7 @@ class Recovery:
             (self._root / "config" / queue_ends.NAME).unlink(missing_ok=True)
             state.ends_offset = 0
         if ends is not None:
+            self._indexer.steps.extend(ends.steps, ends.last_ms)
             self._open_queues(ends, trusted, exact=plan.clean and trusted == state.confirmed)
         elif not plan.clean or trusted != plan.trusted:
             self._queues.truncate(trusted)
@@ -304,6 +305,7 @@ class Recovery:
         index, queues = self._index, self._queues
         ends: dict[ConsumeQueue, int] = {}
         for batch in self._indexer.valid_batches(start, self._state.confirmed):
+            self._indexer.note_times(batch)
             live = index is not None and not index.behind and index.position == batch.start
             for queue, number, entry in batch.entries:
                 if whole:

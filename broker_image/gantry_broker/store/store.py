@@ -494,7 +494,8 @@ class MessageStore:
     def offset_at_time(self, topic: str, queue_id: int, ms: int, *, upper: bool = False) -> int:
         """Return the first queue offset whose record was stored at `ms` or later; the max offset without one.
 
-        `upper`: the last one whose record was stored at `ms` or earlier; 0 without one.
+        `upper`: the last one whose record was stored at `ms` or earlier; 0 without one. Store times need not rise: a
+        clock may have been set back, or the next leader's may have been behind.
         """
         return self._reader.offset_at_time(topic, queue_id, ms, upper=upper)
 

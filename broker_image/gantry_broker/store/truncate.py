@@ -79,6 +79,7 @@ class Truncator:
         if to < was_confirmed or state.reset_in_progress:
             state.truncations += 1
             self._unconfirmed.clear()
+            self._indexer.steps.truncate(to)
             state.unindexed = {at: min(stop, to) for at, stop in state.unindexed.items() if at < to}
             self._queues.truncate(to)
             state.durable_names.clear()  # New files may get the names of removed ones.
@@ -102,6 +103,7 @@ class Truncator:
         self._epochs.set(())
         state.reset_in_progress = True
         self._unconfirmed.clear()
+        self._indexer.steps.clear()
         state.flushed, state.confirmed = min(state.flushed, to), min(state.confirmed, to)
         # The log goes last: while it is there, no reader and no start uses a half-finished reset.
         queues.clear()

@@ -7,7 +7,7 @@ queue with fewer messages, and the next ones would get their queue offsets again
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,6 +33,10 @@ class QueueEnds(NamedTuple):
     """Bytes of a queue's file."""
     queues: Mapping[tuple[str, int], tuple[int, int]]
     """The first queue offset with an entry, and the one after the last, by topic and queue."""
+    steps: Sequence[tuple[int, int]] = ()
+    """Where store times go back (`ClockSteps.saved`). Empty, as `last_ms` is 0, in files of earlier versions."""
+    last_ms: int = 0
+    """Store time of the last record below `offset`."""
 
     @classmethod
     def load(cls, path: Path) -> QueueEnds | None:
@@ -47,8 +51,14 @@ class QueueEnds(NamedTuple):
                         raise ValueError(f"queue {number!r} of {topic}: {first!r} to {end!r}")
                     found[topic, number] = (low, high)
             size = plausible.number("fileSize", data["fileSize"], 1, 1 << 31)
+            steps = [(plausible.offset("step", at), plausible.offset("step", ms)) for at, ms in data.get("steps", ())]
             return cls(
-                plausible.offset("offset", data["offset"]), plausible.offset("start", data["start"]), size, found
+                plausible.offset("offset", data["offset"]),
+                plausible.offset("start", data["start"]),
+                size,
+                found,
+                steps,
+                plausible.offset("lastMs", data.get("lastMs", 0)),
             )
         except FileNotFoundError:
             return None
@@ -61,5 +71,12 @@ class QueueEnds(NamedTuple):
         topics: dict[str, list[tuple[int, int, int]]] = {}
         for (topic, number), (first, end) in self.queues.items():
             topics.setdefault(topic, []).append((number, first, end))
-        content = {"offset": self.offset, "start": self.start, "fileSize": self.file_size, "queues": topics}
+        content = {
+            "offset": self.offset,
+            "start": self.start,
+            "fileSize": self.file_size,
+            "queues": topics,
+            "steps": self.steps,
+            "lastMs": self.last_ms,
+        }
         atomic_write(path, seal(orjson.dumps(content)))

@@ -13,6 +13,7 @@ from gantry_broker.descriptors import budget
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
+from gantry_broker.store.clock_steps import ClockSteps
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
@@ -89,13 +90,14 @@ class QueueTable:
         for queue in self:
             queue.file_size = size
 
-    def ends(self, offset: int, start: int) -> QueueEnds:
-        """Where each queue begins and ends in its files. `offset`: all records below are there; `start`: of the log.
+    def ends(self, offset: int, start: int, steps: ClockSteps) -> QueueEnds:
+        """Where each queue begins and ends in its files. `offset`: all records below are there; `start`: of the log;
+        `steps`: of the log up to `offset`.
 
         Raises OSError.
         """
         found = {queue.key: (queue.first, queue.written) for queue in self.loaded()}
-        return QueueEnds(offset, start, self.file_size, found)
+        return QueueEnds(offset, start, self.file_size, found, steps.saved(start), steps.last_ms)
 
     def topic(self, name: str) -> TopicQueues:
         """Return the entry of the topic; makes a new one. Raises ValueError for a name that no directory can have."""
