@@ -28,6 +28,8 @@ class Environment:
     """The parts of the report that are missing, for programs and for the status: `consumer groups of a`."""
 
     offsets: list[GroupOffset] = field(default_factory=list)
+    without_offsets: set[str] = field(default_factory=set)
+    """Logs whose consumer offsets could not be read."""
     disks: list[Disk] = field(default_factory=list)
     reserved_hours: int = BrokerSettings.model_fields["fileReservedTime"].default
     notes: list[str] = field(default_factory=list)
@@ -60,11 +62,13 @@ def _from_directory(found: Environment, log: DirectoryLog) -> None:
         if not is_there(path):
             found.notes.append(f"{log.name}: no {path.name} beside the log: the report has no consumer groups")
             found.missing.append(f"consumer groups of {log.name}")
+            found.without_offsets.add(log.name)
             return
         _add(found, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))
     except (OSError, SourceError) as error:
         found.notes.append(f"{log.name}: {error}")
         found.missing.append(f"consumer groups of {log.name}")
+        found.without_offsets.add(log.name)
 
 
 def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) -> None:
@@ -82,5 +86,6 @@ def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) ->
     except SourceError as error:
         found.notes.append(f"{log.name}: the lag of consumer groups is not known: {error}")
         found.missing.append(f"consumer groups of {log.name}")
+        found.without_offsets.add(log.name)
     if log.reserved_hours is not None:
         found.reserved_hours = log.reserved_hours

@@ -176,7 +176,9 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
             reserved_hours=job.reserved_hours or environment.reserved_hours,
             disks=environment.disks,
             offsets=with_unread_queues(
-                [o for o in environment.offsets if topics is None or o.topic in topics], found.spans
+                [o for o in environment.offsets if topics is None or o.topic in topics],
+                found.spans,
+                environment.without_offsets,
             ),
             log_bytes=incremental.log_bytes,
             new_bytes=incremental.scanned,

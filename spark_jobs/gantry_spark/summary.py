@@ -9,7 +9,7 @@ with the latest store time. All other versions of the key in the topic are super
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,8 +95,13 @@ def queue_spans(counts: DataFrame) -> list[Row]:
     return _rows(spans.agg(f.min("min_qo").alias("min_qo"), f.max("max_qo").alias("max_qo")))
 
 
-def with_unread_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[GroupOffset]:
-    """Return the offsets, completed by the first offset of each queue that a group has not begun to read."""
+def with_unread_queues(
+    offsets: Sequence[GroupOffset], spans: Sequence[Row], unknown: Container[str] = ()
+) -> list[GroupOffset]:
+    """Return the offsets, completed by the first offset of each queue that a group has not begun to read.
+
+    `unknown`: logs whose offsets could not be read.
+    """
     known = {(o.group, o.log, o.topic, o.queue_id) for o in offsets}
     queues: dict[str, list[Row]] = {}
     for span in spans:
@@ -107,7 +112,7 @@ def with_unread_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> 
             GroupOffset(group, q["log"], topic, q["queue_id"], q["min_qo"])
             for group, topic in sorted({(o.group, o.topic) for o in offsets})
             for q in queues.get(topic, ())
-            if (group, q["log"], topic, q["queue_id"]) not in known
+            if (group, q["log"], topic, q["queue_id"]) not in known and q["log"] not in unknown
         ),
     ]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from gantry_operator.cli.next_steps import Step
+from gantry_operator.cli.top import what_is_unknown
 from gantry_operator.cli.top_screen import Choice, duration, pressed, screen, shares
 from gantry_operator.cluster.live import ConsumerLag, MemberLine, Rates, View
 from rich.console import Console
@@ -37,6 +40,16 @@ def drawn(v: View, width: int = 80, height: int | None = 24, choice: Choice | No
     with console.capture() as captured:
         console.print(screen(v, said, choice or Choice(), "12:00:01", width, height))
     return captured.get().rstrip("\n").split("\n")
+
+
+def test_a_view_without_a_groups_master_is_no_whole_answer() -> None:
+    assert what_is_unknown(view()) == ""
+    assert what_is_unknown(replace(view(), blind=("a", "b"))) == (
+        "group a has no master: cannot tell; group b has no master: cannot tell"
+    )
+    assert what_is_unknown(replace(view(), problem="the API server is away")) == (
+        "the figures are old: the API server is away"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 132])

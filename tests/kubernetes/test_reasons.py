@@ -234,6 +234,25 @@ async def test_volumes_that_cannot_grow_leave_the_way_back_open(fake: FakeApi, a
     assert volumes.with_sizes_of_volumes(back, caches, running) is back
 
 
+@pytest.mark.parametrize("own", [False, True])
+async def test_a_size_below_that_of_a_volume_is_refused_and_the_right_one_is_said(
+    fake: FakeApi, api: KubeApi, own: bool
+) -> None:
+    """A group's own storage is in no rule of the CRD: only its volumes say what it may be."""
+    cluster, running = grown("30Gi", "30Gi", **({"storage": {"size": "20Gi"}} if own else {}))
+    for _, _, name in running:
+        fake.put(claim(name, "fixed", volume="pv", size="30Gi"))
+    caches = await caches_of(api, "PersistentVolumeClaim", "Pod", "Lease")
+    said = await volumes.keep(api, caches, cluster, running)
+    field = "spec.brokerGroups[a].storage.size" if own else "spec.storage.size"
+    assert said == [
+        f"{field} is 20Gi, but volume data-demo-a-{i} has 30Gi, and a volume cannot shrink: write 30Gi"
+        for i in range(2)
+    ]
+    asked = [caches["PersistentVolumeClaim"].get("mq", f"data-demo-a-{i}") for i in range(2)]
+    assert all(c is not None and c["spec"]["resources"]["requests"]["storage"] == "30Gi" for c in asked)
+
+
 async def test_a_growth_of_some_volumes_is_said_for_each_one(fake: FakeApi, api: KubeApi) -> None:
     cluster, running = grown("20Gi", "10Gi", "10Gi")
     for (_, _, name), size in zip(running, ("20Gi", "10Gi", "5Gi"), strict=True):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+import zlib
 from pathlib import Path
 
 import pytest
 from gantry_broker.namesrv import kv, registration, routes
 from gantry_broker.namesrv.registration import AT_ONCE, registration_steps
 from gantry_broker.namesrv.routes import Registration, RouteTable, WrongGroup
+from gantry_broker.namesrv.service import fastjson_body
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, RegisterBody, TopicConfig, TopicConfigs
+from gantry_broker.protocol.bodies import BodyError, RegisterBody, TopicConfig, TopicConfigs, parse
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.frame import Frame
 
 from tests.support.remoting import encode_compressed
 
@@ -34,6 +39,26 @@ def test_topics_of_a_registration_are_bounded(compressed: bool, monkeypatch: pyt
     data = encode_compressed(body(101)) if compressed else fastjson.dumps(body(101).to_json())
     with pytest.raises(BodyError, match="has 101 topics, the limit is 100"):
         list(registration_steps(data, compressed=compressed))
+
+
+IN_DIALECT = b"{0:" + b"[" + b"1," * (1 << 20) + b"1]}"
+"""2 MiB that only the parser in Python reads, in some 0.2 s."""
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_large_body_in_fastjsons_dialect_is_refused_before_it_is_read(compressed: bool) -> None:
+    """Neither brokers nor clients write large ones, and the parser would hold the event loop."""
+    data = IN_DIALECT
+    if compressed:
+        data = zlib.compress(len(IN_DIALECT).to_bytes(4, "big") + IN_DIALECT)
+    begun = time.thread_time()
+    with pytest.raises(BodyError, match="is not JSON"):
+        list(registration_steps(data, compressed=compressed))
+    with pytest.raises(BodyError, match="is not JSON"):
+        fastjson_body(Frame(RequestCode.QUERY_DATA_VERSION, body=IN_DIALECT))
+    with pytest.raises(BodyError, match="is not JSON"):
+        parse(IN_DIALECT, "checkClient", fastjson.MAX_REQUEST_DIALECT)
+    assert time.thread_time() - begun < 0.15
 
 
 def registration_of(group: str, broker_id: int = 0) -> Registration:

@@ -473,9 +473,12 @@ async def test_many_held_pulls_of_one_queue_delay_no_other_request(broker: Broke
 async def test_a_consumers_long_answer_about_its_offsets_is_not_read(broker: Broker) -> None:
     consumer, admin = await Peer.connect(broker.port), await Peer.connect(broker.port)
     assert (await consumer.ask(RequestCode.HEART_BEAT, body=heartbeat(["g"]))).code == 0
-    for entries, read in ((10, True), (100_000, False)):
-        queue = '{"brokerName":"a","queueId":%d,"topic":"T"}:1'
-        body = ('{"messageQueueTable":{' + ",".join(queue % n for n in range(entries)) + "}}").encode()
+    queue = '{"brokerName":"a","queueId":%d,"topic":"T"}:1'
+    few, many = [
+        ('{"messageQueueTable":{' + ",".join(queue % n for n in range(entries)) + "}}").encode()
+        for entries in (10, 100_000)
+    ]
+    for body, read in ((few, True), (many, False), (b"{", False), (b"\xff", False)):
         request = admin.request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"})
         async with broker.stays_responsive():
             admin.writer.write(encode_frame(request))

@@ -37,7 +37,7 @@ def registration_steps(body: bytes, *, compressed: bool) -> Iterator[RegisterBod
         yield from _compressed_steps(body)
         return
     try:
-        value = fastjson.loads(body)
+        value = fastjson.loads(body, fastjson.MAX_REQUEST_DIALECT)
     except fastjson.JsonError as error:
         raise BodyError(f"registration: {error}") from None
     yield None
@@ -101,7 +101,7 @@ def _compressed_steps(body: bytes) -> Iterator[RegisterBody | None]:
         return plain[at - size : at]
 
     try:
-        version = DataVersion.from_json(fastjson.loads(piece()))
+        version = DataVersion.from_json(fastjson.loads(piece(), fastjson.MAX_REQUEST_DIALECT))
         topics = {}
         count = number()
         _check_count(count)
@@ -110,7 +110,7 @@ def _compressed_steps(body: bytes) -> Iterator[RegisterBody | None]:
             topics[config.name] = config
             if done % AT_ONCE == 0:
                 yield None
-        filters = fastjson.loads(piece()) if at < len(plain) else []
+        filters = fastjson.loads(piece(), fastjson.MAX_REQUEST_DIALECT) if at < len(plain) else []
     except (fastjson.JsonError, UnicodeDecodeError) as error:
         raise BodyError(f"compressed registration: {error}") from None
     if not isinstance(filters, list) or not all(isinstance(item, str) for item in filters):

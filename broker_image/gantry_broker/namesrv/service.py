@@ -313,7 +313,7 @@ class NameService:
         _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
         since = parse((header.gantrySince or "").encode("utf-8", "replace"), "gantrySince")
         configs = decode_registration(frame.body, compressed=False).configs
-        gone = parse(frame.body, "registration").texts("gone")
+        gone = parse(frame.body, "registration", fastjson.MAX_REQUEST_DIALECT).texts("gone")
         registration = _registration(conn, header)
         try:
             master = self.routes.register_changes(registration, DataVersion.of(since), configs, gone, self._clock())
@@ -510,7 +510,7 @@ def fastjson_body(frame: Frame) -> object:
     if not frame.body:
         return None
     try:
-        return fastjson.loads(frame.body)
+        return fastjson.loads(frame.body, fastjson.MAX_REQUEST_DIALECT)
     except fastjson.JsonError as error:
         raise BodyError(f"body: {error}") from None
 

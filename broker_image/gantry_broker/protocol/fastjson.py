@@ -19,7 +19,7 @@ from gantry_broker.protocol.digits import MAX_INT, MIN_INT
 MAX_DIALECT_BYTES: Final = 8 * 1024 * 1024
 """Bytes of the longest text in the dialect. The parser is Python, reads some 10 MB/s, and blocks the event loop."""
 MAX_REQUEST_DIALECT: Final = 64 * 1024
-"""The same for the body of a client's request: no client writes large ones in the dialect."""
+"""The same for the body of a request: neither clients nor brokers write large ones in the dialect."""
 MAX_DEPTH: Final = 32
 
 _SPACE = re.compile(r"[ \t\r\n]*")

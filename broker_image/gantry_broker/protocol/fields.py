@@ -136,10 +136,10 @@ def short(value: Any) -> str:
     return repr(value)[:80]
 
 
-def parse(body: bytes, where: str) -> Fields:
-    """Parses a body that is an object. Raises BodyError."""
+def parse(body: bytes, where: str, dialect: int = fastjson.MAX_DIALECT_BYTES) -> Fields:
+    """Parses a body that is an object, at most `dialect` bytes of it in fastjson's dialect. Raises BodyError."""
     try:
-        return Fields(fastjson.loads(body), where)
+        return Fields(fastjson.loads(body, dialect), where)
     except fastjson.JsonError as error:
         raise BodyError(f"{where}: {error}") from None
 

@@ -17,12 +17,14 @@ from typing import Final
 from rich.console import Console
 from rich.live import Live
 
+from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.next_steps import Step, next_steps
 from gantry_operator.cli.output import console, print_json
 from gantry_operator.cli.target import Target, run_async
 from gantry_operator.cli.top_screen import Choice, pressed, screen
 from gantry_operator.cluster.live import View
 from gantry_operator.cluster.live_watch import LiveWatch
+from gantry_operator.cluster.reach import CANNOT_TELL
 
 ONCE_S: Final = 3.0
 """Most seconds for the two samples of each member that a rate needs."""
@@ -38,8 +40,19 @@ def top(target: Target, interval_s: float, once: bool, as_json: bool) -> None:
         else:
             out = console()
             out.print(screen(view, _steps(view, target), Choice(), _clock(), out.width, None, keys=False))
+        # What is known is shown first.
+        unknown = what_is_unknown(view)
+        if unknown:
+            raise CliError(unknown)
         return
     run_async(_live(target, interval_s))
+
+
+def what_is_unknown(view: View) -> str:
+    """Return which part of a view is missing, so that a script does not take it for all; empty: none is. Pure."""
+    if view.blind:
+        return "; ".join(CANNOT_TELL.format(group) for group in view.blind)
+    return f"the figures are old: {view.problem}" if view.problem else ""
 
 
 def _steps(view: View, target: Target) -> list[Step]:

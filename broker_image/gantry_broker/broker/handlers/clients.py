@@ -17,6 +17,7 @@ from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol import bodies
 from gantry_broker.protocol.bodies import Heartbeat, LockRequest, SubscriptionData
 from gantry_broker.protocol.codes import LanguageCode, ResponseCode
+from gantry_broker.protocol.fastjson import MAX_REQUEST_DIALECT
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
 from gantry_broker.protocol.heartbeats import heartbeat_fault
@@ -83,7 +84,7 @@ def heartbeat(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
 
 def proxy_clients(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Takes the consumers of a proxy. Their groups come to be as those of heartbeats do, with their retry topics."""
-    clients, gone = read_announcement(bodies.parse(frame.body, "announcement"))
+    clients, gone = read_announcement(bodies.parse(frame.body, "announcement", MAX_REQUEST_DIALECT))
     for name in {client.group for client in clients}:
         fault = group_fault(name)
         if fault is not None:
@@ -117,7 +118,7 @@ def consumer_list(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 
 def check_client(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame:
     """Answers whether the broker understands a subscription. Clients ask before they start."""
-    fields = bodies.parse(frame.body, "checkClient")
+    fields = bodies.parse(frame.body, "checkClient", MAX_REQUEST_DIALECT)
     value = fields.map("subscriptionData")
     if not value:
         return ok(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -47,6 +48,8 @@ from gantry_broker.store.errors import StoreError
 if TYPE_CHECKING:
     from gantry_broker.broker.context import BrokerContext
     from gantry_broker.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
 
 ASK_S: Final = 5.0
 QUEUES_AT_ONCE: Final = 100
@@ -470,7 +473,11 @@ async def consumer_status(broker: BrokerContext, conn: Connection, frame: Frame)
         if answer.code == ResponseCode.SUCCESS and 0 < size <= min(MAX_STATUS, room):
             room -= size
             await broker.slices.grant()
-            value = fastjson.loads(answer.body)
+            try:
+                value = fastjson.loads(answer.body, MAX_STATUS)
+            except fastjson.JsonError as error:
+                log.info("%s: what client %s consumes cannot be read: %s", header.group, client.client_id, error)
+                continue
             if isinstance(value, dict):
                 table[client.client_id] = value.get("messageQueueTable", {})
     return ok(frame, body=fastjson.dumps({"consumerTable": table, "messageQueueTable": {}}))

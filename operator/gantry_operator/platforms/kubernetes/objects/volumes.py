@@ -205,6 +205,10 @@ async def keep(
         field = f"spec.brokerGroups[{group}].storage.size" if group in own else "spec.storage.size"
         sizes[field], size = storage.size, growth(claim, storage.size)
         asked = str(claim["spec"]["resources"]["requests"]["storage"])
+        if parse_quantity(storage.size) < parse_quantity(asked):
+            problems.append(
+                f"{field} is {storage.size}, but volume {name} has {asked}, and a volume cannot shrink: write {asked}"
+            )
         if size is None:
             grown.setdefault(field, []).append(name)
             continue
