@@ -53,10 +53,10 @@ class ClockSteps:
         return [step for step in self._steps if step[0] > start]
 
     def truncate(self, end: int) -> None:
-        """The log ends at `end`. The time of its last record is not known: the next step may be one too many."""
+        """Forget what lies behind a new end. The time of the last record is not known: a step too many may follow."""
         self._steps = list(takewhile(lambda step: step[0] < end, self._steps))
 
     def clear(self) -> None:
-        """The log is empty."""
+        """Forget all: the log is empty."""
         self._steps.clear()
         self.last_ms = 0

@@ -115,7 +115,7 @@ def _lies_before(queue: ConsumeQueue, phys: int, number: int) -> bool:
 
 
 def _bisect(low: int, high: int, is_before: Callable[[int], bool]) -> int:
-    """The first number of [low, high) that is not before what is looked for; `high` without one."""
+    """Return the first number of [low, high) that is not before what is looked for; `high` without one."""
     while low < high:
         middle = (low + high) // 2
         if is_before(middle):
