@@ -68,6 +68,12 @@ class NoBrokers:
     def clients(self) -> Any:
         raise CliError("no broker answers")
 
+    def resources(self) -> Any:
+        raise CliError("no broker answers")
+
+    def users(self) -> Any:
+        raise CliError("no broker answers")
+
 
 class FakeSource:
     """Three members of one group. `calls` has the path of each request."""

@@ -258,6 +258,37 @@ def test_a_message_is_sent_and_a_refused_form_keeps_what_was_typed(desk: Page, l
     assert "a b" in found.stdout
 
 
+def test_the_palette_leads_to_a_group_by_its_letters(desk: Page) -> None:
+    go(desk, "")
+    desk.keyboard.press("Control+k")
+    expect(desk.locator("#palette-input")).to_be_focused()
+    desk.keyboard.type("bill")
+    expect(desk.locator("#palette-list a").first).to_have_text("billinggroup")
+    assert not accessibility_problems(desk)
+    desk.keyboard.press("Enter")
+    expect(desk.get_by_role("heading", level=1)).to_have_text("billing")
+    desk.keyboard.press("Control+k")
+    desk.keyboard.type("dead")
+    desk.keyboard.press("Enter")
+    expect(desk.get_by_role("heading", level=1)).to_have_text("Dead letters")
+
+
+def test_a_phone_shows_what_is_unread(desk: Page) -> None:
+    desk.set_viewport_size({"width": 390, "height": 800})
+    go(desk, "/groups")
+    expect(desk.get_by_role("columnheader", name="Unread", exact=False).first).to_be_in_viewport(ratio=1)
+
+
+def test_the_systems_topics_and_groups_are_hidden_until_asked(desk: Page, live: LiveConsole) -> None:
+    for page, names in (("/topics", ("a", live.cluster.name)), ("/groups", ("CID_ONSAPI_OWNER",))):
+        go(desk, page)
+        for name in names:
+            expect(desk.get_by_role("link", name=name, exact=True)).to_have_count(0)
+        go(desk, f"{page}?system=true")
+        for name in names:
+            expect(desk.get_by_role("link", name=name, exact=True)).to_have_count(1)
+
+
 def test_dead_letters_are_read_exported_and_sent_again(desk: Page) -> None:
     go(desk, "/dead")
     expect(desk.get_by_role("row").filter(has_text="refunds")).to_contain_text(str(LETTERS))
@@ -337,6 +368,29 @@ def test_actions_show_their_command_and_do_what_they_say(desk: Page, live: LiveC
     bad.get_by_label("Name").fill("admin")
     bad.get_by_role("button", name="Create").click()
     expect(desk.get_by_text("write another name")).to_be_visible()
+
+
+def test_a_topic_a_group_and_a_user_are_deleted_by_their_name(desk: Page, live: LiveConsole) -> None:
+    where = ("--dir", str(live.cluster.folder.root))
+    live.cluster.gantry("topic", "create", "Gone", "--queues", "1", *where)
+    live.cluster.gantry("group", "create", "gone", *where)
+    live.cluster.gantry("user", "create", "gone", "--allow", "Topic:Gone-*:Pub,Sub", *where)
+    go(desk, "/users")
+    expect(desk.get_by_role("row").filter(has_text="gone")).to_contain_text("Topic:Gone-*:Pub,Sub")
+    for kind, name in (("topics", "Gone"), ("groups", "gone"), ("users", "gone")):
+        go(desk, f"/delete/{kind}/{name}")
+        assert not accessibility_problems(desk)
+        field = desk.get_by_label("Write the name")
+        field.fill("another")
+        desk.get_by_role("button", name="Delete the").click()
+        expect(desk.get_by_role("alert")).to_contain_text(f"write {name}")
+        expect(field).to_have_value("another")
+        field.fill(name)
+        desk.get_by_role("button", name="Delete the").click()
+        expect(desk.get_by_role("status").last).to_contain_text(f"{name} is deleted")
+        assert "/done/" in desk.url
+    go(desk, "/users")
+    expect(desk.get_by_role("row").filter(has_text="gone")).to_have_count(0)
 
 
 def test_without_authentication_the_page_says_that_there_is_no_audit(desk: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import time
@@ -13,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 from gantry_operator.api import BrokerTopic
+from gantry_operator.console import serve
 from gantry_operator.console.app import MAX_FORM
+from gantry_operator.console.collector import Collector
 from gantry_operator.console.sources import AuditView, SourceError
 
 from tests.console.fake import FakeSource, NoBrokers, ReadOnly, Running, running
@@ -143,6 +146,114 @@ def test_a_topic_is_kept_by_a_resource_if_the_form_says_so(managed: str, topics:
     assert [(t.name, t.topic, t.spec.queuesPerGroup) for t in resources.made] == topics
 
 
+def test_a_refused_form_keeps_what_was_typed_and_says_why_in_its_frame(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        csrf = csrf_of(client.get(f"{HERE}/actions").text)
+        form = {"csrf": csrf, "topic": "Typed-1", "queues": "7", "managed": ""}
+        for changed, status in (({"queues": "many"}, 400), ({}, 502)):
+            answer = client.post(f"{HERE}/actions/topic", data=form | changed)
+            assert answer.status_code == status
+            assert 'value="Typed-1"' in answer.text
+            assert f'value="{(form | changed)["queues"]}"' in answer.text
+            assert answer.text.count('role="alert"') == 1
+            assert answer.text.index('role="alert"') > answer.text.index("Create a topic")
+        answer = client.post(f"{HERE}/actions/user", data={"csrf": csrf, "user": "typed", "allow": "Topic:x"})
+        assert answer.status_code == 502
+        assert 'value="typed"' in answer.text
+        assert 'value="Topic:x"' in answer.text
+        answer = client.post(f"{HERE}/groups/billing/reset", data={"csrf": csrf, "topic": "orders-00000", "to_ms": "x"})
+        assert answer.status_code == 502
+        assert "to_ms is" in answer.text
+        answer = client.post(f"{HERE}/messages", data={"csrf": csrf, "topic": "T", "body": "", "keys": "typed"})
+        assert answer.status_code == 400
+        assert 'value="typed"' in answer.text
+
+
+def test_a_done_change_redirects_and_a_reload_repeats_nothing() -> None:
+    class Target(NoBrokers):
+        switched = 0
+
+        async def switchover(self, group: str, to: str | None) -> str:
+            self.switched += 1
+            return f"{to} leads {group}"
+
+    source = FakeSource()
+    source.target = Target()
+    with running(source) as console, console.client() as client, console.client() as other:
+        until_figures(console)
+        csrf = csrf_of(client.get(f"{HERE}/actions").text)
+        form = {"csrf": csrf, "group": "a", "to": "fake-a-1"}
+        sent = client.post(f"{HERE}/actions/switchover", data=form, follow_redirects=False)
+        assert sent.status_code == 303
+        for _ in range(2):
+            shown = client.get(sent.headers["location"])
+            assert "fake-a-1 leads a" in shown.text
+            assert "gantry switchover a --to fake-a-1 --cluster fake" in shown.text
+        assert source.target.switched == 1
+        assert other.get(sent.headers["location"], follow_redirects=False).status_code == 303, "of another session"
+
+
+def test_a_deletion_needs_the_name(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        page = client.get(f"{HERE}/topics/orders-00000").text
+        assert f"{HERE}/delete/topics/orders-00000" in page
+        where = f"{HERE}/delete/topics/orders-00000"
+        csrf = csrf_of(client.get(where).text)
+        wrong = client.post(where, data={"csrf": csrf, "typed": "orders"})
+        assert wrong.status_code == 400
+        assert "is another name: write orders-00000" in wrong.text
+        right = client.post(where, data={"csrf": csrf, "typed": "orders-00000"})
+        assert right.status_code == 502, "there are no brokers"
+        assert "no broker answers" in right.text
+        assert client.get(f"{HERE}/delete/members/x").status_code == 404
+
+
+def test_tables_are_sorted_both_ways(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        for page, there, back in (("topics", "name", "-name"), ("groups", "lag", "-lag")):
+            first, second = (
+                re.findall(
+                    rf'<a href="{HERE}/{page}/([^"]+)"', client.get(f"{HERE}/{page}", params={"sort": sort}).text
+                )
+                for sort in (there, back)
+            )
+            assert first == second[::-1]
+        assert f"sort={back}" in client.get(f"{HERE}/groups", params={"sort": "lag"}).text
+
+
+def test_the_palette_finds_topics_and_groups(console: Running) -> None:
+    until_figures(console)
+    with console.client() as client:
+        found = client.get(f"{HERE}/find", params={"q": "ORDERS-0"}).json()
+        assert found[0] == {"name": "orders-00000", "kind": "topic", "path": f"{HERE}/topics/"}
+        assert {"name": "billing", "kind": "group", "path": f"{HERE}/groups/"} in client.get(
+            f"{HERE}/find", params={"q": "bill"}
+        ).json()
+
+
+async def test_a_cluster_that_starts_later_appears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LOOK_S", 0.01)
+    later = FakeSource()
+    there: dict[Any, Any] = {}
+    collectors: dict[Any, Collector] = {}
+    task = asyncio.create_task(serve.follow(collectors, lambda: dict(there)))
+    try:
+        await asyncio.sleep(0.05)
+        assert not collectors
+        there[later.key] = lambda: later
+        async with asyncio.timeout(10):
+            while later.key not in collectors:  # noqa: ASYNC110 — a table, not an event
+                await asyncio.sleep(0.01)
+            await collectors[later.key].first()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await later.close()
+
+
 def test_who_may_only_read_changes_nothing() -> None:
     with running(FakeSource(), ReadOnly) as console:
         until_figures(console)
@@ -151,7 +262,7 @@ def test_who_may_only_read_changes_nothing() -> None:
             assert "You may read this cluster, but not change it" in page
             form = {"csrf": csrf_of(page), "topic": "T", "queues": "8", "group": "a", "which": "waiting", "to_ms": "-1"}
             for path in ("actions/topic", "actions/switchover", "actions/user", "actions/pause", "dead/billing/resend",
-                         "groups/billing/reset"):  # fmt: skip
+                         "groups/billing/reset", "delete/topics/T", "messages"):  # fmt: skip
                 assert client.post(f"{HERE}/{path}", data=form).status_code == 403, path
 
 

@@ -43,7 +43,22 @@ def console(
             webbrowser.open(link)
 
     note("The console of this machine; Enter prints another link, Ctrl-C ends it")
-    asyncio.run(serve(sources, bound, started))
+    present = _present if directory is None and name is None else None
+    asyncio.run(serve(sources, bound, started, present))
+
+
+def _present():  # type: ignore[no-untyped-def]
+    """What makes the source of each cluster that runs, by its key."""
+    from functools import partial
+
+    from gantry_operator.console.snapshot import ClusterKey
+    from gantry_operator.console.sources import LOCAL, LocalSource
+    from gantry_operator.platforms.local.folder import known_clusters
+
+    return {
+        ClusterKey(LOCAL, name): partial(LocalSource, folder, name, ("--cluster", name))
+        for name, folder in known_clusters()
+    }
 
 
 def _sources(directory: Path | None, name: str | None):  # type: ignore[no-untyped-def]

@@ -188,11 +188,14 @@ def _said(client: Mapping[str, str]) -> str:
 
 def delete(target: Target, group: str, force: bool, as_json: bool) -> None:
     """Delete a group with its offsets. Raises CliError."""
-    said = run_async(_delete(target, group, force))
+    said = run_async(delete_group(target, group, force))
     print_json({"group": group, "done": said}) if as_json else say(said)
 
 
-async def _delete(target: Target, group: str, force: bool) -> str:
+async def delete_group(target: Target, group: str, force: bool) -> str:
+    """Delete it with its offsets, or the resource that manages it. Returns a sentence. Raises CliError; without `force`
+    also for members and unread messages.
+    """
     managed = await delete_managed(target, "ConsumerGroup", group, force)
     if managed is not None:
         return managed

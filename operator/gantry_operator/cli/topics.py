@@ -184,11 +184,14 @@ async def _described(target: Target, topic: str) -> dict[str, Any]:
 
 def delete(target: Target, topic: str, force: bool, as_json: bool) -> None:
     """Delete a topic. Raises CliError."""
-    said = run_async(_delete(target, topic, force))
+    said = run_async(delete_topic(target, topic, force))
     print_json({"topic": topic, "done": said}) if as_json else say(said)
 
 
-async def _delete(target: Target, topic: str, force: bool) -> str:
+async def delete_topic(target: Target, topic: str, force: bool) -> str:
+    """Delete it, or the resource that manages it. Returns a sentence. Raises CliError; without `force` also for unread
+    messages.
+    """
     managed = await delete_managed(target, "BrokerTopic", topic, force)
     if managed is not None:
         return managed

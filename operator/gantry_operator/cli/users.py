@@ -95,7 +95,7 @@ async def create_user(target: Target, wanted: NewUser) -> str:
 
 def show(target: Target, as_json: bool) -> None:
     """List the users. Raises CliError."""
-    rows = run_async(_list(target))
+    rows = run_async(list_users(target))
     if as_json:
         print_json(rows)
         return
@@ -115,18 +115,20 @@ def show(target: Target, as_json: bool) -> None:
     print_table(("USER", "ACCESS KEY", "SUPER", "READY", "KEYS", "MESSAGE"), cells)
 
 
-async def _list(target: Target) -> list[dict[str, Any]]:
+async def list_users(target: Target) -> list[dict[str, Any]]:
+    """The BrokerUsers by name, without their keys. Raises CliError."""
     async with target.users() as found:
         return sorted(await found.list(), key=lambda u: str(u["metadata"]["name"]))
 
 
 def delete(target: Target, name: str, as_json: bool) -> None:
     """Raises CliError."""
-    run_async(_delete(target, name))
+    run_async(delete_user(target, name))
     print_json({"deleted": name}) if as_json else say(f"{name} is deleted")
 
 
-async def _delete(target: Target, name: str) -> None:
+async def delete_user(target: Target, name: str) -> None:
+    """Raises CliError."""
     if name == ADMIN:
         raise CliError(f"{ADMIN} is the super user that every cluster has: it cannot be deleted", Exit.USAGE)
     async with target.users() as found:

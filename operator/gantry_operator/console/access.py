@@ -17,6 +17,19 @@ SESSION_S: Final = 12 * 3600.0
 """Seconds for which an unused session lasts."""
 MAX_SESSIONS: Final = 1_000
 LINK_BYTES: Final = 32
+KEPT: Final = 20
+"""Changes of one session that can be shown again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A change that was made: where, what came of it, the command that does the same, and the page to go back to."""
+
+    cluster: str
+    section: str
+    said: str
+    command: str
+    back: str
 
 
 @dataclass(slots=True)
@@ -28,6 +41,16 @@ class Session:
     user: str
     used: float
     token: str = field(default="", repr=False)
+    done: dict[str, Done] = field(default_factory=dict, repr=False)
+    """The last changes, by the end of the address that shows each."""
+
+    def keep(self, done: Done) -> str:
+        """Keep a change for the page that the browser is sent to, so that a reload changes nothing."""
+        while len(self.done) >= KEPT:
+            del self.done[next(iter(self.done))]
+        name = secrets.token_urlsafe(9)
+        self.done[name] = done
+        return name
 
 
 class Sessions:

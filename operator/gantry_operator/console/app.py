@@ -12,17 +12,18 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 from fastapi.staticfiles import StaticFiles
 from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.protocol.codes import DLQ_PREFIX
-from gantry_broker.protocol.digits import whole_number
 from gantry_broker.theme import THEME
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.base import RequestResponseEndpoint
 
-from gantry_operator.cli.users import NewUser
 from gantry_operator.cluster.message_walk import time_of
 from gantry_operator.cluster.reach import no_master
 from gantry_operator.console import operations as do
-from gantry_operator.console.access import Session, Sessions, may_change
+from gantry_operator.console.access import Done, Session, Sessions, may_change
 from gantry_operator.console.bodies import preview
+from gantry_operator.console.changes import add_pages as add_changes
+from gantry_operator.console.changes import number as _number
+from gantry_operator.console.changes import one as _one
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.health import health_of, members_of, seconds_since
 from gantry_operator.console.messages import add_pages as add_message_pages
@@ -288,7 +289,7 @@ def make_app(
         found = choose_topics(place.snapshot.tables.topics.values(), q, sort, system)
         return page(
             request, place, "topics.html", "topics", live=True, rows=page_of(found, page_number), q=q,
-            sort=sort if sort in TOPIC_ORDERS else "name", system=system, link=_links(request),
+            sort=sort if sort.removeprefix("-") in TOPIC_ORDERS else "name", system=system, link=_links(request),
         )  # fmt: skip
 
     @app.get("/c/{space}/{name}/topics/{topic}")
@@ -314,7 +315,7 @@ def make_app(
         found = choose_groups(place.snapshot.tables.groups.values(), q, sort, system)
         return page(
             request, place, "groups.html", "groups", live=True, rows=page_of(found, page_number), q=q,
-            sort=sort if sort in GROUP_ORDERS else "lag", system=system, link=_links(request),
+            sort=sort if sort.removeprefix("-") in GROUP_ORDERS else "lag", system=system, link=_links(request),
         )  # fmt: skip
 
     @app.get("/c/{space}/{name}/groups/{group}")
@@ -340,10 +341,15 @@ def make_app(
     async def reset_preview(
         request: Request, place: Here, group: str, topic: str = "", to: str = "", end: bool = False
     ) -> Response:
+        return await reset_page(request, place, group, topic, to, end)
+
+    async def reset_page(
+        request: Request, place: ClusterRequest, group: str, topic: str, to: str = "", end: bool = False, said: str = ""
+    ) -> Response:
         row = place.snapshot.tables.groups.get(group)
         if row is None:
             raise _absent(place, f"no broker knows a consumer group {group}")
-        found, said, to_ms = None, "", -1
+        found, to_ms, code = None, -1, 502 if said else 200
         if topic and (to or end):
             try:
                 to_ms = -1 if end else time_of(to)
@@ -352,18 +358,20 @@ def make_app(
                 said = str(error)
         return page(
             request, place, "reset.html", "groups", group=row, topic=topic, to=to, end=end, preview=found, said=said,
-            to_ms=to_ms, command=do.reset_command(place.source, group, topic, to_ms),
+            to_ms=to_ms, command=do.reset_command(place.source, group, topic, to_ms), code=code,
         )  # fmt: skip
 
     @app.post("/c/{space}/{name}/groups/{group}/reset")
     async def reset(request: Request, change: Change, group: str) -> Response:
         place, form = change
-        topic, to_ms = _one(form, "topic"), _number(form, "to_ms", -1, 253_402_300_799_999)
-        said = await do.reset(place.source, group, topic, to_ms)
+        topic = _one(form, "topic")
+        try:
+            to_ms = _number(form, "to_ms", -1, 253_402_300_799_999)
+            said = await do.reset(place.source, group, topic, to_ms)
+        except (ValueError, do.OperationError) as error:
+            return await reset_page(request, place, group, topic, said=str(error))
         command = do.reset_command(place.source, group, topic, to_ms)
-        return _done(page, request, place, "groups", said, command, f"{place.snapshot.key.path}/groups/{quote(group)}")
-
-    add_message_pages(app, reading, writing, page, _one)
+        return _done(place, "groups", said, command, f"{place.snapshot.key.path}/groups/{quote(group)}")
 
     @app.get("/c/{space}/{name}/dead")
     async def dead(request: Request, place: Here) -> Response:
@@ -390,7 +398,7 @@ def make_app(
         said = await do.resend(place.source, group, ids)
         words = [word for message_id in ids for word in ("--id", message_id)]
         command = do.gantry(place.source, "dlq", "resend", group, *words)
-        return _done(page, request, place, "dead", said, command, f"{place.snapshot.key.path}/dead/{quote(group)}")
+        return _done(place, "dead", said, command, f"{place.snapshot.key.path}/dead/{quote(group)}")
 
     @app.get("/c/{space}/{name}/dead/{group}/export")
     async def dead_export(place: Here, group: str) -> Response:
@@ -436,55 +444,15 @@ def make_app(
             raise HTTPException(404, "there is no compaction report yet")
         return HTMLResponse(found, headers={"Content-Security-Policy": REPORT_POLICY})
 
-    @app.get("/c/{space}/{name}/actions")
-    async def actions(request: Request, place: Here) -> Response:
-        return page(
-            request, place, "actions.html", "actions", members=members_of(place.snapshot, place.now),
-            chooser=" ".join(place.source.command), pausing=place.source.pausing,
-            paused=place.snapshot.status.get("phase") == "Paused",
-        )  # fmt: skip
+    @app.get("/c/{space}/{name}/done/{change}")
+    async def done(request: Request, place: Here, change: str) -> Response:
+        found = place.session.done.get(change)
+        if found is None or found.cluster != place.snapshot.key.path:
+            return RedirectResponse(place.snapshot.key.path, 303)
+        return page(request, place, "done.html", found.section, said=found.said, command=found.command, back=found.back)
 
-    @app.post("/c/{space}/{name}/actions/switchover")
-    async def switchover(request: Request, change: Change) -> Response:
-        place, form = change
-        group, to = _one(form, "group"), _one(form, "to") or None
-        said = await do.switchover(place.source, group, to)
-        command = do.gantry(place.source, "switchover", group, *(["--to", to] if to else []))
-        return _done(page, request, place, "actions", said, command, f"{place.snapshot.key.path}/actions")
-
-    @app.post("/c/{space}/{name}/actions/topic")
-    async def make_topic(request: Request, change: Change) -> Response:
-        place, form = change
-        name, queues, managed = _one(form, "topic"), _number(form, "queues", 1, 1024), bool(_one(form, "managed"))
-        said = await do.make_topic(place.source, name, queues, managed)
-        more = ["--managed"] if managed else []
-        command = do.gantry(place.source, "topic", "create", name, "--queues", str(queues), *more)
-        return _done(page, request, place, "actions", said, command, f"{place.snapshot.key.path}/actions")
-
-    @app.post("/c/{space}/{name}/actions/user")
-    async def make_user(request: Request, change: Change) -> Response:
-        place, form = change
-        rules = _one(form, "allow").split()
-        wanted = NewUser(_one(form, "user"), None, False, rules, ())
-        said = await do.make_user(place.source, wanted)
-        words = [word for rule in rules for word in ("--allow", rule)]
-        command = do.gantry(place.source, "user", "create", wanted.name, *words)
-        return _done(page, request, place, "actions", said, command, f"{place.snapshot.key.path}/actions")
-
-    @app.post("/c/{space}/{name}/actions/pause")
-    async def pause(request: Request, change: Change) -> Response:
-        place, form = change
-        pausing = place.source.pausing
-        if pausing is None:
-            raise HTTPException(404, "a cluster of this machine cannot be paused")
-        wanted = _one(form, "paused") == "true"
-        async with do.one_line_errors():
-            await pausing.pause(wanted)
-        said = "the operator makes no changes until it is resumed; failover goes on" if wanted else "changes go on"
-        return _done(
-            page, request, place, "actions", said, pausing.command(wanted), f"{place.snapshot.key.path}/actions"
-        )
-
+    add_message_pages(app, reading, writing, page, _one)
+    add_changes(app, reading, writing, page, _done)
     return app
 
 
@@ -494,16 +462,10 @@ def _absent(place: ClusterRequest, said: str) -> HTTPException:
     return HTTPException(503, "; ".join(map(no_master, silent))) if silent else HTTPException(404, said)
 
 
-def _done(
-    page: Callable[..., HTMLResponse],
-    request: Request,
-    place: ClusterRequest,
-    section: str,
-    said: str,
-    command: str,
-    back: str,
-) -> HTMLResponse:
-    return page(request, place, "done.html", section, said=said, command=command, back=back)
+def _done(place: ClusterRequest, section: str, said: str, command: str, back: str) -> Response:
+    """Send the browser to a page that shows what was done: a reload of it changes nothing."""
+    path = place.snapshot.key.path
+    return RedirectResponse(f"{path}/done/{place.session.keep(Done(path, section, said, command, back))}", 303)
 
 
 def _stream(request: Request, collector: Collector | None) -> StreamingResponse:
@@ -530,18 +492,6 @@ async def _form(request: Request) -> dict[str, list[str]]:
         return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
         raise HTTPException(400, "this is no form") from None
-
-
-def _one(form: Mapping[str, list[str]], name: str) -> str:
-    return (form.get(name) or [""])[0].strip()
-
-
-def _number(form: Mapping[str, list[str]], name: str, least: int, most: int) -> int:
-    text = _one(form, name)
-    value = whole_number(text, least, most)
-    if value is None:
-        raise HTTPException(400, f"{name} is {text[:40]!r}: write a number from {least} to {most}")
-    return value
 
 
 def _audited(snapshot: Snapshot) -> bool:

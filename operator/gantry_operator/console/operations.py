@@ -11,7 +11,7 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gantry_broker.client import (
     Admin,
@@ -32,9 +32,10 @@ from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cli.dlq import Choice, letter_fields, read_letters, resend_letters
 from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.groups import delete_group
 from gantry_operator.cli.resources import preview_offsets, reset_offsets
-from gantry_operator.cli.topics import create_topic
-from gantry_operator.cli.users import NewUser, create_user
+from gantry_operator.cli.topics import create_topic, delete_topic
+from gantry_operator.cli.users import NewUser, create_user, delete_user, list_users
 from gantry_operator.cluster.message_walk import AdminReader, Page, Place, Walk, Wanted, by_id, by_key
 from gantry_operator.cluster.reach import CannotTell, leave_out_silent
 from gantry_operator.cluster.timestamps import utc
@@ -238,3 +239,28 @@ async def make_user(source: Source, wanted: NewUser) -> str:
     async with one_line_errors():
         place = await create_user(source.target, wanted)
     return f"{wanted.name}: its keys are in {place}"
+
+
+async def remove_topic(source: Source, topic: str, force: bool) -> str:
+    """Raises OperationError; without `force` also for unread messages."""
+    async with one_line_errors():
+        return await delete_topic(source.target, topic, force)
+
+
+async def remove_group(source: Source, group: str, force: bool) -> str:
+    """Raises OperationError; without `force` also for members and unread messages."""
+    async with one_line_errors():
+        return await delete_group(source.target, group, force)
+
+
+async def users_of(source: Source) -> list[dict[str, Any]]:
+    """The BrokerUsers. Raises OperationError."""
+    async with one_line_errors():
+        return await list_users(source.target)
+
+
+async def remove_user(source: Source, name: str) -> str:
+    """Raises OperationError."""
+    async with one_line_errors():
+        await delete_user(source.target, name)
+    return f"{name} is deleted"

@@ -310,17 +310,25 @@ GROUP_ORDERS: Final[Mapping[str, Callable[[ConsumerGroupRow], Any]]] = {
 
 
 def choose_topics(rows: Iterable[TopicRow], search: str, order: str, system: bool) -> list[TopicRow]:
-    """Topics whose name contains `search`, in one of `TOPIC_ORDERS`; with `system` also the system's own."""
+    """Topics whose name contains `search`, in one of `TOPIC_ORDERS`, which "-" turns round. `system`: also the system's
+    own.
+    """
     text = search.lower()
     found = [r for r in rows if (system or not r.system) and text in r.name.lower()]
-    return sorted(found, key=TOPIC_ORDERS.get(order, TOPIC_ORDERS["name"]))
+    return _ordered(found, TOPIC_ORDERS, order, "name")
 
 
 def choose_groups(rows: Iterable[ConsumerGroupRow], search: str, order: str, system: bool) -> list[ConsumerGroupRow]:
     """Consumer groups whose name contains `search`, in one of `GROUP_ORDERS`."""
     text = search.lower()
     found = [r for r in rows if (system or not r.system) and text in r.name.lower()]
-    return sorted(found, key=GROUP_ORDERS.get(order, GROUP_ORDERS["lag"]))
+    return _ordered(found, GROUP_ORDERS, order, "lag")
+
+
+def _ordered(rows: list[T], orders: Mapping[str, Callable[[T], Any]], order: str, usual: str) -> list[T]:
+    """`order`: one of `orders`, the other way round with "-" before it."""
+    key = orders.get(order.removeprefix("-"), orders[usual])
+    return sorted(rows, key=key, reverse=order.startswith("-"))
 
 
 def choose_clients(rows: Iterable[ClientRow], search: str) -> list[ClientRow]:

@@ -18,7 +18,7 @@ from gantry_operator.console.access import OneTimeLinks, Session, Sessions
 from gantry_operator.console.app import make_app
 from gantry_operator.console.collector import Collector
 from gantry_operator.console.snapshot import ClusterKey
-from gantry_operator.console.sources import LocalSource
+from gantry_operator.console.sources import LocalSource, Source
 
 HOST = "127.0.0.1"
 PEOPLE = "You, on this machine"
@@ -99,8 +99,41 @@ async def collecting(collectors: Mapping[ClusterKey, Collector]):  # type: ignor
             await collector.source.close()
 
 
-async def serve(sources: Sequence[LocalSource], bound: socket.socket, started: Callable[[str], None]) -> None:
-    """Serve until a signal. `started` gets the link for the browser, and another one after each line on a terminal."""
+LOOK_S = 2.0
+"""Seconds between two looks for clusters that started, or that are gone."""
+
+
+async def follow(
+    collectors: dict[ClusterKey, Collector], present: Callable[[], Mapping[ClusterKey, Callable[[], Source]]]
+) -> None:
+    """Add a collector for each cluster that starts later. `present`: what makes the source of each that is there."""
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for key, make in (await asyncio.to_thread(present)).items():
+                if key in collectors:
+                    continue
+                collectors[key] = Collector(make())
+                task = asyncio.create_task(collectors[key].run())
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve(
+    sources: Sequence[LocalSource],
+    bound: socket.socket,
+    started: Callable[[str], None],
+    present: Callable[[], Mapping[ClusterKey, Callable[[], Source]]] | None = None,
+) -> None:
+    """Serve until a signal. `started` gets the link for the browser, and another one after each line on a terminal.
+
+    `present`: as for `follow`; None: only `sources` are shown.
+    """
     port = bound.getsockname()[1]
     sessions, links = Sessions(), OneTimeLinks()
     collectors = {source.key: Collector(source) for source in sources}
@@ -127,4 +160,10 @@ async def serve(sources: Sequence[LocalSource], bound: socket.socket, started: C
 
         if sys.stdin.isatty():
             loop.add_reader(sys.stdin, another)
-        await server.serve(sockets=[bound])
+        following = None if present is None else asyncio.create_task(follow(collectors, present))
+        try:
+            await server.serve(sockets=[bound])
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantry_broker.broker.http.rocketmq_metrics import StoreTimes, is_system_group, lags, queue_progress, version_name
 from gantry_broker.broker.metadata.topics import is_system_topic
+from gantry_broker.protocol.codes import PREDEFINED_GROUPS
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import Client
@@ -34,7 +35,8 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
             "perm": config.perm,
             "write_queues": config.write_queues,
             "config": config.to_json(),
-            "system": is_system_topic(name),
+            # Each broker has a topic of its own name and one of the cluster's.
+            "system": is_system_topic(name) or name in (broker.config.group, broker.config.cluster),
             "in": stats.total("TOPIC_PUT_NUMS", name),
             "bytes_in": stats.total("TOPIC_PUT_SIZE", name),
             "queues": [[store.min_offset(name, q), store.max_offset(name, q)] for q in range(config.read_queues)],
@@ -58,7 +60,7 @@ async def broker_tables(broker: BrokerContext, times: StoreTimes, *, ages: bool 
     groups: dict[str, Any] = {}
     async for known in broker.slices.sliced([*tables.groups, *(str(row["group"]) for row in progress)]):
         group_config = tables.groups.get(known)
-        groups[known] = {"system": is_system_group(known)} | (
+        groups[known] = {"system": is_system_group(known) or known in PREDEFINED_GROUPS} | (
             {} if group_config is None else {"config": group_config.to_json()}
         )
     consumers: dict[str, Any] = {}

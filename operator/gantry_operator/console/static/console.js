@@ -114,6 +114,66 @@
     countChosen();
   });
 
+  // The palette: Ctrl-K, a few letters, Enter. Pages come from the page itself, topics and groups from the console.
+  let chosen = 0;
+  function offer(rows) {
+    const list = document.getElementById("palette-list");
+    chosen = 0;
+    list.replaceChildren(...rows.map((row, at) => {
+      const link = document.createElement("a");
+      link.href = row.path;
+      link.textContent = row.name;
+      if (at === 0) link.setAttribute("aria-current", "true");
+      const kind = document.createElement("span");
+      kind.textContent = row.kind;
+      link.append(kind);
+      const item = document.createElement("li");
+      item.append(link);
+      return item;
+    }));
+  }
+  let asked = 0;
+  async function lookFor(text) {
+    const number = ++asked;
+    const wanted = text.trim().toLowerCase();
+    const pages = [...document.querySelectorAll(".side nav a")].map((a) => ({ name: a.textContent.trim(), kind: "page", path: a.href }))
+      .filter((page) => page.name.toLowerCase().includes(wanted));
+    offer(pages);
+    if (!wanted) return;
+    try {
+      const answer = await fetch(`${document.getElementById("palette").dataset.find}?q=${encodeURIComponent(text)}`);
+      if (!answer.ok || number !== asked) return;
+      const found = await answer.json();
+      offer([...found.map((row) => ({ ...row, path: row.path + encodeURIComponent(row.name) })), ...pages]);
+    } catch { /* the console does not answer: the pages are there */ }
+  }
+  function choose(step) {
+    const links = [...document.querySelectorAll("#palette-list a")];
+    if (!links.length) return;
+    links[chosen].removeAttribute("aria-current");
+    chosen = (chosen + step + links.length) % links.length;
+    links[chosen].setAttribute("aria-current", "true");
+    links[chosen].scrollIntoView({ block: "nearest" });
+  }
+  document.addEventListener("input", (event) => { if (event.target.id === "palette-input") lookFor(event.target.value); });
+  document.addEventListener("keydown", (event) => {
+    const palette = document.getElementById("palette");
+    if (!palette) return;
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+      event.preventDefault();
+      if (palette.open) { palette.close(); return; }
+      const input = document.getElementById("palette-input");
+      input.value = "";
+      palette.showModal();
+      input.focus();
+      lookFor("");
+    } else if (palette.open && ["ArrowDown", "ArrowUp", "Enter"].includes(event.key)) {
+      event.preventDefault();
+      if (event.key !== "Enter") choose(event.key === "ArrowDown" ? 1 : -1);
+      else document.querySelector("#palette-list a[aria-current]")?.click();
+    }
+  });
+
   // Keys: "/" to the search, "g" and a letter to a page, "?" shows them.
   let before = "";
   document.addEventListener("keydown", (event) => {
