@@ -27,6 +27,7 @@ from gantry_operator.cli.options import (
     OutputOption,
 )
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
+from gantry_operator.cli.tables import register as register_tables
 from gantry_operator.cli.topic_app import register as register_topics
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ app = typer.Typer(
 register_topics(app, EPILOG)
 register_archive(app, EPILOG)
 register_migrate(app)
+register_tables(app)
 dlq_app = typer.Typer(
     no_args_is_help=True,
     help="Dead letters: messages that a consumer group failed to consume too often.\n\n"

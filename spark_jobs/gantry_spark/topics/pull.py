@@ -44,11 +44,14 @@ class PullSettings:
         self.tags = tags
         self.verify = verify
         self.fail_on_loss = fail_on_loss
+        self.losses: list[str] = []
+        """What this process could not read and went on without."""
 
     def lost(self, text: str) -> None:
         """Report messages that cannot be read. Raises SourceError unless the read goes on without them."""
         if self.fail_on_loss:
             raise SourceError(f"{text}; set failOnDataLoss to false to go on without them")
+        self.losses.append(text)
         logger.warning("%s", text)
 
 

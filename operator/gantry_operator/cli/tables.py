@@ -1,0 +1,323 @@
+"""`gantry table`: topics of a cluster as Iceberg tables."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from gantry_broker.protocol.digits import whole_number
+
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.options import DirOption, NameOption, Output, OutputOption
+from gantry_operator.cli.output import note, print_json, print_table, say, size
+from gantry_operator.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from gantry_spark.tables.job import TableSpec
+
+NEED = "Install what tables need: pip install 'gantry-mq[spark,tables]'"
+PLACE = "Where the tables lie"
+
+table_app = typer.Typer(
+    no_args_is_help=True,
+    help="Topics as Iceberg tables.\n\n"
+    "[bold]gantry table run Orders[/bold] commits the messages of a topic; `gantry table query` reads them. Without "
+    "--catalog the tables lie in the folder of the local cluster.",
+    rich_markup_mode="rich",
+)
+CatalogOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON with the properties of a PyIceberg catalog: type, uri, warehouse, ...", rich_help_panel=PLACE
+    ),
+]
+TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name: its topic.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to an application."""
+    app.add_typer(table_app, name="table")
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Raise errors of tables as CliError."""
+    try:
+        import duckdb  # noqa: F401
+        import pyiceberg  # noqa: F401
+        from gantry_spark.errors import GantrySparkError
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is missing. {NEED}") from None
+    try:
+        yield
+    except GantrySparkError as error:
+        raise CliError(str(error)) from None
+
+
+def _catalog(given: Path | None, directory: Path | None, name: str | None) -> dict[str, str]:
+    """The properties of the catalog. Raises CliError."""
+    from gantry_operator.platforms.local.folder import ClusterNotFound, find_folder, make_private
+
+    if given is not None:
+        try:
+            found = json.loads(given.read_text())
+        except OSError as error:
+            raise CliError(f"--catalog: {given} cannot be read: {error.strerror}", Exit.USAGE) from None
+        except ValueError as error:
+            raise CliError(f"--catalog: {given} is no JSON: {error}", Exit.USAGE) from None
+        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+            raise CliError(f'--catalog: {given}: write an object of texts, as {{"type": "sql"}}', Exit.USAGE)
+        return {str(k): v for k, v in found.items()}
+    try:
+        folder = find_folder(directory, name).root / "tables"
+    except ClusterNotFound as error:
+        raise CliError(str(error), Exit.NO_CLUSTER) from None
+    make_private(folder)
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
+
+
+def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
+    """A specification with the addresses of the cluster. Raises CliError."""
+    from gantry_broker.remoting.tls import TlsOptions
+    from gantry_spark.tables.job import TableSpec
+
+    from gantry_operator.cli.target import find_target
+
+    async def clients() -> Any:
+        async with find_target(directory, name, None, None).clients() as found:
+            return found
+
+    found = asyncio.run(clients())
+    options: dict[str, str] = {}
+    if found.credentials is not None:
+        options |= {"accessKey": found.credentials.access_key, "secretKey": found.credentials.secret_key}
+    if found.tls is not None:
+        options["tls"] = "true"
+        if isinstance(found.tls, TlsOptions) and found.tls.ca_file is not None:
+            options["caFile"] = str(found.tls.ca_file)
+    return TableSpec(name_servers=found.name_servers, catalog=catalog, options=options, **more)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    number = whole_number(text[:-1], 1, 1_000_000)
+    unit = text[-1:]
+    if number is None or unit not in units:
+        raise CliError(f"--every: {text[:40]!r}; write a number with s, m or h, as 5m", Exit.USAGE)
+    return float(number * units[unit])
+
+
+def _schema(text: str) -> dict[str, Any]:
+    """The kind of a schema, and the JSON Schema itself. Raises CliError."""
+    if text.lower() in ("raw", "inferred"):
+        return {"kind": text.capitalize()}
+    try:
+        return {"kind": "JsonSchema", "schema": json.loads(Path(text).read_text())}
+    except OSError as error:
+        raise CliError(f"--schema: {text!r}; write raw, inferred or a file: {error.strerror}", Exit.USAGE) from None
+    except ValueError as error:
+        raise CliError(f"--schema: {text} is no JSON: {error}", Exit.USAGE) from None
+
+
+@table_app.command("run")
+def run_table(
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    schema: Annotated[
+        str, typer.Option(help="raw: key, value, properties. inferred: from JSON bodies. Or a file with a JSON Schema.")
+    ] = "raw",
+    upsert: Annotated[
+        bool, typer.Option("--upsert", help="One row for each key, the newest. An empty body deletes it.")
+    ] = False,
+    with_spark: Annotated[bool, typer.Option("--spark", help="Let Spark write the files, on all cores.")] = False,
+    every: Annotated[str | None, typer.Option(help="Run again and again, as 1m. Default: once.")] = None,
+    catalog: CatalogOption = None,
+    name: NameOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Commit the messages of a topic to its table, from where the table ends."""
+    pause = None if every is None else _seconds(every)
+    with _one_line_errors():
+        properties = _catalog(catalog, directory, name)
+        mode = "Upsert" if upsert else "Append"
+        spec = _spec(properties, directory, name, topic=topic, mode=mode, **_schema(schema))
+        while True:
+            begun = time.monotonic()
+            _run(spec, output == Output.json, with_spark)
+            if pause is None:
+                return
+            time.sleep(max(0.0, begun + pause - time.monotonic()))
+
+
+def _session() -> Any:
+    from gantry_spark.session import session
+
+    return session("gantry table")
+
+
+def _run(spec: TableSpec, as_json: bool, with_spark: bool = False) -> None:
+    from gantry_spark.tables.job import TableJob
+
+    count: list[tuple[int, int | None]] = [(0, None)]
+    spark = _session() if with_spark else None
+    try:
+        with Progress(f"table {spec.topic}", unit="messages", poll=lambda: count[0]):
+            outcomes = TableJob(spec, spark).run(lambda done, total: count.__setitem__(0, (done, total)))
+    finally:
+        if spark is not None:
+            spark.stop()
+    done: dict[str, Any] = {
+        "table": spec.topic,
+        "commits": len(outcomes),
+        "rows": sum(one.rows for one in outcomes),
+        "rejected": sum(one.rejected for one in outcomes),
+        "lost": [loss for one in outcomes for loss in one.losses],
+    }
+    if as_json:
+        print_json(done)
+        return
+    say(f"{spec.topic}: {done['rows']:,} messages in {done['commits']} commits, {done['rejected']:,} rejected")
+    for loss in done["lost"]:
+        note(f"lost: {loss}")
+
+
+@table_app.command("list")
+def list_tables(
+    catalog: CatalogOption = None,
+    name: NameOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """List the tables: rows, rejected rows, last commit, and how far each is behind its topic."""
+    with _one_line_errors():
+        found = _described(catalog, directory, name, None)
+    if output == Output.json:
+        print_json(found)
+        return
+    headings = ("TABLE", "MODE", "SCHEMA", "ROWS", "REJECTED", "SIZE", "LAST COMMIT", "BEHIND")
+    print_table(headings, [_row(one) for one in found], right=("ROWS", "REJECTED", "SIZE", "BEHIND"))
+    for one in found:
+        if one["problem"]:
+            note(f"{one['name']}: {one['problem']}")
+
+
+def _row(one: dict[str, Any]) -> tuple[object, ...]:
+    behind = one["behindRecords"]
+    last = one["lastCommitMs"]
+    return (
+        one["name"], one["mode"], one["schema"], f"{one['rows']:,}", f"{one['rejected']:,}", size(one["bytes"]),
+        "none" if last is None else f"{datetime.fromtimestamp(last / 1000, UTC):%Y-%m-%d %H:%M:%S}",
+        "not known" if behind is None else f"{behind:,}",
+    )  # fmt: skip
+
+
+def _described(
+    catalog: Path | None, directory: Path | None, name: str | None, only: str | None
+) -> list[dict[str, Any]]:
+    from gantry_spark.tables import library
+    from gantry_spark.tables.job import open_catalog
+
+    properties = _catalog(catalog, directory, name)
+    opened = open_catalog(properties)
+    cluster = None
+    try:
+        cluster = _spec(properties, directory, name, topic="").cluster()
+    except CliError as error:
+        note(f"how far tables are behind is not known: {error}")
+    found = [library.load(opened, only)] if only is not None else library.tables(opened)
+    return [library.describe(opened, table, cluster) for table in found]
+
+
+@table_app.command("describe")
+def describe_table(
+    table: TableArgument,
+    catalog: CatalogOption = None,
+    name: NameOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show a table: its columns, its place, and the offsets that it covers."""
+    with _one_line_errors():
+        (found,) = _described(catalog, directory, name, table)
+    if output == Output.json:
+        print_json(found)
+        return
+    for label, key in (
+        ("topic", "topic"), ("mode", "mode"), ("schema", "schema"), ("location", "location"), ("rows", "rows"),
+        ("rejected", "rejected"), ("files", "files"),
+    ):  # fmt: skip
+        say(f"{label}: {found[key]}")
+    say(f"behind: {'not known' if found['behindRecords'] is None else found['behindRecords']}")
+    print_table(("COLUMN", "TYPE"), [(c["name"], c["type"]) for c in found["columns"]])
+    offsets = [(q, o) for queues in found["offsets"].values() for q, o in queues.items()]
+    print_table(("QUEUE", "OFFSET"), offsets, right=("OFFSET",))
+    for loss in found["lost"]:
+        note(f"lost: {loss}")
+    if found["problem"]:
+        note(found["problem"])
+
+
+@table_app.command("query")
+def query_table(
+    sql: Annotated[str, typer.Argument(help="A query: select count(*) from Orders", show_default=False)],
+    catalog: CatalogOption = None,
+    name: NameOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Run SQL (DuckDB's) over the tables, which have the names of their topics."""
+    with _one_line_errors(), Progress("reading the tables"):
+        from gantry_spark.tables import library
+        from gantry_spark.tables.job import open_catalog
+
+        columns, rows = library.query(open_catalog(_catalog(catalog, directory, name)), sql)
+    if output == Output.json:
+        print_json([dict(zip(columns, map(_plain, row), strict=True)) for row in rows])
+        return
+    print_table(columns, [tuple(map(_plain, row)) for row in rows])
+    if len(rows) == library.MAX_ROWS:
+        note(f"the first {library.MAX_ROWS:,} rows; add a limit")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON and a terminal have it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@table_app.command("rebuild")
+def rebuild_table(
+    table: TableArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    catalog: CatalogOption = None,
+    name: NameOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Make a table again from the messages that the brokers still have. Rows of expired messages are gone then."""
+    with _one_line_errors():
+        from gantry_spark.tables import library
+        from gantry_spark.tables.job import open_catalog
+
+        properties = _catalog(catalog, directory, name)
+        opened = open_catalog(properties)
+        found = library.load(opened, table)
+        spec = library.spec_of(found, _spec(properties, directory, name, topic=table))
+        if not spec.cluster().queues(spec.topic):
+            raise CliError(f"topic {spec.topic} does not exist: its table stays as it is")
+        if not yes and not typer.confirm(f"Drop table {table} and read topic {spec.topic} from its first message?"):
+            raise CliError("nothing changed", Exit.USAGE)
+        library.drop(opened, found)
+        _run(spec, output == Output.json)

@@ -1,0 +1,508 @@
+"""One commit of a table: executors write Parquet files from ranges of offsets, the driver commits them by PyIceberg.
+
+The table itself says where the next commit begins (`offsets`), so no checkpoint is needed. The steps of a commit, each
+of which may be the last one of this process:
+
+1. plan: from the offsets in the table's newest snapshot up to what the brokers have;
+2. write: files that no table knows yet;
+3. reject: commit the rejected rows to `<table>__rejected`, which has offsets of its own;
+4. commit: the rows, by a commit that fails unless the table still ends where the plan begins.
+
+A process that begins again after any of them repeats nothing and misses nothing. Files of a commit that did not come
+about belong to no table.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.expressions import In
+from pyiceberg.io import load_file_io
+from pyiceberg.table import Table, Transaction
+
+from gantry_spark.errors import SourceError
+from gantry_spark.tables.fields import BadSchema, Field, infer, merge, parse_schema, settle, to_schema
+from gantry_spark.tables.offsets import NotContinued, check_continues, covered, summary
+from gantry_spark.tables.rows import MESSAGES, MODES, REJECTED, Shape, convert_batch, newest, not_before
+from gantry_spark.topics.columns import batches
+from gantry_spark.topics.options import READERS_GROUP, Access, Given
+from gantry_spark.topics.pull import PullSettings, read_range
+from gantry_spark.topics.queues import Bounds, Offsets, QueueRange, divide, limited, plan
+from gantry_spark.topics.wire import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+SCHEMAS: Final = ("Raw", "Inferred", "JsonSchema")
+PER_COMMIT: Final = 1_000_000
+PER_UPSERT: Final = 200_000
+"""Messages of one commit. The driver holds those of a commit by key in memory."""
+SAMPLE: Final = 1_000
+"""Messages from which a schema is inferred."""
+MAX_ROUNDS: Final = 16
+"""Schemas that one commit tries, each with fields that the one before lacked."""
+TOPIC: Final = "gantry.topic"
+MODE: Final = "gantry.mode"
+SCHEMA_KIND: Final = "gantry.schema-kind"
+SCHEMA: Final = "gantry.schema"
+_NO_RETRY: Final = {"commit.retry.num-retries": "0"}
+"""PyIceberg repeats a commit that another one has overtaken, on top of that one. Then both would stay."""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A topic and its table. `schema`: JSON Schema, for the kind JsonSchema. `catalog`: properties for PyIceberg."""
+
+    topic: str
+    name_servers: str
+    catalog: Mapping[str, str]
+    namespace: str = "rocketmq"
+    mode: str = "Append"
+    kind: str = "Raw"
+    schema: Any = None
+    group: str = READERS_GROUP
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the source `rocketmq` that say how to reach the brokers: accessKey, tls, ..."""
+    per_commit: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises BadSchema."""
+        if self.mode not in MODES:
+            raise BadSchema(f"mode {self.mode!r}; write {' or '.join(MODES)}")
+        if self.kind not in SCHEMAS:
+            raise BadSchema(f"schema {self.kind!r}; write one of {', '.join(SCHEMAS)}")
+        if (self.kind == "JsonSchema") != (self.schema is not None):
+            raise BadSchema("a JSON Schema belongs to the schema JsonSchema, and only to that")
+        if self.schema is not None:
+            parse_schema(self.schema)
+
+    @property
+    def by_key(self) -> bool:
+        return self.mode == "Upsert"
+
+    @property
+    def identifier(self) -> tuple[str, str]:
+        return self.namespace, self.topic
+
+    @property
+    def rejected_identifier(self) -> tuple[str, str]:
+        return self.namespace, f"{self.topic}__rejected"
+
+    def cluster(self) -> Cluster:
+        """Return the cluster. Raises SourceError."""
+        known = ("nameServers", "cluster", "caFile", "tls", "credentialsFile", "accessKey", "secretKey", "timeoutMs")
+        access = Access(Given({**self.options, "nameServers": self.name_servers}, known))
+        return Cluster(access.name_servers, access.trust, access.timeout_s)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an executor needs to write its part."""
+
+    spec: TableSpec
+    shape: Shape
+    location: str
+    io: Mapping[str, str]
+    rejected_ends: Offsets
+    widen: bool
+
+
+@dataclass
+class Part:
+    """What an executor wrote."""
+
+    files: list[str] = field(default_factory=list)
+    rejected_files: list[str] = field(default_factory=list)
+    rows: int = 0
+    rejected: int = 0
+    new_fields: Field | None = None
+    losses: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a commit did. `behind`: messages that are left."""
+
+    rows: int
+    rejected: int
+    behind: int
+    losses: tuple[str, ...]
+    snapshot_id: int | None
+
+
+def _ignore(step: str) -> None:
+    """Do nothing after a step."""
+
+
+class TableJob:
+    """The job of one table. `after` is called with the name of each step that is complete; tests end the job there."""
+
+    def __init__(self, spec: TableSpec, spark: SparkSession | None, after: Callable[[str], None] = _ignore) -> None:
+        """Without a session the driver writes the files itself."""
+        self.spec = spec
+        self.spark = spark
+        self.after = after
+        self.cluster = spec.cluster()
+        self.catalog = open_catalog(spec.catalog)
+        self.settings = PullSettings(spec.group, (), True, False)
+
+    # ---- one run
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> list[Outcome]:
+        """Commit until the table has all messages that there were at the start.
+
+        `progress` is called after each commit with the messages done, and all of them. Raises SourceError, BadSchema,
+        NotContinued.
+        """
+        target = self._bounds()
+        outcomes: list[Outcome] = []
+        count = 0
+        while True:
+            done = self.commit(target)
+            if done is None:
+                break
+            outcomes.append(done)
+            count += done.rows + done.rejected
+            if progress is not None:
+                progress(count, count + done.behind)
+            if not done.behind:
+                break
+        return outcomes
+
+    def _bounds(self) -> dict[Any, Bounds]:
+        queues = self.cluster.queues(self.spec.topic)
+        if not queues:
+            raise SourceError(f"topic {self.spec.topic} does not exist, or no broker of it can be read")
+        return self.cluster.bounds(queues)
+
+    def commit(self, target: Mapping[Any, Bounds]) -> Outcome | None:
+        """Make one commit of messages up to `target`; None: the table has them all. Raises as `run`."""
+        table = self._find(self.spec.identifier)
+        if table is not None:
+            self._check_settings(table)
+        start = {} if table is None else ends_of(table)
+        end = limited(start, target, self.spec.per_commit or (PER_UPSERT if self.spec.by_key else PER_COMMIT))
+        if end == start:
+            return None
+        found = plan(start, end, {queue: bound.first for queue, bound in target.items()})
+        if table is None and not found.ranges:
+            return None  # A schema may have to be inferred.
+        for loss in found.losses:
+            logger.warning("%s", loss)
+        shape, table = self._table(table, found.ranges)
+        rejected = self._rejected_table()
+        self.after("plan")
+        # The offsets of a topic that was made again count from 0.
+        held = {q: e for q, e in ends_of(rejected).items() if start.get(q, 0) <= end.get(q, 0)}
+        shape, parts = self._write(found.ranges, shape, table, held)
+        self.after("write")
+        losses = [*found.losses, *(loss for part in parts for loss in part.losses)]
+        properties = summary(start, found.ranges, end, losses)
+        self._commit_rejected(rejected, parts, properties)
+        self.after("reject")
+        committed = self._commit_rows(table, shape, parts, start, properties)
+        self.after("commit")
+        behind = sum(max(0, bound.after - end.get(queue, bound.first)) for queue, bound in target.items())
+        return Outcome(
+            sum(part.rows for part in parts),
+            sum(part.rejected for part in parts),
+            behind,
+            tuple(losses),
+            None if committed is None else committed,
+        )
+
+    # ---- tables
+
+    def _find(self, identifier: tuple[str, str]) -> Table | None:
+        try:
+            return self.catalog.load_table(identifier)
+        except NoSuchTableError:
+            return None
+
+    def _create(self, identifier: tuple[str, str], columns: Any, properties: dict[str, str]) -> Table:
+        self.catalog.create_namespace_if_not_exists(identifier[0])
+        try:
+            return self.catalog.create_table(identifier, columns, properties=properties | _NO_RETRY)
+        except TableAlreadyExistsError:
+            return self.catalog.load_table(identifier)
+
+    def _rejected_table(self) -> Table:
+        found = self._find(self.spec.rejected_identifier)
+        return found or self._create(self.spec.rejected_identifier, REJECTED, {TOPIC: self.spec.topic})
+
+    def _table(self, table: Table | None, ranges: tuple[QueueRange, ...]) -> tuple[Shape, Table]:
+        """Return the table and the shape of its rows. A table that does not exist is made."""
+        spec = self.spec
+        if table is None:
+            fields: Field | None = None
+            if spec.kind == "JsonSchema":
+                fields = parse_schema(spec.schema)
+            elif spec.kind == "Inferred":
+                fields = self._infer(ranges)
+            shape = Shape(fields, spec.by_key)
+            properties = {TOPIC: spec.topic, MODE: spec.mode, SCHEMA_KIND: spec.kind}
+            if fields is not None:
+                properties[SCHEMA] = orjson.dumps(to_schema(fields)).decode()
+            table = self._create(spec.identifier, shape.arrow(), properties)
+        own = table.properties
+        fields = parse_schema(orjson.loads(own[SCHEMA])) if SCHEMA in own else None
+        if spec.kind == "JsonSchema" and fields is not None:
+            fields = _widened(fields, parse_schema(spec.schema))
+        return Shape(fields, spec.by_key), table
+
+    def _check_settings(self, table: Table) -> None:
+        """Raise BadSchema if a table was made with other settings."""
+        spec = self.spec
+        own = table.properties
+        for name, value in ((TOPIC, spec.topic), (MODE, spec.mode), (SCHEMA_KIND, spec.kind)):
+            if own.get(name) != value:
+                raise BadSchema(
+                    f"table {'.'.join(spec.identifier)} has {name} = {own.get(name)}, not {value}: rebuild it, or "
+                    f"leave the setting as it was"
+                )
+
+    def _infer(self, ranges: tuple[QueueRange, ...]) -> Field:
+        found: Field | None = None
+        seen = 0
+        values = pa.schema([("value", pa.binary())])
+        for wanted in ranges:
+            for records in read_range(self.cluster, wanted, self.settings):
+                for batch in batches(records, wanted.queue.topic, wanted.queue.broker, ("value",), values):
+                    for body in batch.column("value").to_pylist()[:SAMPLE]:
+                        try:
+                            value = orjson.loads(body or b"")
+                        except orjson.JSONDecodeError:
+                            continue
+                        if isinstance(value, dict) and value:
+                            one = infer(value)
+                            found = one if found is None else merge(found, one)
+                            seen += 1
+                if seen >= SAMPLE:
+                    break
+        if found is None:
+            raise BadSchema(
+                f"topic {self.spec.topic}: no message is a JSON object, so no schema can be inferred; use Raw"
+            )
+        return parse_schema(to_schema(settle(found)))
+
+    # ---- writing
+
+    def _write(
+        self, ranges: tuple[QueueRange, ...], shape: Shape, table: Table, rejected_ends: Offsets
+    ) -> tuple[Shape, list[Part]]:
+        """Write the files of all ranges; again with a wider schema while messages have fields that it lacks."""
+        location = f"{table.location().rstrip('/')}/data/{uuid.uuid4().hex}"
+        widen = self.spec.kind == "Inferred"
+        tasks = divide(ranges, 1)
+        for round_number in range(MAX_ROUNDS):
+            task = Task(
+                self.spec, shape, f"{location}-{round_number}", dict(table.io.properties), rejected_ends,
+                widen and round_number < MAX_ROUNDS - 1,
+            )  # fmt: skip
+            work = functools.partial(write_part, task)
+            if self.spark is None or not tasks:
+                parts = [work(one) for one in tasks]
+            else:
+                parts = self.spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
+            more: Field | None = None
+            for part in parts:
+                if part.new_fields is not None:
+                    more = part.new_fields if more is None else merge(more, part.new_fields)
+            if more is None or shape.fields is None:
+                break
+            remove(table, [f for part in parts for f in (*part.files, *part.rejected_files)])
+            shape = Shape(_widened(shape.fields, more), shape.by_key)
+        return shape, parts
+
+    # ---- commits
+
+    def _commit_rejected(self, table: Table, parts: list[Part], properties: dict[str, str]) -> None:
+        files = [file for part in parts for file in part.rejected_files]
+        if not files:
+            return
+        transaction = table.transaction()
+        _append_files(transaction, files, properties)
+        _commit(transaction, table)
+
+    def _commit_rows(
+        self, table: Table, shape: Shape, parts: list[Part], start: Offsets, properties: dict[str, str]
+    ) -> int | None:
+        name = ".".join(self.spec.identifier)
+        # The requirement of PyIceberg's commit is the snapshot that this object has loaded.
+        table.refresh()
+        check_continues(start, ends_of(table), name)
+        transaction = table.transaction()
+        files = [file for part in parts for file in part.files]
+        if shape.fields is not None:
+            text = orjson.dumps(to_schema(shape.fields)).decode()
+            if table.properties.get(SCHEMA) != text:
+                with transaction.update_schema() as update:
+                    update.union_by_name(shape.arrow())
+                transaction.set_properties({SCHEMA: text})
+        if table.properties.get("commit.retry.num-retries") != "0":
+            raise NotContinued(f"table {name}: set its property commit.retry.num-retries to 0, as it was made with")
+        if not shape.by_key:
+            _append_files(transaction, files, properties)
+            _commit(transaction, table)
+        else:
+            staged = [_read_file(table, file) for file in files]
+            rows, keys = newest(pa.concat_tables(staged), shape) if staged else (None, [])
+            if keys and table.current_snapshot() is not None:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Delete operation did not match any records")
+                    transaction.delete(_is_in(shape.key, keys), snapshot_properties=properties)
+            if rows is not None and len(rows):
+                transaction.append(rows, snapshot_properties=properties)
+            else:
+                _append_files(transaction, [], properties)
+            _commit(transaction, table)
+            remove(table, files)
+        snapshot = table.current_snapshot()
+        return None if snapshot is None else snapshot.snapshot_id
+
+
+def _is_in(column: str, values: list[str]) -> Any:
+    make: Any = In  # Its annotations hide the arguments.
+    return make(column, values)
+
+
+def open_catalog(properties: Mapping[str, str]) -> Catalog:
+    """Open a catalog. Raises SourceError."""
+    try:
+        return load_catalog("gantry", **dict(properties))
+    except Exception as error:
+        raise SourceError(f"the catalog cannot be opened: {error}") from None
+
+
+def ends_of(table: Table) -> Offsets:
+    """Return the ends of the queues in a table. Raises NotContinued."""
+    return covered(_summaries(table), ".".join(table.name()))
+
+
+def _summaries(table: Table) -> Iterator[Mapping[str, str]]:
+    """Yield the summaries of a table's snapshots from the current one back to the first that still exists."""
+    at = table.current_snapshot()
+    while at is not None:
+        yield dict(at.summary.additional_properties) if at.summary is not None else {}
+        at = None if at.parent_snapshot_id is None else table.metadata.snapshot_by_id(at.parent_snapshot_id)
+
+
+def _append_files(transaction: Transaction, files: list[str], properties: dict[str, str]) -> None:
+    """Add files to a table. Without files the snapshot has the offsets alone."""
+    if files:
+        transaction.add_files(files, snapshot_properties=properties, check_duplicate_files=False)
+    else:
+        with transaction.update_snapshot(snapshot_properties=properties).fast_append():
+            pass
+
+
+def _commit(transaction: Transaction, table: Table) -> None:
+    try:
+        transaction.commit_transaction()
+    except CommitFailedException as error:
+        raise NotContinued(f"table {'.'.join(table.name())}: another commit came first: {error}") from None
+
+
+def _widened(old: Field, new: Field) -> Field:
+    """Return the old fields and those that only the new schema has. Raises BadSchema for a field that changed."""
+    own = {f.name: f for f in old.fields}
+    for one in new.fields:
+        known = own.get(one.name)
+        if known is None:
+            own[one.name] = one
+        elif known.kind == "object" and one.kind == "object":
+            own[one.name] = Field(known.name, "object", one.required, _widened(known, one).fields)
+        elif known.arrow() != one.arrow():
+            raise BadSchema(
+                f"field {one.name} is {known.arrow()} in the table and {one.arrow()} in the schema: give it another "
+                f"name, or rebuild the table"
+            )
+        else:
+            own[one.name] = one
+    return Field(old.name, "object", fields=tuple(own.values()))
+
+
+def remove(table: Table, files: list[str]) -> None:
+    """Delete files that belong to no table."""
+    for file in files:
+        try:
+            table.io.delete(file)
+        except Exception as error:
+            logger.warning("%s cannot be deleted: %s", file, error)
+
+
+def _read_file(table: Table, file: str) -> Any:
+    with table.io.new_input(file).open() as opened:
+        return pq.read_table(opened)
+
+
+def write_part(task: Task, ranges: tuple[QueueRange, ...]) -> Part:
+    """Read ranges, and write their rows and rejected rows to a file each. Runs in an executor. Raises SourceError."""
+    settings = PullSettings(task.spec.group, (), True, False)
+    part = Part()
+    io = load_file_io(dict(task.io), task.location)
+    name = uuid.uuid4().hex
+    good = _File(io, f"{task.location}/{name}.parquet", task.shape.staged())
+    bad = _File(io, f"{task.location}/{name}-rejected.parquet", REJECTED)
+    cluster = task.spec.cluster()
+    try:
+        for wanted in ranges:
+            for records in read_range(cluster, wanted, settings):
+                for batch in batches(records, wanted.queue.topic, wanted.queue.broker, MESSAGES.names, MESSAGES):
+                    converted = convert_batch(batch, task.shape)
+                    rejected = not_before(converted.rejected, task.rejected_ends)
+                    good.write(converted.rows)
+                    bad.write(rejected)
+                    if task.widen and converted.new_fields is not None:
+                        more = converted.new_fields
+                        part.new_fields = more if part.new_fields is None else merge(part.new_fields, more)
+    finally:
+        cluster.close()
+        good.close()
+        bad.close()
+    part.rows, part.rejected = good.rows, bad.rows
+    part.files, part.rejected_files = good.names(), bad.names()
+    part.losses = settings.losses
+    return part
+
+
+class _File:
+    """A Parquet file that begins with its first row."""
+
+    def __init__(self, io: Any, path: str, schema: Any) -> None:
+        self._io = io
+        self._path = path
+        self._schema = schema
+        self._stream: Any = None
+        self._writer: Any = None
+        self.rows = 0
+
+    def write(self, table: Any) -> None:
+        if not len(table):
+            return
+        if self._writer is None:
+            self._stream = self._io.new_output(self._path).create(overwrite=True)
+            self._writer = pq.ParquetWriter(self._stream, self._schema, compression="zstd")
+        self._writer.write_table(table)
+        self.rows += len(table)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._stream.close()
+
+    def names(self) -> list[str]:
+        return [self._path] if self.rows else []

@@ -1,0 +1,162 @@
+"""Rows of a table from messages: for each schema and mode, with the rejected ones apart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gantry_spark.tables.fields import KEY, SYSTEM, Field, Rejected, convert, merge, unknown_fields
+from gantry_spark.topics.queues import Offsets
+
+MODES: Final = ("Append", "Upsert")
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_PROPERTIES: Final = pa.map_(pa.string(), pa.string())
+SYSTEM_TYPE: Final = pa.struct(
+    [
+        ("topic", pa.string()), ("partition", pa.string()), ("offset", pa.int64()), ("timestamp", _TIME),
+        ("bornTime", _TIME), ("key", pa.string()), ("tags", pa.string()), ("msgId", pa.string()),
+        ("properties", _PROPERTIES),
+    ]
+)  # fmt: skip
+MESSAGES: Final = pa.schema(
+    [
+        ("key", pa.binary()), ("value", pa.binary()),
+        *((SYSTEM_TYPE.field(n).name, SYSTEM_TYPE.field(n).type) for n in SYSTEM_TYPE.names if n != "key"),
+    ]
+)  # fmt: skip
+"""The columns of the source that rows are made from."""
+REJECTED: Final = pa.schema([("reason", pa.string()), ("value", pa.binary()), (SYSTEM, SYSTEM_TYPE)])
+DELETED: Final = "_deleted"
+"""Column of staged rows of a table by key: the message deletes its key."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What rows a table has. `fields` None: the raw message. `by_key`: one row for each key, the newest."""
+
+    fields: Field | None
+    by_key: bool
+
+    @property
+    def key(self) -> str:
+        """The column with the key, in tables by key."""
+        return "key" if self.fields is None else KEY
+
+    def arrow(self) -> Any:
+        """Return the columns of the table."""
+        if self.fields is None:
+            own = [("key", pa.string()), ("value", pa.binary()), ("properties", _PROPERTIES)]
+        else:
+            own = [(f.name, f.arrow()) for f in self.fields.fields]
+            own += [(KEY, pa.string())] if self.by_key else []
+        return pa.schema([*own, (SYSTEM, SYSTEM_TYPE)])
+
+    def staged(self) -> Any:
+        """Return the columns of the files that executors write."""
+        columns = self.arrow()
+        return columns.append(pa.field(DELETED, pa.bool_())) if self.by_key else columns
+
+
+@dataclass
+class Converted:
+    """Rows of one batch, the rejected ones, and top-level fields that the schema lacks."""
+
+    rows: Any
+    rejected: Any
+    new_fields: Field | None = None
+
+
+def convert_batch(batch: Any, shape: Shape) -> Converted:
+    """Convert messages: an Arrow batch with the columns MESSAGES."""
+    keys = _texts(batch.column("key"))
+    system = pa.StructArray.from_arrays(
+        [batch.column(n) if n != "key" else keys for n in SYSTEM_TYPE.names], fields=list(SYSTEM_TYPE)
+    )
+    values = batch.column("value")
+    reasons: list[str | None] = [None] * len(batch)
+    found: list[Any] = [None] * len(batch)
+    deleted = np.zeros(len(batch), dtype=np.bool_)
+    new_fields: Field | None = None
+    if shape.fields is not None or shape.by_key or values.null_count:
+        for index, (body, key) in enumerate(zip(values.to_pylist(), keys.to_pylist(), strict=True)):
+            if body is None:
+                reasons[index] = "the body cannot be decompressed"
+            elif shape.by_key and not key:
+                reasons[index] = "the message has no key"
+            elif shape.by_key and not body:
+                deleted[index] = True
+            elif shape.fields is not None:
+                try:
+                    found[index] = convert(shape.fields, body)
+                except Rejected as error:
+                    reasons[index] = str(error)
+                else:
+                    more = unknown_fields(shape.fields, orjson.loads(body))
+                    if more is not None:
+                        new_fields = more if new_fields is None else merge(new_fields, more)
+    good = np.array([reason is None for reason in reasons], dtype=np.bool_)
+    columns: dict[str, Any] = {SYSTEM: system}
+    if shape.fields is None:
+        columns |= {"key": keys, "value": values, "properties": batch.column("properties")}
+    else:
+        for field in shape.fields.fields:
+            columns[field.name] = pa.array([f and f[field.name] for f in found], type=field.arrow())
+        columns[KEY] = keys
+    columns[DELETED] = pa.array(deleted)
+    staged = shape.staged()
+    rows = pa.Table.from_arrays([columns[name] for name in staged.names], schema=staged)
+    rejected = pa.Table.from_arrays([pa.array(reasons, type=pa.string()), values, system], schema=REJECTED)
+    return Converted(rows.filter(pa.array(good)), rejected.filter(pa.array(~good)), new_fields)
+
+
+def _texts(values: Any) -> Any:
+    """Return binary keys as texts. The source has replaced bytes that are not UTF-8."""
+    return values.cast(pa.string())
+
+
+def newest(staged: Any, shape: Shape) -> tuple[Any, list[str]]:
+    """Return the newest row of each key that is not deleted, and all keys. `staged`: an Arrow table of staged rows.
+
+    Of one queue the message with the highest offset is the newest, across queues the one that was stored last.
+    """
+    if not len(staged):
+        return staged.drop_columns([DELETED]), []
+    system = staged.column(SYSTEM).combine_chunks()
+    order = pa.table(
+        {
+            "partition": system.field("partition"),
+            "offset": system.field("offset"),
+            "time": system.field("timestamp").cast(pa.int64()),
+            "row": pa.array(np.arange(len(staged))),
+        }
+    ).sort_by([("partition", "ascending"), ("offset", "ascending")])
+    partitions = order.column("partition").combine_chunks().dictionary_encode().indices.to_numpy()
+    times = order.column("time").to_numpy().copy()
+    # A clock that stepped back does not make a later message of the queue older.
+    for number in range(int(partitions.max()) + 1):
+        at = np.flatnonzero(partitions == number)
+        times[at] = np.maximum.accumulate(times[at])
+    rows = order.column("row").to_numpy()
+    by_age = rows[np.lexsort((np.arange(len(times)), times))]
+    keys = staged.column(shape.key).to_pylist()
+    last = {keys[row]: row for row in by_age.tolist()}
+    kept = staged.take(pa.array(sorted(last.values())))
+    kept = kept.filter(pc.invert(kept.column(DELETED)))
+    return kept.drop_columns([DELETED]), sorted(last)
+
+
+def not_before(table: Any, ends: Offsets) -> Any:
+    """Return the rows whose messages an earlier commit does not have: those from `ends` on."""
+    if not len(table) or not ends:
+        return table
+    system = table.column(SYSTEM).combine_chunks()
+    known = {(q.topic, f"{q.broker}:{q.queue_id}"): end for q, end in ends.items()}
+    columns: Sequence[list[Any]] = [system.field(n).to_pylist() for n in ("topic", "partition", "offset")]
+    keep = [offset >= known.get((topic, part), 0) for topic, part, offset in zip(*columns, strict=True)]
+    return table.filter(pa.array(keep))

@@ -1,0 +1,222 @@
+"""Tables against a real broker and a real catalog: random messages, and a job that ends at any step of a commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gantry_broker.client import Message, Producer
+from gantry_broker.testing import LocalBroker, broker
+from gantry_spark.tables.fields import Rejected, convert, parse_schema
+from gantry_spark.tables.job import TableJob, TableSpec, ends_of
+from gantry_spark.tables.offsets import NotContinued
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = {
+    "type": "object", "required": ["id"],
+    "properties": {"id": {"type": "integer"}, "name": {"type": "string"}, "tags": {"type": "array"}},
+}  # fmt: skip
+STEPS = ("plan", "write", "reject", "commit")
+
+
+class Interrupted(Exception):
+    """The process ended here."""
+
+
+@pytest.fixture(scope="module")
+def mq() -> Iterator[LocalBroker]:
+    with broker() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("warehouse")
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+
+
+def send(mq: LocalBroker, topic: str, messages: list[tuple[str, bytes]]) -> None:
+    async def work() -> None:
+        async with Producer(mq.name_servers) as producer:
+            for key, body in messages:
+                await producer.send(Message(topic, body, keys=key, properties={"n": "1"}), key=key)
+
+    asyncio.run(work())
+
+
+def rows_of(job: TableJob, identifier: tuple[str, str]) -> list[dict[str, Any]]:
+    table = job._find(identifier)
+    return [] if table is None else table.scan().to_arrow().to_pylist()
+
+
+def one_at_a_time(job: TableJob) -> None:
+    """Run a job to its end, whatever ends it meanwhile."""
+    while job.run():
+        pass
+
+
+def model(sent: list[tuple[str, bytes]], spec: TableSpec) -> tuple[list[Any], list[str]]:
+    """What the table and the table of rejected rows hold: bodies or values, in any order."""
+    rows: list[tuple[str, Any]] = []
+    rejected: list[str] = []
+    for key, body in sent:
+        deletes = spec.by_key and body == b""
+        if spec.by_key and not key:
+            rejected.append("the message has no key")
+            continue
+        value: Any = body
+        if spec.schema is not None and not deletes:
+            try:
+                value = convert(parse_schema(spec.schema), body)
+            except Rejected as reason:
+                rejected.append(str(reason))
+                continue
+        if spec.by_key:
+            rows = [row for row in rows if row[0] != key]
+        if not deletes:
+            rows.append((key, value))
+    return rows, sorted(rejected)
+
+
+def check(job: TableJob, sent: list[tuple[str, bytes]]) -> None:
+    wanted, reasons = model(sent, job.spec)
+    rows = rows_of(job, job.spec.identifier)
+    found: list[Any] = []
+    for row in rows:
+        own = {n: v for n, v in row.items() if n not in ("rocketmq", "_key")}
+        found.append((row["rocketmq"]["key"] or "", row["value"] if job.spec.schema is None else own))
+    assert sorted(found, key=repr) == sorted(wanted, key=repr)
+    places = [(r["rocketmq"]["partition"], r["rocketmq"]["offset"]) for r in rows]
+    assert len(set(places)) == len(places)
+    assert sorted(r["reason"] for r in rows_of(job, job.spec.rejected_identifier)) == reasons
+
+
+keys = st.sampled_from(["", "a", "b", "c", "d e"])
+json_bodies = st.one_of(
+    st.builds(
+        lambda n, s: json.dumps({"id": n, "name": s, "tags": [s]}).encode(), st.integers(-9, 9), st.text(max_size=3)
+    ),
+    st.sampled_from([b"{", b"[]", b"{}", b'{"id": "x"}', b"\xff\x00", b'{"id": 1, "extra": {"a": 1}}']),
+)  # fmt: skip
+messages = st.lists(st.tuples(keys, json_bodies | st.binary(min_size=1, max_size=5)), min_size=1, max_size=25)
+rounds = st.lists(st.tuples(messages, st.lists(st.sampled_from(STEPS), max_size=3)), min_size=1, max_size=3)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rounds, st.sampled_from(["Append", "Upsert"]), st.booleans(), st.integers(1, 20))
+def test_a_table_equals_the_model_whatever_interrupts_its_commits(
+    mq: LocalBroker, warehouse: dict[str, str], work: Any, mode: str, schema: bool, per_commit: int
+) -> None:
+    topic = mq.create_topic(queues=2)
+    spec = TableSpec(
+        topic, mq.name_servers, warehouse, mode=mode, per_commit=per_commit,
+        kind="JsonSchema" if schema else "Raw", schema=SCHEMA if schema else None,
+    )  # fmt: skip
+    sent: list[tuple[str, bytes]] = []
+    for some, ends in work:
+        send(mq, topic, some)
+        sent += some
+        for step in ends:
+
+            def interrupt(name: str, step: str = step) -> None:
+                if name == step:
+                    raise Interrupted(name)
+
+            with contextlib.suppress(Interrupted):
+                assert TableJob(spec, None, interrupt).run() == [], "nothing was left to commit"
+        job = TableJob(spec, None)
+        one_at_a_time(job)
+        check(job, sent)
+        assert job.run() == []
+
+
+def test_of_two_drivers_with_one_plan_one_commits(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    for mode in ("Append", "Upsert"):
+        topic = mq.create_topic(queues=1)
+        spec = TableSpec(topic, mq.name_servers, warehouse, mode=mode)
+        sent = [("a", b"1"), ("b", b"2")]
+        send(mq, topic, sent)
+        assert TableJob(spec, None).run()
+        send(mq, topic, [("c", b"3")])
+
+        def other(step: str, spec: TableSpec = spec) -> None:
+            if step == "write":
+                assert TableJob(spec, None).run()
+
+        with pytest.raises(NotContinued, match="another commit came first"):
+            TableJob(spec, None, other).run()
+        check(TableJob(spec, None), [*sent, ("c", b"3")])
+
+
+def test_a_commit_between_check_and_commit_is_not_built_upon(
+    mq: LocalBroker, warehouse: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyIceberg would repeat the commit on top of the other one."""
+    from gantry_spark.tables import job as module
+
+    topic = mq.create_topic(queues=1)
+    spec = TableSpec(topic, mq.name_servers, warehouse)
+    send(mq, topic, [("a", b"1")])
+    one_at_a_time(TableJob(spec, None))
+    send(mq, topic, [("b", b"2")])
+    real = module._commit
+    done: list[bool] = []
+
+    def late(transaction: Any, table: Any) -> None:
+        if not done:
+            done.append(True)
+            assert TableJob(spec, None).run()
+        real(transaction, table)
+
+    monkeypatch.setattr(module, "_commit", late)
+    with pytest.raises(NotContinued, match="another commit came first"):
+        TableJob(spec, None).run()
+    check(TableJob(spec, None), [("a", b"1"), ("b", b"2")])
+
+
+def test_a_table_that_was_set_back_continues_from_there(mq: LocalBroker, warehouse: dict[str, str]) -> None:
+    topic = mq.create_topic(queues=2)
+    spec = TableSpec(topic, mq.name_servers, warehouse)
+    job = TableJob(spec, None)
+    send(mq, topic, [("a", b"1"), ("b", b"2")])
+    one_at_a_time(job)
+    table = job._find(spec.identifier)
+    assert table is not None
+    first = table.current_snapshot()
+    assert first is not None
+    send(mq, topic, [("c", b"3")])
+    one_at_a_time(job)
+    table.refresh()
+    table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+    assert sum(ends_of(table).values()) == 2
+    one_at_a_time(job)
+    check(job, [("a", b"1"), ("b", b"2"), ("c", b"3")])
+
+
+def test_an_inferred_schema_is_frozen_and_takes_new_fields(
+    spark: SparkSession, mq: LocalBroker, warehouse: dict[str, str]
+) -> None:
+    """With executors: they find the new field, and the driver lets them write again."""
+    topic = mq.create_topic(queues=2)
+    spec = TableSpec(topic, mq.name_servers, warehouse, kind="Inferred")
+    job = TableJob(spec, spark)
+    send(mq, topic, [("", b'{"id": 1, "name": "a"}'), ("", b'{"id": 2}'), ("", b"no json")])
+    (first,) = job.run()
+    assert (first.rows, first.rejected, first.behind) == (2, 1, 0)
+    send(mq, topic, [("", b'{"id": 3, "place": {"x": 1}}'), ("", b'{"id": "4"}'), ("", b'{"id": 5, "last": true}')])
+    (second,) = job.run()
+    assert (second.rows, second.rejected) == (2, 1)
+    found = {r["id"]: (r["name"], r["place"], r["last"]) for r in rows_of(job, spec.identifier)}
+    assert found == {1: ("a", None, None), 2: (None,) * 3, 3: (None, {"x": 1}, None), 5: (None, None, True)}
+    reasons = sorted(r["reason"] for r in rows_of(job, spec.rejected_identifier))
+    assert reasons == ["field id is string, not integer", reasons[1]]
+    assert "no JSON" in reasons[1]
+    assert {r["value"] for r in rows_of(job, spec.rejected_identifier)} == {b"no json", b'{"id": "4"}'}
