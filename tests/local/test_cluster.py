@@ -109,6 +109,29 @@ def test_topics_are_made_and_listed(cluster: Cluster) -> None:
     assert not any(r["topic"].startswith(("%", "rmq_sys_", "TBW102", "SCHEDULE")) for r in rows)
 
 
+def completed(cluster: Cluster, line: str) -> list[str]:
+    """What bash offers for a command line."""
+    words = line.split(" ")
+    environment = cluster.environment | {
+        "_GANTRY_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)
+    }  # fmt: skip
+    program = "import sys; sys.argv[0] = 'gantry'; from gantry_operator.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    return done.stdout.split()
+
+
+def test_a_shell_completes_names(cluster: Cluster) -> None:
+    cluster.gantry("topic", "create", "Completed", "--dir", str(cluster.folder.root))
+    cluster.gantry("group", "create", "completing", "--dir", str(cluster.folder.root))
+    assert completed(cluster, "gantry status --cluster ") == [cluster.name]
+    where = f"--dir {cluster.folder.root}"
+    assert completed(cluster, f"gantry consume {where} Compl") == ["Completed"]
+    assert completed(cluster, f"gantry topic describe {where} Compl") == ["Completed"]
+    assert completed(cluster, f"gantry group describe {where} compl") == ["completing"]
+    assert completed(cluster, f"gantry topic describe {where} rmq_sys") == []
+    assert completed(cluster, "gantry topic describe --dir /nowhere Compl") == []
+
+
 async def test_kill_9_of_the_master_loses_nothing_that_was_promised(cluster: Cluster) -> None:
     cluster.until("all members are in sync", cluster.whole)
     before = cluster.master()

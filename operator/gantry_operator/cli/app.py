@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gantry_operator.cli import completion
 from gantry_operator.cli.analytics import register as register_analytics
 from gantry_operator.cli.archive import register as register_archive
 from gantry_operator.cli.console import register as register_console
@@ -28,6 +29,7 @@ from gantry_operator.cli.options import (
 )
 from gantry_operator.cli.output import give_up_stdout, json_text, note, prepare_streams, say, was_complete
 from gantry_operator.cli.tables import register as register_tables
+from gantry_operator.cli.topic_app import TopicArgument
 from gantry_operator.cli.topic_app import register as register_topics
 
 if TYPE_CHECKING:
@@ -52,6 +54,25 @@ app = typer.Typer(
     "Begin with: [bold]gantry up --detach[/bold]; `gantry examples` has more manifests.",
     rich_markup_mode="rich",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from gantry_broker.version import VERSION
+
+        say(f"gantry {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    wanted: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 register_topics(app, EPILOG)
 register_archive(app, EPILOG)
 register_migrate(app)
@@ -124,6 +145,22 @@ def list_examples(
     from gantry_operator.cli.examples import show_examples
 
     show_examples(name, output == Output.json)
+
+
+@app.command("self-test", epilog=EPILOG)
+def self_test(
+    directory: Annotated[
+        Path, typer.Option("--dir", help="A folder on the disk that is to hold the messages.", show_default=False)
+    ] = Path(),
+    output: OutputOption = Output.text,
+) -> None:
+    """Measure what this machine can do for a cluster: fsync, throughput, clock, ports, limits. With a verdict.
+
+    Takes a few seconds, and writes 64 MiB to a file that it removes.
+    """
+    from gantry_operator.cli.self_test import run as run_test
+
+    run_test(directory.resolve(), output == Output.json)
 
 
 @app.command(epilog=EPILOG)
@@ -287,7 +324,9 @@ def produce(
     topic: Annotated[
         str,
         typer.Argument(
-            help="The topic. The cluster creates a missing topic if it is configured to.", show_default=False
+            help="The topic. The cluster creates a missing topic if it is configured to.",
+            show_default=False,
+            autocompletion=completion.topics,
         ),
     ],
     lines: Annotated[
@@ -339,7 +378,7 @@ def produce(
 def consume(
     target: Target,
     as_json: bool,
-    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    topic: TopicArgument,
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group. The cluster stores its position.")],
     count: Annotated[int | None, typer.Option(min=1, help="End after this many.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without a message.")] = None,
@@ -362,7 +401,7 @@ def consume(
 def messages(
     target: Target,
     as_json: bool,
-    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    topic: TopicArgument,
     tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "",
     key: Annotated[str, typer.Option(help="Only messages with this key, from the index of the brokers.")] = "",
     prop: Annotated[str, typer.Option("--property", help="Only with this property: a name, or NAME=VALUE.")] = "",
@@ -459,7 +498,9 @@ def user_import(
     import_file(target, file, as_json)
 
 
-DeadGroupArgument = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
+DeadGroupArgument = Annotated[
+    str, typer.Argument(help="The consumer group.", show_default=False, autocompletion=completion.groups)
+]
 IdOption = Annotated[
     list[str] | None, typer.Option("--id", help="Only the letter with this id, as read shows it; may be repeated.")
 ]

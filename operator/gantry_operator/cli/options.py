@@ -14,6 +14,13 @@ KUBERNETES: str = "GANTRY_KUBERNETES"
 CLUSTER = "Which cluster"
 
 
+def clusters(incomplete: str) -> list[str]:
+    """Clusters that were started on this machine, for a shell that completes their names."""
+    from gantry_operator.platforms.local.folder import known_clusters
+
+    return [name for name, _ in known_clusters() if name.startswith(incomplete)]
+
+
 class Output(StrEnum):
     """The option `-o`."""
 
@@ -28,7 +35,13 @@ DirOption = Annotated[
 ]  # fmt: skip
 NameOption = Annotated[
     str | None,
-    typer.Option("--cluster", "-c", help="Name of the cluster, if there are several.", rich_help_panel=CLUSTER),
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="Name of the cluster, if there are several.",
+        rich_help_panel=CLUSTER,
+        autocompletion=clusters,
+    ),
 ]
 ContextOption = Annotated[
     str | None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gantry_operator.cli import completion
 from gantry_operator.cli.on_cluster import on_cluster
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ group_app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-TopicArgument = Annotated[str, typer.Argument(help="The topic.", show_default=False)]
-GroupArgument = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
+TopicArgument = Annotated[str, typer.Argument(help="The topic.", show_default=False, autocompletion=completion.topics)]
+GroupArgument = Annotated[
+    str, typer.Argument(help="The consumer group.", show_default=False, autocompletion=completion.groups)
+]
 ManagedOption = Annotated[
     bool, typer.Option("--managed", help="Make a resource, which keeps it as it is written. Else it is only created.")
 ]
