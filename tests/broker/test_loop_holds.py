@@ -28,6 +28,7 @@ from gantry_broker.protocol.requests import TO_SENDER
 from gantry_broker.remoting.connection import READ, Connection
 
 from tests.broker.conftest import Bench
+from tests.support.remoting import Socket
 
 MOST_S: Final = 0.05
 READS: Final = 32
@@ -38,43 +39,6 @@ ROUNDS: Final = 3
 HEADER: Final = 15 * 1024
 
 Largest = Callable[[], tuple[dict[str, Any], bytes]]
-
-
-class Socket(asyncio.Transport):
-    """The transport of a peer that has sent some bytes and reads all answers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paused = self.closed = False
-        self.answers = 0
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        self.answers += 1
-
-    def writelines(self, data: Any) -> None:
-        self.answers += 1
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("127.0.0.1", 40_000) if name == "peername" else default
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
 
 
 class Peer:

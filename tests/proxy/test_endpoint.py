@@ -305,7 +305,7 @@ async def test_tls_and_plaintext_on_one_port_and_a_new_certificate(tmp_path: Pat
             assert await ch.unary_unary("/a.B/Echo")(b"y" * 3_000_000) == b"y" * 3_000_000
             first = await _certificate(served, ca)
             authority.issue(tmp_path, "127.0.0.1", "localhost")
-            certificates.refresh()
+            certificates.look()
             assert await _certificate(served, ca) != first
             assert await ch.unary_unary("/a.B/Echo")(b"goes on") == b"goes on"
 

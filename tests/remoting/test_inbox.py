@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from gantry_broker.access.decide import ENABLED
 from gantry_broker.access.gate import Gate
@@ -13,6 +12,8 @@ from gantry_broker.inbox import FULL, Inbox
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.remoting.connection import BURST, Connection, Shared
 from gantry_broker.timeslice import GRANT_S, SLICE_S, TimeSlices
+
+from tests.support.remoting import Socket
 
 
 class Clock:
@@ -110,34 +111,6 @@ class Handler:
 
     def on_open(self, conn: Connection) -> None: ...
     def on_close(self, conn: Connection) -> None: ...
-
-
-class Socket(asyncio.Transport):
-    paused = closed = False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("127.0.0.1", 40_000) if name == "peername" else default
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def write(self, data: bytes) -> None: ...  # type: ignore[override]
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
 
 
 async def test_a_handler_gets_few_frames_at_once_and_all_in_order_also_at_the_end() -> None:

@@ -72,15 +72,15 @@ def files(tmp_path: Path) -> Files:
 def test_a_new_certificate_counts_once_its_key_is_there(files: Files, tmp_path: Path) -> None:
     certificates = Certificates("client", files.cert, files.key)
     first, began = certificates.server, certificates.expires
-    certificates.refresh()
+    certificates.look()
     assert certificates.server is first, "unchanged files are not read"
     new = Authority().issue(tmp_path / "new", *LOCAL, valid_for=90 * DAY)
     replace(files.cert, new.cert.read_bytes())
     for _ in range(3):
-        certificates.refresh()
+        certificates.look()
     assert (certificates.server, certificates.expires, certificates.failures) == (first, began, 1)
     replace(files.key, new.key.read_bytes())
-    certificates.refresh()
+    certificates.look()
     assert certificates.server is not first
     assert certificates.expires == expiry(new.cert) > began
 
@@ -100,12 +100,12 @@ def test_files_that_cannot_be_used_leave_the_former_certificate(files: Files, tm
         replace(files.cert, old.cert.read_bytes())
     else:
         replace(files.cert, {"empty": b"", "garbage": b"\xff" * 999, "huge": b"x" * (2 << 20)}[kind])
-    certificates.refresh()
+    certificates.look()
     assert certificates.server is first
     assert certificates.failures == 1
     if kind != "expired":
         replace(files.cert, good)
-        certificates.refresh()
+        certificates.look()
         assert certificates.server is not first
 
 

@@ -22,7 +22,8 @@ from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import Long, PullHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
-from gantry_broker.remoting.tls import CHECK_S, client_context
+from gantry_broker.remoting.tls import client_context
+from gantry_broker.watching import CHECK_S
 
 from tests.client.cluster import Inbox
 from tests.support.broker_group import MakeGroup, Member, until

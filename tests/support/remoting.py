@@ -1,9 +1,11 @@
-"""What tests put on the other side of the remoting protocol: a handler for requests, a compressed registration."""
+"""What tests put on the other side of the remoting protocol: a handler, a peer's socket, a compressed registration."""
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from struct import Struct
+from typing import Any
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import RegisterBody
@@ -40,3 +42,40 @@ def encode_compressed(body: RegisterBody) -> bytes:
 
 def _sized(piece: bytes) -> bytes:
     return _INT.pack(len(piece)) + piece
+
+
+class Socket(asyncio.Transport):
+    """The transport of a peer that has sent some bytes and reads all answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = self.closed = False
+        self.answers = 0
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self.answers += 1
+
+    def writelines(self, data: Any) -> None:
+        self.answers += 1
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 40_000) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed

@@ -6,8 +6,6 @@ A client signs the field `x-mq-date-time` with its secret key: HMAC-SHA1, in hex
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hmac
 import logging
 import re
@@ -24,10 +22,10 @@ from gantry_broker.protocol.limits import MAX_ACCESS
 from gantry_broker.proxy.answers import Refusal
 from gantry_broker.proxy.contract import Code
 from gantry_broker.proxy.rpc import Call
+from gantry_broker.watching import WatchedFiles
 
 log = logging.getLogger(__name__)
 
-CHECK_S: Final = 1.0
 MAX_DECISIONS: Final = 50_000
 MAX_AUTHORIZATION: Final = 1_024
 WRONG: Final = "the access key is unknown or disabled, or the signature is wrong"
@@ -166,14 +164,14 @@ class Authentication:
         return Refusal(code, text)
 
 
-class TableFile:
+class TableFile(WatchedFiles):
     """Reads the access table again when its file changes; keeps the former table while the new one cannot be read."""
 
     def __init__(self, path: Path, authentication: Authentication) -> None:
         self._path = path
         self._authentication = authentication
         self._stamp: tuple[int, int, int] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._replaced = False
 
     def read(self) -> None:
         """Blocks for a read of the file."""
@@ -194,19 +192,11 @@ class TableFile:
         self._authentication.set_policy(Policy.of(table.model_dump()))
         log.info("%s: users of version %d are in force", self._path, table.version)
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+    def look(self) -> None:
+        before = self._authentication.policy
+        self.read()
+        self._replaced = self._authentication.policy is not before
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_S)
-            before = self._authentication.policy
-            await asyncio.to_thread(self.read)
-            if self._authentication.policy is not before:
-                self._authentication.changed()
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+    def looked(self) -> None:
+        if self._replaced:
+            self._authentication.changed()

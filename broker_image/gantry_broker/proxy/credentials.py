@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from pathlib import Path
 from typing import Final
 
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.watching import WatchedFiles
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
 MAX_BYTES: Final = 4_096
 
 
-class FileCredentials:
+class FileCredentials(WatchedFiles):
     """Signs with the key that the file held at the last look, one each second. Without a key requests go unsigned, and
     a broker that asks for a signature refuses them.
     """
@@ -26,27 +24,10 @@ class FileCredentials:
         """Blocks for a look at the file."""
         self._access_key = access_key
         self._path = path
-        self._task: asyncio.Task[None] | None = None
         self._stamp: tuple[int, int, int] | None = None
         self._credentials: Credentials | None = None
         self._problem = ""
         self.look()
-
-    def start(self) -> None:
-        """Look for changes each second."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await asyncio.to_thread(self.look)
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
 
     def sign(self, frame: Frame) -> None:
         if self._credentials is not None:

@@ -5,8 +5,6 @@ Each new connection gets the present context, so existing connections go on with
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
 import ssl
@@ -17,11 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.remoting.tls_settings import ClientCertificates
+from gantry_broker.watching import WatchedFiles
 
 log = logging.getLogger(__name__)
 
-CHECK_S: Final = 1.0
-"""Seconds after which replaced files count."""
 MAX_FILE: Final = 1 << 20
 """Bytes of the largest file with certificates or a key."""
 
@@ -145,7 +142,7 @@ def stamp(files: list[Path]) -> _Stamp | None:
     return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
 
 
-class Certificates:
+class Certificates(WatchedFiles):
     """The certificate of one kind of port. It reads the files again when they change, and keeps the former certificate
     while the new files cannot be used: a key without its certificate, no PEM, an expired certificate.
     """
@@ -178,7 +175,6 @@ class Certificates:
         self._clock = clock
         self._stamp = stamp(self._files)
         self._problem = ""
-        self._task: asyncio.Task[None] | None = None
         self.server: ssl.SSLContext
         self.client: ssl.SSLContext | None
         """The context for connections to other members; it verifies the CA, and leaves the name to the caller."""
@@ -195,7 +191,7 @@ class Certificates:
             client.check_hostname = False
         return server, client, expiry(cert_file)
 
-    def refresh(self) -> None:
+    def look(self) -> None:
         """Use the files' present content if they have changed. Blocks for a read of the files."""
         now = stamp(self._files)
         if now == self._stamp and not self._problem:
@@ -217,22 +213,6 @@ class Certificates:
         self._problem = ""
         self.server, self.client, self.expires = server, client, expires
         log.info("%s ports: the certificate was read again; it is valid until %s", self.port, shown(expires))
-
-    def start(self) -> None:
-        """Look for changes each second."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_S)
-            await asyncio.to_thread(self.refresh)
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
 
 
 def shown(unix_s: float) -> str:

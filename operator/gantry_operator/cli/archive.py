@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -97,19 +98,21 @@ def open_place(
 
 
 def _archive(
-    url: str | None,
-    endpoint: str | None,
-    region: str | None,
-    credentials: Path | None,
-    key_file: Path | None,
-    cluster: tuple[Path | None, str | None, str | None, str | None],
+    url: UrlArgument = None,
+    endpoint: EndpointOption = None,
+    region: RegionOption = None,
+    credentials: CredentialsOption = None,
+    key_file: KeyOption = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> Archive:
     if url is not None:
         return open_place(url, endpoint, region, credentials, key_file)
     from gantry_operator.api import parse_manifest
     from gantry_operator.cli.target import find_target, run_async
 
-    directory, name, context, namespace = cluster
     resource = run_async(find_target(directory, name, context, namespace).resource())
     spec = parse_manifest({k: v for k, v in resource.items() if k != "status"}).spec.archive
     if spec is None:
@@ -117,6 +120,27 @@ def _archive(
             f"cluster {resource['metadata']['name']} has no archive: write spec.archive, or give a URL", Exit.USAGE
         )
     return place_of(spec, credentials, key_file)
+
+
+def _with_archive(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `_archive` beside its own; its parameter `archive` gets the open archive."""
+    names = {**globals(), "Archive": Any}  # The archive's modules are imported when a command runs.
+    hints = get_type_hints(_archive, names, include_extras=True)
+    place = [p.replace(annotation=hints[p.name]) for p in inspect.signature(_archive).parameters.values()]
+    hints = get_type_hints(command, names, include_extras=True)
+    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
+
+    def run(**given: Any) -> None:
+        archive = _archive(**{p.name: given.pop(p.name) for p in place})
+        command(archive=archive, **given)
+
+    taken = [place[0], *(p for p in own if p.name != "archive"), *place[1:]]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {p.name: p.annotation for p in taken}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in taken]
+    )
+    return run
 
 
 def _groups(archive: Archive, group: str | None) -> list[str]:
@@ -129,21 +153,13 @@ def _groups(archive: Archive, group: str | None) -> list[str]:
 
 
 @archive_app.command("status")
+@_with_archive
 def status(
-    url: UrlArgument = None,
+    archive: Archive,
     group: GroupOption = None,
     output: OutputOption = Output.text,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
-    credentials: CredentialsOption = None,
-    key_file: KeyOption = None,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
 ) -> None:
     """Show from when to when one can restore, and how large the archive is."""
-    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
     with one_line_errors():
         identity = archive.identity()
         states = {n: archive.group(n).load() for n in _groups(archive, group)}
@@ -178,21 +194,13 @@ def status(
 
 
 @archive_app.command("list")
+@_with_archive
 def list_parts(
-    url: UrlArgument = None,
+    archive: Archive,
     group: GroupOption = None,
     output: OutputOption = Output.text,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
-    credentials: CredentialsOption = None,
-    key_file: KeyOption = None,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
 ) -> None:
     """List the objects with records: their range of the log, and the times of their records."""
-    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
     with one_line_errors():
         found = {n: archive.group(n).load() for n in _groups(archive, group)}
     if output == Output.json:
@@ -210,23 +218,15 @@ def list_parts(
 
 
 @archive_app.command("verify")
+@_with_archive
 def verify(
-    url: UrlArgument = None,
+    archive: Archive,
     group: GroupOption = None,
     output: OutputOption = Output.text,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
-    credentials: CredentialsOption = None,
-    key_file: KeyOption = None,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
 ) -> None:
     """Read everything back and check it. Exit code 1: something is damaged or missing."""
     from gantry_broker.archive.inspection import verify as verify_group
 
-    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
     results = []
     with one_line_errors():
         for n in _groups(archive, group):
@@ -248,19 +248,12 @@ def verify(
 
 
 @archive_app.command("prune")
+@_with_archive
 def prune(
+    archive: Archive,
     older_than: Annotated[str, typer.Option(help="Age of the youngest record of what goes: 30d, 12h.")],
-    url: UrlArgument = None,
     group: GroupOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    endpoint: EndpointOption = None,
-    region: RegionOption = None,
-    credentials: CredentialsOption = None,
-    key_file: KeyOption = None,
-    directory: DirOption = None,
-    name: NameOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
 ) -> None:
     """Remove whole segments that are older, for ever. spec.archive.retention does the same by itself."""
     from gantry_broker.archive.inspection import prune as prune_group
@@ -272,7 +265,6 @@ def prune(
         age_ms = int(parse_duration(older_than) * 1000)
     except ValueError as error:
         raise CliError(f"--older-than: {error}", Exit.USAGE) from None
-    archive = _archive(url, endpoint, region, credentials, key_file, (directory, name, context, namespace))
     now = time.time_ns() // 1_000_000
     with one_line_errors():
         for n in _groups(archive, group):

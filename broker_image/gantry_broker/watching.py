@@ -1,0 +1,39 @@
+"""Files that may be replaced while the process runs: a look at them each second, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+CHECK_S: Final = 1.0
+"""Seconds between two looks."""
+
+
+class WatchedFiles:
+    """Calls `look` in a thread each second, from `start` to `close`."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """Look at the files, and keep what was read last if they cannot be used. Blocks. Raises nothing."""
+        raise NotImplementedError
+
+    def looked(self) -> None:
+        """Act on a look, in the event loop."""
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await asyncio.to_thread(self.look)
+            self.looked()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
