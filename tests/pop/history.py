@@ -487,6 +487,7 @@ class History:
                 await world.expire()
                 self.gather()
                 self.check_offsets()
+                world.pop._log.state.check_invariants()
                 if world.store.confirmed == world.store.end:
                     self.check_waiting()
             await self.quiet()

@@ -35,8 +35,8 @@ MUTANTS = tuple(
             ("base_behind_the_first_part", log, "= stored.queue_offset", "= stored.queue_offset + 1"),
             (
                 "renewed_messages_expire", state,
-                "if offset not in queue.moved:\n                            found",
-                "if True:\n                            found",
+                "if offset not in queue.moved:\n                        found",
+                "if True:\n                        found",
             ),
             (
                 "handles_of_any_delivery", service,

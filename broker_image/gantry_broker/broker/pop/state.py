@@ -17,7 +17,7 @@ import heapq
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, groupby, repeat
+from itertools import compress, groupby, pairwise, repeat
 from operator import add, floordiv
 from typing import Final, NamedTuple
 
@@ -123,6 +123,26 @@ class Order:
         del self.counts[begin : begin + count]
         self.given -= max(min(self.given - begin, count), 0)
 
+    def forget(self, offsets: Iterable[int]) -> None:
+        """Remove messages, and then those at the beginning that are acknowledged."""
+        for offset in offsets:
+            if self.has(offset):
+                self.remove(bisect_left(self.offsets, offset))
+        done = 0
+        while done < len(self.offsets) and self.offsets[done] in self.acked:
+            done += 1
+        self.remove(0, done)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the columns contradict each other."""
+        assert self.offsets == sorted(set(self.offsets)), "offsets do not rise"
+        assert len(self.counts) == len(self.offsets)
+        assert 0 <= self.given <= len(self.offsets)
+        # A queue drops an empty order. Its first message is not acknowledged: the consumer offset is there.
+        assert self.offsets
+        assert self.offsets[0] not in self.acked
+        assert {*self.acked, *self.suspended, *self.visible} <= set(self.offsets), "notes on messages that are gone"
+
     def is_delivered(self, offset: int, pop_ms: int) -> bool:
         """Return whether a handle with that pop time is of a message's present delivery."""
         first, last = sorted((self.since_ms, self.pop_ms))
@@ -139,7 +159,11 @@ class Order:
 
 
 class Chunk:
-    """Batches in rising order of their first offsets. Finished ones stay until `Queue` removes them together."""
+    """Batches in rising order of their first offsets. Finished ones stay until `Queue` removes them together.
+
+    The four columns have the same length: row n is batch n. `live` is the number of rows with bits; to add a row or to
+    clear its last bit without it would make the queue forget a batch, or keep finished ones for ever.
+    """
 
     __slots__ = ("bits", "first", "live", "pops", "starts", "waits")
 
@@ -151,6 +175,39 @@ class Chunk:
         self.first = 0
         """Batches before this place are finished."""
         self.live = 0
+
+    @classmethod
+    def of(cls, starts: Sequence[int], pops: Sequence[int], waits: Sequence[int], bits: Sequence[int]) -> Chunk:
+        """Return a chunk of unfinished batches."""
+        chunk = cls()
+        chunk.starts, chunk.pops = array("q", starts), array("q", pops)
+        chunk.waits, chunk.bits = array("I", waits), array("I", bits)
+        chunk.live = len(chunk.starts)
+        return chunk
+
+    def append(self, start: int, pop_ms: int, invisible_ms: int, bits: int) -> None:
+        """Add a batch behind all others."""
+        self.starts.append(start)
+        self.pops.append(pop_ms)
+        self.waits.append(invisible_ms)
+        self.bits.append(bits)
+        self.live += 1
+
+    def place_of(self, start: int) -> int | None:
+        """Return the place of the batch that begins there."""
+        place = bisect_left(self.starts, start)
+        return place if place < len(self.starts) and self.starts[place] == start else None
+
+    def visible_ms(self, place: int) -> int:
+        return self.pops[place] + self.waits[place]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the columns contradict each other."""
+        size = len(self.starts)
+        assert len(self.pops) == len(self.waits) == len(self.bits) == size > 0, "columns of different lengths"
+        assert all(a < b for a, b in pairwise(self.starts)), "batches do not rise"
+        assert self.live == sum(1 for bits in self.bits if bits) > 0, "wrong number of unfinished batches"
+        assert not any(self.bits[: self.first]), "an unfinished batch is before `first`"
 
     def cut(self, low: int, high: int) -> Chunk:
         """Return the unfinished batches in a range of places."""
@@ -264,6 +321,74 @@ class Queue:
         place = self.place(offset)
         return now_ms if place is None else max(now_ms, self.chunks[place[0]].pops[place[1]])
 
+    def batch(self, start: int) -> tuple[Chunk, int] | None:
+        """Return the chunk and the place of the batch that begins there, finished or not."""
+        at = bisect_right(self.firsts, start) - 1
+        if at < 0:
+            return None
+        place = self.chunks[at].place_of(start)
+        return None if place is None else (self.chunks[at], place)
+
+    def behind(self, at: int, place: int) -> int:
+        """Return where the batch after this one begins."""
+        starts = self.chunks[at].starts
+        if place + 1 < len(starts):
+            return starts[place + 1]
+        return self.firsts[at + 1] if at + 1 < len(self.firsts) else MAX_OFFSET + 1
+
+    def append(self, start: int, pop_ms: int, invisible_ms: int, bits: int) -> bool:
+        """Add a batch behind all others; return whether it began a chunk."""
+        chunk = self.chunks[-1] if self.chunks else None
+        begins = chunk is None or len(chunk.starts) >= CHUNK
+        if chunk is None or begins:
+            chunk = Chunk()
+            self.chunks.append(chunk)
+            self.firsts.append(start)
+        chunk.append(start, pop_ms, invisible_ms, bits)
+        return begins
+
+    def drop_finished(self, at: int) -> tuple[int, int]:
+        """Remove the finished batches of a chunk once they are the most; return how many batches and chunks went."""
+        chunk = self.chunks[at]
+        size = len(chunk.starts)
+        if not chunk.live:
+            del self.chunks[at], self.firsts[at]
+            return size, 1
+        if size - chunk.live <= 32 + chunk.live:
+            return 0, 0
+        less = chunk.cut(0, size)
+        self.chunks[at], self.firsts[at] = less, less.starts[0]
+        return size - less.live, 0
+
+    def clear(self) -> None:
+        """Forget what is in flight."""
+        self.chunks, self.firsts, self.diffs, self.moved = [], [], {}, {}
+        self.count = 0
+        self.order = None
+
+    def forget_ordered(self, offsets: Iterable[int]) -> None:
+        """Remove messages from the orderly ones, and then those at the beginning that are acknowledged."""
+        if self.order is not None:
+            self.order.forget(offsets)
+            if not self.order.offsets:
+                self.order = None
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the queue contradicts itself; for tests, since it looks at every message."""
+        for chunk in self.chunks:
+            chunk.check_invariants()
+        assert self.firsts == [chunk.starts[0] for chunk in self.chunks], "`firsts` is not of these chunks"
+        assert all(a.starts[-1] < b.starts[0] for a, b in pairwise(self.chunks)), "chunks overlap"
+        in_flight = list(self.unfinished())
+        assert self.count == len(in_flight) == len(set(in_flight)), f"counts {self.count}, has {len(in_flight)}"
+        batches = {start for chunk in self.chunks for start, bits in zip(chunk.starts, chunk.bits, strict=True) if bits}
+        assert set(self.diffs) <= batches, "distances of batches that are finished"
+        assert set(self.moved) <= set(in_flight), "renewals of messages that are not in flight"
+        assert all(offset < self.next for offset in in_flight), "a message from `next` on is in flight"
+        if self.order is not None:
+            self.order.check_invariants()
+            assert not set(self.order.offsets) & set(in_flight), "in flight twice: orderly and not"
+
     def offsets(self, start: int, bits: int) -> Iterator[int]:
         """Yield the unfinished offsets of a batch."""
         diffs = self.diffs.get(start)
@@ -372,17 +497,7 @@ class PopState:
                 return  # The log has it twice: in a part that was written later, too.
             self._insert(queue, offsets, pop_ms, invisible_ms)
         else:
-            chunk = queue.chunks[-1] if queue.chunks else None
-            if chunk is None or len(chunk.starts) >= CHUNK:
-                chunk = Chunk()
-                queue.chunks.append(chunk)
-                queue.firsts.append(start)
-                self._chunks += 1
-            chunk.starts.append(start)
-            chunk.pops.append(pop_ms)
-            chunk.waits.append(invisible_ms)
-            chunk.bits.append((1 << count) - 1)
-            chunk.live += 1
+            self._chunks += queue.append(start, pop_ms, invisible_ms, (1 << count) - 1)
             self._batches += 1
         if offsets[-1] - start != count - 1:
             queue.diffs[start] = tuple([offset - start for offset in offsets])
@@ -391,7 +506,7 @@ class PopState:
         if next_offset > queue.next:
             queue.next = next_offset
         if queue.order is not None:
-            self._forget_order(queue, offsets)
+            queue.forget_ordered(offsets)
         self._schedule((pop_ms + invisible_ms), queue.index << 43 | start << 2)
 
     def _insert(self, queue: Queue, offsets: Sequence[int], pop_ms: int, invisible_ms: int) -> None:
@@ -437,7 +552,7 @@ class PopState:
                 shift = base - start
                 left = chunk.bits[place]
                 found = left & bits << shift if shift < 32 else 0
-                if found >> shift == bits or base + bits.bit_length() <= self._behind(queue, at, place):
+                if found >> shift == bits or base + bits.bit_length() <= queue.behind(at, place):
                     if found:
                         chunk.bits[place] = left = left ^ found
                         queue.count -= found.bit_count()
@@ -450,31 +565,15 @@ class PopState:
                 done |= 1 << offset - base
         return done
 
-    @staticmethod
-    def _behind(queue: Queue, at: int, place: int) -> int:
-        """Return where the batch after this one begins."""
-        starts = queue.chunks[at].starts
-        if place + 1 < len(starts):
-            return starts[place + 1]
-        return queue.firsts[at + 1] if at + 1 < len(queue.firsts) else MAX_OFFSET + 1
-
     def _finished(self, queue: Queue, at: int, place: int) -> None:
         chunk = queue.chunks[at]
         chunk.live -= 1
         if queue.diffs and queue.diffs.pop(chunk.starts[place], None) is not None:
             self._gaps -= 1
-        self._unschedule(chunk.pops[place] + chunk.waits[place])
-        size = len(chunk.starts)
-        if not chunk.live:
-            self._batches -= size
-            self._chunks -= 1
-            del queue.chunks[at]
-            del queue.firsts[at]
-        elif size - chunk.live > 32 + chunk.live:
-            less = chunk.cut(0, size)
-            self._batches -= size - less.live
-            queue.chunks[at] = less
-            queue.firsts[at] = less.starts[0]
+        self._unschedule(chunk.visible_ms(place))
+        batches, chunks = queue.drop_finished(at)
+        self._batches -= batches
+        self._chunks -= chunks
 
     def _finish_ordered(self, queue: Queue, offset: int) -> bool:
         """Acknowledges a message of an orderly pop; it is finished with the last one before it."""
@@ -483,25 +582,10 @@ class PopState:
         if offset in order.acked:
             return False
         order.acked.add(offset)
-        self._forget_order(queue, ())
+        queue.forget_ordered(())
         if queue.order is not None and order.visible:
             self._schedule(order.visible_ms(), queue.index << 43 | _ORDER)
         return True
-
-    @staticmethod
-    def _forget_order(queue: Queue, offsets: Iterable[int]) -> None:
-        """Remove messages from the orderly ones, and then those at the beginning that are acknowledged."""
-        order = queue.order
-        assert order is not None
-        for offset in offsets:
-            if order.has(offset):
-                order.remove(bisect_left(order.offsets, offset))
-        done = 0
-        while done < len(order.offsets) and order.offsets[done] in order.acked:
-            done += 1
-        order.remove(0, done)
-        if not order.offsets:
-            queue.order = None
 
     def renew(self, queue: Queue, offset: int, pop_ms: int, invisible_ms: int, suspended: bool) -> bool:
         """Make a message in flight visible at a new time; returns False when it is not in flight."""
@@ -570,9 +654,34 @@ class PopState:
         self._batches -= sum([len(chunk.starts) for chunk in queue.chunks])
         self._moved -= len(queue.moved)
         self._gaps -= len(queue.diffs)
-        queue.chunks, queue.firsts, queue.diffs, queue.moved = [], [], {}, {}
-        queue.count = 0
-        queue.order = None
+        queue.clear()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the state contradicts itself; for tests, since it looks at every message."""
+        queues = list(self.queues.values())
+        for key, queue in self.queues.items():
+            assert queue.key == key, f"{key} has the queue {queue.key}"
+            assert self._by_index[queue.index] is queue, f"{key} has another queue's index"
+            queue.check_invariants()
+        free = [index for index, queue in enumerate(self._by_index) if queue is None]
+        assert sorted(self._free) == free, "an index is lost, or free twice"
+        assert self._batches == sum(len(chunk.starts) for queue in queues for chunk in queue.chunks), "batches"
+        assert self._chunks == sum(len(queue.chunks) for queue in queues), "chunks"
+        assert self._moved == sum(len(queue.moved) for queue in queues), "renewals"
+        assert self._gaps == sum(len(queue.diffs) for queue in queues), "batches with gaps"
+        entries = [entry for bucket in self._buckets.values() for entry in bucket.entries]
+        assert self._entries == len(entries) + len(self._due), "entries of the wheel"
+        assert set(self._buckets) <= self._in_heap == set(self._heap), "a bucket whose time would never come"
+        # Without an entry a message would stay invisible for ever.
+        waiting = set(entries) | set(self._due)
+        for queue in queues:
+            index = queue.index << 43
+            for chunk in queue.chunks:
+                for start, bits in zip(chunk.starts, chunk.bits, strict=True):
+                    left = [offset for offset in queue.offsets(start, bits) if offset not in queue.moved]
+                    assert not left or index | start << 2 in waiting, f"batch {start} of {queue.key} never ends"
+            for offset in queue.moved:
+                assert index | offset << 2 | _MOVED in waiting, f"renewal {offset} of {queue.key} is not in the wheel"
 
     # ---- time
 
@@ -631,14 +740,10 @@ class PopState:
         if kind == _MOVED:
             moved = queue.moved.get(number)
             return -1 if moved is None else (moved[0] + moved[1]) // BUCKET_MS
-        at = bisect_right(queue.firsts, number) - 1
-        if at < 0:
+        found = queue.batch(number)
+        if found is None or not found[0].bits[found[1]]:
             return -1
-        chunk = queue.chunks[at]
-        place = bisect_left(chunk.starts, number)
-        if place == len(chunk.starts) or chunk.starts[place] != number or not chunk.bits[place]:
-            return -1
-        return (chunk.pops[place] + chunk.waits[place]) // BUCKET_MS
+        return found[0].visible_ms(found[1]) // BUCKET_MS
 
     def next_due(self) -> int | None:
         """Return when `due` has something next, Unix ms; None: nothing is in flight."""
@@ -682,24 +787,14 @@ class PopState:
                 if order is not None and order.visible_ms() <= now_ms:
                     unlocked.append(queue)
             else:
-                batch = self._batch(queue, number)
-                if batch is not None and batch[0] + batch[1] <= now_ms:
-                    for offset in queue.offsets(number, batch[2]):
-                        if offset not in queue.moved:
-                            found[queue.index, offset] = Expired(queue, offset, False, batch[0])
+                batch = queue.batch(number)
+                if batch is None or batch[0].visible_ms(batch[1]) > now_ms:
+                    continue
+                chunk, place = batch
+                for offset in queue.offsets(number, chunk.bits[place]):
+                    if offset not in queue.moved:
+                        found[queue.index, offset] = Expired(queue, offset, False, chunk.pops[place])
         return list(found.values()), unlocked
-
-    @staticmethod
-    def _batch(queue: Queue, start: int) -> tuple[int, int, int] | None:
-        """Return (pop time, invisible time, bits) of the batch that begins there."""
-        at = bisect_right(queue.firsts, start) - 1
-        if at < 0:
-            return None
-        chunk = queue.chunks[at]
-        place = bisect_left(chunk.starts, start)
-        if place == len(chunk.starts) or chunk.starts[place] != start:
-            return None
-        return chunk.pops[place], chunk.waits[place], chunk.bits[place]
 
     def give_back(self, expired: Expired, at_ms: int) -> None:
         """Lets `due` return a message again at that time."""
@@ -789,13 +884,10 @@ class PopState:
                 if start not in kept and queue.diffs.pop(start, None) is not None:
                     self._gaps -= 1
         for begin in range(0, len(part.starts), CHUNK):
-            chunk = Chunk()
-            chunk.starts = array("q", part.starts[begin : begin + CHUNK])
-            chunk.pops = array("q", part.pops[begin : begin + CHUNK])
-            chunk.waits = array("I", part.waits[begin : begin + CHUNK])
-            chunk.bits = array("I", part.bits[begin : begin + CHUNK])
-            chunk.live = len(chunk.starts)
-            new.append(chunk)
+            end = begin + CHUNK
+            new.append(
+                Chunk.of(part.starts[begin:end], part.pops[begin:end], part.waits[begin:end], part.bits[begin:end])
+            )
         if tail is not None:
             new.append(tail)
         self._batches += sum([c.live for c in new]) - sum([len(c.starts) for c in chunks[first:last]])
