@@ -1,0 +1,130 @@
+"""Measures what an archive costs, and how fast it is, against the object store's library alone.
+
+    python benchmarks/archive.py                    # 512 MiB of log
+    python benchmarks/archive.py --mib 2048 -o json
+
+A store is filled with messages of 1 KiB whose bodies compress to about a fifth, and a real S3 server (versitygw on
+loopback) gets it: `upload` by the code of a broker (read, check each record's CRC, index, compress, send, write the
+manifest), `restore` into an empty folder by the code of a start. `obstore` puts and gets objects of the same size
+without any of this. CPU is that of this process, without the server's. `memory` is the growth of the process's largest
+resident set during the upload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python benchmarks/archive.py`
+
+from gantry_broker.archive import restore
+from gantry_broker.archive.archiver import Archiver
+from gantry_broker.archive.chain import Archive
+from gantry_broker.archive.objects import Location, ObjectStore
+from gantry_broker.archive.upload import Settings, View
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+from tests.archive.s3 import s3_server
+
+SEGMENT = 64 << 20
+HOST = b"\x7f\0\0\1\0\0\0\1"
+
+
+def fill(folder: Path, mib: int) -> MessageStore:
+    """Append messages until the log has so many MiB."""
+    store = MessageStore.open(StoreConfig(folder, BrokerSettings(mappedFileSizeCommitLog=SEGMENT)))
+    store.begin_epoch(1, b'{"kind":"epoch"}', 1)
+    rng = random.Random(1)
+    words = [rng.randbytes(6).hex().encode() for _ in range(2_000)]
+    number = 0
+    while store.end < mib << 20:
+        puts = []
+        for _ in range(200):
+            number += 1
+            body = b" ".join(rng.choices(words, k=79))
+            puts.append(Put(f"T{number % 8}", number % 4, 0, 0, number, HOST, body, b"KEYS\x01k%d\x02" % number))
+        store.put(puts, 1_700_000_000_000 + number)
+        store.confirm(store.end)
+    return store
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def measure(mib: int, folder: Path) -> dict[str, Any]:
+    store = fill(folder / "log", mib)
+    size = store.end / 2**20
+    with s3_server(folder) as server:
+        place = Location(server.bucket("archive"), server.endpoint, server.credentials(folder / "keys"))
+        objects = ObjectStore(place)
+        archive = Archive(objects)
+        settings = Settings(interval_ms=0)
+        archiver = Archiver(
+            archive, group="a", uid="u", cluster="c", log_dir=folder / "log" / "commitlog", view=lambda: None,
+            turn=lambda: True, settings=lambda: settings, delays=(1_000,),
+        )  # fmt: skip
+        view = View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+
+        def upload() -> None:
+            while archiver._step(view, settings, True):
+                pass
+
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        up = timed(upload)
+        memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        group = archive.group("a")
+        state = group.load()
+        stored = state.size / 2**20
+        down = timed(lambda: restore.restore(group, state, restore.Target(), folder / "restored"))
+        data = os.urandom(state.parts[0].size)
+        count = len(state.parts)
+        put_s = timed(lambda: [objects.create(f"alone/{n}", data) for n in range(count)])
+        get_s = timed(lambda: [objects.get(f"alone/{n}") for n in range(count)])
+        alone = count * len(data) / 2**20
+    store.close()
+    return {
+        "log MiB": round(size), "stored MiB": round(stored), "objects": count,
+        "upload MiB/s of log": round(size / up[0], 1), "upload CPU ms/MiB": round(1_000 * up[1] / size, 2),
+        "restore MiB/s of log": round(size / down[0], 1), "restore CPU ms/MiB": round(1_000 * down[1] / size, 2),
+        "memory MiB": round(memory), "obstore put MiB/s": round(alone / put_s[0], 1),
+        "obstore get MiB/s": round(alone / get_s[0], 1), "upload MiB/s of objects": round(stored / up[0], 1),
+        "restore MiB/s of objects": round(stored / down[0], 1),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=512, help="length of the log")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="gantry-archive-"))
+    try:
+        found = measure(options.mib, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if options.output == "json":
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:28} {value:>10}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
