@@ -149,8 +149,8 @@ async def test_a_former_site_that_comes_back_is_fenced_and_becomes_the_standby(t
     async with two.life() as second:
         await followed(second, end)
         with pytest.raises(Fenced, match="not handed over"):
-            await second.broker.sites.take(TakeRequest())
-        await second.broker.sites.take(TakeRequest(accept_loss=True))
+            await second.broker.sites.take(TakeRequest(token=""))
+        await second.broker.sites.take(TakeRequest(token="", accept_loss=True))
         await activate(two, 1, end)
     async with two.life() as second:
         await lead(second, epoch=first_epoch(second.store.last_epoch, "p-1"))

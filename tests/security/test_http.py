@@ -202,7 +202,7 @@ async def test_the_rest_of_a_refused_body_is_discarded(broker: Process) -> None:
 
 @pytest.mark.parametrize("path", sorted(BODIES))
 async def test_a_body_above_the_limit_of_its_path_is_refused(broker: Process, path: str) -> None:
-    method = b"PUT" if path in {"/v1/assignment", "/v1/access", "/v1/marks"} else b"POST"
+    method = b"PUT" if path in {"/v1/assignment", "/v1/access", "/v1/marks", "/v1/site"} else b"POST"
     too_long = put(b"", path=path, length=BODIES[path] + 1).replace(b"PUT", method, 1)
     async with connected(broker.http_port) as (reader, writer):
         writer.write(too_long)

@@ -243,7 +243,7 @@ class TakeRequest(_Model):
 
     model_config = ConfigDict(extra="forbid")
 
-    token: str = Field("", max_length=128)
+    token: str = Field(max_length=128, description="Empty: there is none.")
     accept_loss: bool = False
 
 
