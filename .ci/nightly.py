@@ -35,6 +35,10 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "groups": (
         [*PYTEST, "tests/drain", "tests/local/test_rebalance.py"], {"DRAIN_HISTORIES": "20000", "LOCAL": "full"},
     ),
+    "archive": (
+        [*PYTEST, "tests/archive", "tests/local/test_two_sites.py", "tests/local/test_restore.py"],
+        {"ARCHIVE_HISTORIES": "2000", "LOCAL": "full"},
+    ),
     "properties": ([*PYTEST, "tests", "-m", "hypothesis"], {"HYPOTHESIS_PROFILE": "explore"}),
     "fuzz": ([*PYTEST, "tests/fuzz"], {"GANTRY_FUZZ_INPUTS": "200000"}),
     "http2": ([*PYTEST, "tests/proxy/test_http2.py", "tests/proxy/test_hpack.py"], {"HTTP2_HISTORIES": "40000"}),

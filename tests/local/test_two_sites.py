@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,6 +20,12 @@ from tests.archive.s3 import S3Server, s3_server
 from tests.local.cluster import Cluster, Load, kill, read_all, take_down
 
 pytestmark = pytest.mark.timeout(300)
+FULL = os.environ.get("LOCAL") == "full"
+NUMBERS = itertools.count()
+TURNS = 2 if FULL else 1
+"""How often the parts are exchanged; the other test exchanges them, too."""
+TWO_GROUPS = {"brokerGroups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}]}
+MODES = [TWO_GROUPS, *([{"mode": "Raft", "brokerGroups": [{"name": "a", "members": 3}]}] if FULL else [])]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +56,7 @@ class Sites:
 def sites(server: S3Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sites]:
     for name in ("1", "2"):
         (tmp_path / name).mkdir()
-    made = Sites(server, tmp_path, f"two-{request.node.name[-20:].strip('[]').replace('_', '-')}".lower())
+    made = Sites(server, tmp_path, f"two-{next(NUMBERS)}", **getattr(request, "param", {}))
     try:
         yield made
     finally:
@@ -78,6 +86,18 @@ def archived_to(cluster: Cluster) -> int:
     return int(row.get("offset") or 0)
 
 
+def takes_writes(cluster: Cluster) -> bool:
+    members = cluster.members().values()
+    groups = {m["group"] for m in members}
+    return all(m["inSync"] for m in members) and [m["role"] for m in members].count("Master") == len(groups)
+
+
+def ends(cluster: Cluster) -> dict[str, int]:
+    """By group: the least end of a log."""
+    members = cluster.members().values()
+    return {g: min(int(m["maxOffset"]) for m in members if m["group"] == g) for g in {m["group"] for m in members}}
+
+
 def follows(cluster: Cluster) -> bool:
     return all(m["role"] == "Standby" and m["ready"] for m in cluster.members().values())
 
@@ -88,7 +108,8 @@ async def load_on(cluster: Cluster, tag: str) -> AsyncIterator[Load]:
         yield load
 
 
-async def test_roles_are_exchanged_twice_under_load_without_loss(sites: Sites) -> None:
+@pytest.mark.parametrize("sites", MODES, indirect=True, ids=lambda spec: spec.get("mode", "MasterSlave"))
+async def test_parts_are_exchanged_under_load_without_loss(sites: Sites) -> None:
     one, two = sites.one, sites.two
     one.up()
     promised: set[bytes] = set()
@@ -98,7 +119,7 @@ async def test_roles_are_exchanged_twice_under_load_without_loss(sites: Sites) -
     two.up()
     two.until("it follows", lambda: follows(two), 60)
     active, standby = one, two
-    for turn in range(2):
+    for turn in range(TURNS):
         async with Producer(standby.name_servers, "refused") as producer:
             with pytest.raises((ClientError, RemotingError)):
                 await producer.send("Orders", b"nowhere")
@@ -114,13 +135,13 @@ async def test_roles_are_exchanged_twice_under_load_without_loss(sites: Sites) -
             assert "another token" in refused(standby, "promote", "--token", "some-other-token")
         await asyncio.to_thread(run, standby, "promote", "--token", token)
         active, standby = standby, active
-        active.until("it takes writes", lambda a=active: a.whole(), 60)
+        active.until("it takes writes", lambda a=active: takes_writes(a), 60)
         standby.until("it follows", lambda s=standby: follows(s), 60)
     async with load_on(active, "last") as load:
         await load.more(100)
     promised |= load.promised
-    end = active.master()["maxOffset"]
-    standby.until("it has all", lambda: all(m["maxOffset"] >= end for m in standby.members().values()), 60)
+    wanted = ends(active)
+    standby.until("it has all", lambda: all(end >= wanted[g] for g, end in ends(standby).items()), 60)
     assert promised <= set(await read_all(active, "Orders", promised))
     assert promised <= set(await read_all(standby, "Orders", promised)), "a standby serves reads"
     assert condition(standby, "Standby")[:2] == ("True", "Following")
@@ -144,7 +165,7 @@ async def test_a_lost_site_is_replaced_and_fenced_when_it_comes_back(sites: Site
     assert "archived up to" in said
     assert "--accept-loss" in said
     run(two, "promote", "--accept-loss")
-    two.until("it takes writes", two.whole, 60)
+    two.until("it takes writes", lambda: takes_writes(two), 60)
     async with load_on(two, "second") as later:
         await later.more(100)
     seen = await read_all(two, "Orders", load.promised | later.promised)
@@ -160,6 +181,6 @@ async def test_a_lost_site_is_replaced_and_fenced_when_it_comes_back(sites: Site
     one.until("it follows", lambda: follows(one), 60)
     token = str(run(two, "demote")["token"])
     run(one, "promote", "--token", token)
-    one.until("it takes writes", one.whole, 60)
+    one.until("it takes writes", lambda: takes_writes(one), 60)
     seen = await read_all(one, "Orders", load.promised | later.promised)
     assert load.promised | later.promised <= set(seen)
