@@ -95,3 +95,47 @@ def test_the_times_of_a_file_written_in_order_stay_as_rocketmq_has_them(quick_di
     store.close()
     (path,) = (quick_dir / "store" / "index").iterdir()
     assert path.read_bytes()[40 + 4 * 100 :][:20] == bytes(20)
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("damage", ["empty", "cut", "text"])
+def test_keys_of_a_damaged_file_are_read_from_the_log_again(
+    quick_dir: Path, small: BrokerSettings, which: int, damage: str
+) -> None:
+    """The first, one within, the newest; also after a start in between, and while new keys come."""
+    config = StoreConfig(quick_dir / "store", small.model_copy(update={"maxHashSlotNum": 50, "maxIndexNum": 200}))
+    store = MessageStore.open(config)
+    times = [1_700_000_000_000 + n * 1_500 for n in range(750)]
+    keys = [f"k{n % 60}" for n in range(750)]
+    for at in range(0, 600, 50):
+        put_at(store, times[at : at + 50], keys[at : at + 50])
+        store.run_periodic_tasks(at)
+    store.close()
+    files = sorted((quick_dir / "store" / "index").iterdir())
+    assert len(files) == 4
+    content = {"empty": b"", "cut": files[which].read_bytes()[:100], "text": b"no index" * 1_000}[damage]
+    files[which].write_bytes(content)
+    store = MessageStore.open(config)
+    store.close(clean=which % 2 == 0)
+    store = MessageStore.open(config)
+    store.confirm(store.end)
+    try:
+        assert store.index is not None
+        assert store.index.gaps == [files[which].name]
+        put_at(store, times[600:650], keys[600:650])
+        for now in range(0, 100_000, 100):
+            store.run_periodic_tasks(now)
+            if not store.index.gaps and not store.index.behind:
+                break
+        put_at(store, times[650:], keys[650:])
+        for key in range(60):
+            found = [r.store_ms for r in store.query("T", f"k{key}", 100, 0, 1 << 60)]
+            assert found == [t for t, own in zip(times[::-1], keys[::-1], strict=True) if own == f"k{key}"]
+    finally:
+        store.close()
+    assert all(path.name.isdecimal() for path in (quick_dir / "store" / "index").iterdir())
+    store = MessageStore.open(config)
+    try:
+        assert len(store.query("T", "k7", 100, 0, 1 << 60)) == 13
+    finally:
+        store.close()

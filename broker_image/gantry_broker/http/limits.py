@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+from gantry_broker.timeslice import TimeSlices
+
 log = logging.getLogger(__name__)
 
 HEAD_S: Final = 5.0
@@ -111,8 +113,10 @@ def longest_waiting(connections: Iterable[T]) -> T | None:
 class Connections:
     """All connections of one HTTP server, at most `most`."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, slices: TimeSlices | None = None) -> None:
+        """`slices`: the time of the event loop that these connections share with others."""
         self.most = most
+        self.slices = slices or TimeSlices()
         self.refused: Counter[str] = Counter()
         """Refused requests and connections, by reason."""
         self._all: set[Limited] = set()

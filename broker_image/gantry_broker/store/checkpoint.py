@@ -132,11 +132,20 @@ class Checkpointer:
                 for _ in range(3):
                     if not self._indexer.catch_up() or time.monotonic() > until:
                         break
+            if index.gaps and not index.behind:
+                self._fill_gaps()
         if second and self._state.unindexed:
             self._indexer.retry_unindexed()
         if second and not self._file.busy:
             self._saved_ms = now_ms
             self.save(durable=False, in_background=True)
+
+    def _fill_gaps(self) -> None:
+        until = time.monotonic() + _SECONDS_AT_ONCE
+        for _ in range(8):
+            self._indexer.fill_gap()
+            if time.monotonic() > until:
+                break
 
     def save(self, *, durable: bool, in_background: bool = False, again: bool = False) -> None:
         """Write the recovery point and RocketMQ's `checkpoint`; `again`: even if nothing has changed."""

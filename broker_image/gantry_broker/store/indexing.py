@@ -19,7 +19,7 @@ from gantry_broker.store.clock_steps import ClockSteps
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
-from gantry_broker.store.index.index_file import KEY
+from gantry_broker.store.index.index_file import KEY, keys_within
 from gantry_broker.store.index.key_index import BATCH, KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog
@@ -33,6 +33,8 @@ from gantry_broker.store.warnings import RateLimitedWarnings
 _log = logging.getLogger(__name__)
 _WRITE_OUT_AFTER: Final = 200_000
 """`confirm` writes out the queues when more entries than this wait in memory."""
+_GAP_PIECE: Final = 1 << 17
+"""The same for a key-index file that was damaged, beside all other work."""
 _PIECE: Final = 1 << 20
 """Bytes of the log that are read at once to be indexed."""
 _RETRIES_AT_ONCE: Final = 8
@@ -376,6 +378,30 @@ class Indexer:
             self._warnings.warn("consume queues wait in memory", error)
             return False
         return True
+
+    def fill_gap(self) -> None:
+        """Read a piece of the log for a key-index file that was damaged. Does nothing when none was."""
+        index, log = self._index, self._log
+        if index is None or index.behind or not index.gaps:
+            return
+        try:
+            found = index.open_gap(log.start)
+            if found is None:
+                return
+            (at, stop), confirmed = found, self._state.confirmed
+            at = max(at, log.start)
+            keys, end = b"", stop
+            if at < min(stop, confirmed):
+                try:
+                    batch = self.read_batch(at, log.whole_records(at, _GAP_PIECE, confirmed), cut=True)
+                    keys, end = bytes(keys_within(batch.keys or b"", at, stop)), batch.end
+                except (BadRecords, ValueError) as error:
+                    _log.warning("keys of records at %d are left out of the key index: %s", at, error)
+                    end = self._scrubber.next_boundary(at, confirmed)
+            index.fill_gap(keys, end)
+        except OSError as error:
+            self._warnings.warn("the keys of a damaged index file cannot be read again yet", error)
+            index.leave_gap()
 
     def catch_up(self, limit: int | None = None) -> bool:
         """Let an index that is behind read a piece of the log, up to the boundary `limit` (default: confirmed).

@@ -110,7 +110,7 @@ class HttpServer:
         self._otlp: OtlpPush | None = None
         if broker.config.otlp is not None:
             self._otlp = OtlpPush(broker.config.otlp, self._metrics, "gantry-broker", broker.config.name)
-        self._connections = Connections(most if gate is None else most - handshakes(most))
+        self._connections = Connections(most if gate is None else most - handshakes(most), broker.slices)
         config = uvicorn.Config(
             self._guarded(make_app(broker, self._streams, self._families)),
             host=broker.config.listen_host,

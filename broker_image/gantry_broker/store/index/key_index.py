@@ -16,6 +16,10 @@ from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.files import fsync_dir
 from gantry_broker.store.index.index_file import KEY, IndexFile, file_size, guess_slots, keys_within
 
+DAMAGED: Final = ".damaged"
+"""Ends the name of an empty file in the place of one that was damaged: its keys are to be read from the log again."""
+PART: Final = ".part"
+"""Ends the name of the file that gets them."""
 BATCH: Final = 512
 """Keys that are added at once."""
 _log = logging.getLogger(__name__)
@@ -37,8 +41,17 @@ class KeyIndex:
         self._shape = (slots, entries)
         self._files: list[IndexFile] = []
         self.unsynced: set[str] = set()
+        self.gaps: list[str] = []
+        """Names of damaged files whose keys are in no file, in their order."""
+        self._part: IndexFile | None = None
+        """The file that gets the keys of the first gap, with the range of the log that it is to have."""
+        self._range = (0, 0)
         directory.mkdir(parents=True, exist_ok=True)
         for name in sorted(os.listdir(directory)):
+            if name.endswith(DAMAGED) and whole_number(name.removesuffix(DAMAGED)) is not None:
+                self.gaps.append(name.removesuffix(DAMAGED))
+            elif name.endswith(PART):
+                os.unlink(directory / name)
             if whole_number(name) is None:
                 continue
             path = str(directory / name)
@@ -46,9 +59,11 @@ class KeyIndex:
             shape = self._shape if ours else guess_slots(path, self._shape)
             if shape is None:
                 _log.warning(
-                    "%s is not an index file: removed; queries do not find its keys until they are indexed again", path
+                    "%s is not an index file: queries do not find its keys until they are read from the log again", path
                 )
-                os.unlink(path)
+                os.truncate(path, 0)
+                os.rename(path, path + DAMAGED)
+                self.gaps.append(name)
                 continue
             self._files.append(IndexFile(path, *shape))
 
@@ -93,13 +108,72 @@ class KeyIndex:
                 del self.pending[:done]
         return True
 
+    def open_gap(self, log_start: int) -> tuple[int, int] | None:
+        """Return the range of the log whose keys go to `fill_gap` next; None: no file is missing. Raises OSError.
+
+        The record at its begin, and the one that is its last, may have some of their keys in the files around it.
+        """
+        while self.gaps and self._part is None:
+            name = self.gaps[0]
+            before = [file.end_phys for file in self._files if os.path.basename(file.path) < name and file.count > 1]
+            after = [file.begin_phys for file in self._files if os.path.basename(file.path) > name and file.count > 1]
+            start, stop = max(log_start, *before[-1:], 0), after[0] + 1 if after else self.written
+            if start >= stop or (self.directory / name).exists():
+                self._close_gap()
+                continue
+            self._part = IndexFile(str(self.directory / (name + PART)), *self._shape, create=True)
+            self._range = start, stop
+        return self._range if self._part is not None else None
+
+    def fill_gap(self, keys: bytes, end: int) -> None:
+        """Add the packed keys of the log up to `end`, from where the range of the gap began. Raises OSError."""
+        part = self._part
+        assert part is not None
+        _, stop = self._range
+        done = part.add(keys) * KEY.size
+        full = done < len(keys)
+        # The rest of a full file is a gap of its own, behind it.
+        self._range = end, stop
+        if not full and end < stop:
+            return
+        part.sync()
+        name = self.gaps[0]
+        part.close()
+        self._part = None
+        if part.count > 1:
+            path = str(self.directory / name)
+            os.rename(part.path, path)
+            self._files.append(IndexFile(path, *self._shape))
+            self._files.sort(key=lambda file: os.path.basename(file.path))
+        else:
+            os.unlink(part.path)
+        following = f"{int(name) + 1:0{len(name)}}"
+        if full:
+            (self.directory / (following + DAMAGED)).touch()
+            self.gaps.insert(1, following)
+        self._close_gap()
+        _log.warning("the keys of the damaged index file %s were read from the log again", name)
+
+    def _close_gap(self) -> None:
+        (self.directory / (self.gaps.pop(0) + DAMAGED)).unlink(missing_ok=True)
+        fsync_dir(self.directory)
+
+    def leave_gap(self) -> None:
+        """Begin with the present gap again: files around it have changed, or the log cannot be read. Raises OSError."""
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+            os.unlink(part.path)
+
     def _current(self) -> IndexFile:
-        if self._files and not self._files[-1].full:
+        newest = os.path.basename(self._files[-1].path) if self._files else ""
+        gap = self.gaps[-1] if self.gaps else ""
+        if self._files and not self._files[-1].full and newest > gap:
             return self._files[-1]
         # The name is the local time of creation, and names must rise. Source: `getAndCreateLastIndexFile`.
         name = _file_name(time.time())
-        if self._files:
-            newest = os.path.basename(self._files[-1].path)
+        newest = max(newest, gap)
+        if newest:
             name = max(name, f"{int(newest) + 1:0{len(newest)}}")
         made = IndexFile(str(self.directory / name), *self._shape, create=True)
         if self._files:
@@ -120,6 +194,7 @@ class KeyIndex:
 
     def truncate(self, limit: int, *, rebuild: bool = False) -> None:
         """Remove the keys of records at or above `limit`; `rebuild` after a power loss. Raises OSError."""
+        self.leave_gap()
         self.pending = keys_within(self.pending, 0, limit)
         while self._files:
             last = self._files[-1]
@@ -155,6 +230,9 @@ class KeyIndex:
 
     def clear(self, position: int) -> None:
         """Remove all files and continue at `position`. Raises OSError."""
+        self.leave_gap()
+        while self.gaps:
+            self._close_gap()
         self.pending.clear()
         while self._files:
             self._remove(self._files.pop())
@@ -171,6 +249,9 @@ class KeyIndex:
 
     def close(self) -> None:
         """Close all files."""
+        if self._part is not None:
+            self._part.close()
+            self._part = None
         for file in self._files:
             file.close()
         self._files.clear()
