@@ -18,7 +18,7 @@ from gantry_broker.contracts.leadership import MemberId
 from gantry_broker.replication.state import HardState
 from gantry_broker.store.files import ReservedFile, atomic_write
 from gantry_broker.store.recovery_point import boot_id
-from gantry_broker.store.sealed import seal, unseal
+from gantry_broker.store.sealed import fault_of, seal, unseal
 
 
 class StateError(Exception):
@@ -62,7 +62,7 @@ class ReplicaFile:
         try:
             state, boot, clean = HardState.from_json(data), str(data["boot"]), bool(data["clean"])
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{self.path}: {error!r}; restore the file, or empty the member's disk") from error
+            raise StateError(f"{self.path}: {fault_of(error)}; restore the file, or empty the member's disk") from error
         if state.me.member != member:
             raise StateError(f"{self.path} is of member {state.me.member}, this is member {member}")
         self._refuse_other_mode(data, state, log_is_empty=log_is_empty)

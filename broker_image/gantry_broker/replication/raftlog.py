@@ -30,7 +30,7 @@ from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
 from gantry_broker.store.log.epochs import LeaderEpochs
 from gantry_broker.store.restored import restored
-from gantry_broker.store.sealed import seal, unseal
+from gantry_broker.store.sealed import fault_of, seal, unseal
 from gantry_broker.store.types import Put
 
 if TYPE_CHECKING:
@@ -177,7 +177,9 @@ class RaftStoreLog(StoreLog):
         except FileNotFoundError:
             return ()
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{self._path}: {error!r}; restore the file, or empty the member's disk") from error
+            raise StateError(
+                f"{self._path}: {fault_of(error)}; restore the file, or empty the member's disk"
+            ) from error
 
 
 def _changes_in(state: bytes) -> tuple[MemberChange, ...]:

@@ -24,6 +24,13 @@ def seal(data: bytes) -> bytes:
     return b'%b,"crc":%d}' % (content, crc32(content))
 
 
+def fault_of(error: Exception) -> str:
+    """Return in words what is wrong with a file's content, for an exception that its reader met."""
+    if isinstance(error, KeyError):
+        return f"the field {error.args[0]} is missing"
+    return "it is not what the broker writes" if isinstance(error, (TypeError, AttributeError)) else str(error)
+
+
 def unseal(data: bytes) -> bytes:
     """Return the JSON without its checksum. Raises ValueError when the checksum is not that of the content."""
     data = data.rstrip()  # A file may have room behind its content (`files.ReservedFile`).

@@ -28,6 +28,11 @@ GROUPS: Final = "subscriptionGroup.json"
 OFFSETS: Final = "consumerOffset.json"
 DELAY: Final = "delayOffset.json"
 OWN: Final = "gantryTables.json"
+_REQUIRED: Final = {
+    TOPICS: "topicConfigTable", GROUPS: "subscriptionGroupTable", OFFSETS: "offsetTable", DELAY: "offsetTable",
+    OWN: "applied",
+}  # fmt: skip
+"""The field that each file has, also one of RocketMQ with an empty table."""
 NOT_ALL: Final = -2
 """In place of the epoch: the tables must be rebuilt from the log."""
 
@@ -150,7 +155,10 @@ def load(directory: Path) -> Snapshot | None:
 def _load(directory: Path, name: str, read: Callable[[Any], None], *, with_bak: bool) -> bool:
     for path in (directory / name, *([directory / f"{name}.bak"] if with_bak else [])):
         try:
-            read(fastjson.loads(unseal(path.read_bytes())))
+            value = fastjson.loads(unseal(path.read_bytes()))
+            if not isinstance(value, dict) or _REQUIRED[name] not in value:
+                raise BodyError(f"it has no {_REQUIRED[name]}")  # Not an empty table.
+            read(value)
             return True
         except FileNotFoundError:
             continue

@@ -20,7 +20,7 @@ from gantry_broker.protocol.message import parse_properties
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import NO_ROOM, atomic_write
 from gantry_broker.store.log.record_reader import FILLER_MIN, Meta
-from gantry_broker.store.sealed import seal, unseal
+from gantry_broker.store.sealed import fault_of, seal, unseal
 from gantry_broker.store.warnings import RateLimitedWarnings
 
 EPOCH_PROPERTY: Final = "GANTRY_EPOCH"
@@ -102,8 +102,7 @@ class EpochFile(NamedTuple):
         except FileNotFoundError:
             return None
         except (StoreError, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            reason = str(error) if isinstance(error, (StoreError, ValueError)) else repr(error)
-            raise StoreError(f"{path}: invalid leader epochs: {reason}; {EPOCHS_REMEDY}") from error
+            raise StoreError(f"{path}: invalid leader epochs: {fault_of(error)}; {EPOCHS_REMEDY}") from error
 
     def save(self, path: Path) -> None:
         """Write the file durably. Raises OSError."""
