@@ -26,6 +26,8 @@ class SiteRequests:
         self._sites = sites
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
+        self._answered = 0
+        """The version of the resource that contains the last answer."""
 
     def look(self) -> None:
         """Start to answer the request of the resource. One whose answer could not be written is carried out again,
@@ -34,7 +36,7 @@ class SiteRequests:
         text = self._resource.annotation(SITE)
         if text is None or (self._task is not None and not self._task.done()):
             return
-        if not (self._resource.annotation(SITE_RESULT) or "").startswith(f"{text} "):
+        if self._resource.version >= self._answered:  # Else the event with the answer is still to come.
             self._task = asyncio.create_task(self._answer(text))
 
     async def close(self) -> None:
@@ -48,7 +50,7 @@ class SiteRequests:
             answer: dict[str, str | None] = {SITE_RESULT: f"{text} {await self._perform(text)}"}
             if self._resource.annotation(SITE) == text:
                 answer[SITE] = None  # A newer request that arrived meanwhile remains.
-            await self._resource.annotate(answer)
+            self._answered = await self._resource.annotate(answer)
         except (ApiError, ApiUnavailable) as error:
             meta = self._resource.obj["metadata"]
             log.warning("answering a request: %s", error, extra={"cluster": f"{meta['namespace']}/{meta['name']}"})
