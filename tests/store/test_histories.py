@@ -116,6 +116,7 @@ def put(store: MessageStore, model: Model, puts: list[Put], now_ms: int) -> None
 
 def check(store: MessageStore, model: Model, rng: random.Random) -> None:
     """The store has the records of the model, and every kind of read shows the confirmed ones."""
+    store.check_invariants()
     assert store.end == model.end
     assert store.confirmed == model.confirmed
     assert list(store.epochs) == model.epochs
@@ -375,3 +376,17 @@ def test_a_store_agrees_with_a_list_through_crashes_cuts_and_power_losses(seed: 
         raise
     finally:
         history.store.close()
+
+
+def test_a_contradiction_of_the_parts_is_found(tmp_path: Path) -> None:
+    store = MessageStore.open(StoreConfig(tmp_path / "store", BrokerSettings()))
+    store.put([Put("T", 0, 0, 0, 1, HOST, b"a", b"")], 1)
+    store.check_invariants()
+    store.state.confirmed = store.end
+    with pytest.raises(AssertionError, match="a batch is confirmed, and still waits"):
+        store.check_invariants()
+    store.state.confirmed += 1
+    with pytest.raises(AssertionError, match=r"confirmed .* is not in"):
+        store.check_invariants()
+    store.state.confirmed = 0
+    store.close(clean=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final, Self
 
 from gantry_broker.protocol.message import Record, pack_host
@@ -164,6 +165,19 @@ class MessageStore:
         self.checkpointed(checkpoint)
 
     # State
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the parts contradict each other; for tests."""
+        log, confirmed, epochs = self.log, self.state.confirmed, self.epoch_cache.epochs
+        # Rule 9: queues and index are built from records below `confirmed`, which a truncation never leaves above.
+        assert log.start <= confirmed <= log.end, f"confirmed {confirmed} is not in [{log.start}, {log.end}]"
+        assert self.state.flushed <= log.end, f"{self.state.flushed} are durable of a log that ends at {log.end}"
+        self.unconfirmed.check_invariants(confirmed, log.end)
+        assert all(a.epoch < b.epoch and a.start < b.start for a, b in pairwise(epochs)), f"{epochs} do not rise"
+        assert not epochs or epochs[-1].start < log.end or log.start == log.end, (
+            "an epoch without its record"
+        )  # Rule 7.
+        assert all(0 <= start < end <= log.end for start, end in self.state.unindexed.items()), "stretches not indexed"
 
     @property
     def start(self) -> int:

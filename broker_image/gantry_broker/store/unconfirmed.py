@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 from gantry_broker.store.batch import Batch
@@ -70,3 +71,12 @@ class UnconfirmedBuffer:
         """Drop all batches."""
         self.batches.clear()
         self.waiting = 0
+
+    def check_invariants(self, confirmed: int, end: int) -> None:
+        """Raise AssertionError if a batch is indexed already, is beyond the log, or overlaps another one; for tests."""
+        batches = list(self.batches)
+        assert self.waiting == sum(1 + batch.count for batch in batches), f"counts {self.waiting}"
+        assert all(batch.start < batch.end <= end for batch in batches), f"a batch is beyond the log's end {end}"
+        assert all(a.end <= b.start for a, b in pairwise(batches)), "batches overlap"
+        # A batch below `confirmed` would be indexed twice.
+        assert not batches or batches[-1].end > confirmed, "a batch is confirmed, and still waits"

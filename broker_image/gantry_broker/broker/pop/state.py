@@ -336,26 +336,20 @@ class Queue:
             return starts[place + 1]
         return self.firsts[at + 1] if at + 1 < len(self.firsts) else MAX_OFFSET + 1
 
-    def append(self, start: int, pop_ms: int, invisible_ms: int, bits: int) -> bool:
-        """Add a batch behind all others; return whether it began a chunk."""
-        chunk = self.chunks[-1] if self.chunks else None
-        begins = chunk is None or len(chunk.starts) >= CHUNK
-        if chunk is None or begins:
-            chunk = Chunk()
-            self.chunks.append(chunk)
-            self.firsts.append(start)
-        chunk.append(start, pop_ms, invisible_ms, bits)
-        return begins
+    def new_chunk(self, start: int) -> Chunk:
+        """Return a chunk behind all others, for batches from `start` on."""
+        chunk = Chunk()
+        self.chunks.append(chunk)
+        self.firsts.append(start)
+        return chunk
 
     def drop_finished(self, at: int) -> tuple[int, int]:
-        """Remove the finished batches of a chunk once they are the most; return how many batches and chunks went."""
+        """Remove the finished batches of a chunk; return how many batches and chunks went."""
         chunk = self.chunks[at]
         size = len(chunk.starts)
         if not chunk.live:
             del self.chunks[at], self.firsts[at]
             return size, 1
-        if size - chunk.live <= 32 + chunk.live:
-            return 0, 0
         less = chunk.cut(0, size)
         self.chunks[at], self.firsts[at] = less, less.starts[0]
         return size - less.live, 0
@@ -497,7 +491,11 @@ class PopState:
                 return  # The log has it twice: in a part that was written later, too.
             self._insert(queue, offsets, pop_ms, invisible_ms)
         else:
-            self._chunks += queue.append(start, pop_ms, invisible_ms, (1 << count) - 1)
+            chunk = queue.chunks[-1] if queue.chunks else None
+            if chunk is None or len(chunk.starts) >= CHUNK:
+                chunk = queue.new_chunk(start)
+                self._chunks += 1
+            chunk.append(start, pop_ms, invisible_ms, (1 << count) - 1)
             self._batches += 1
         if offsets[-1] - start != count - 1:
             queue.diffs[start] = tuple([offset - start for offset in offsets])
@@ -570,10 +568,12 @@ class PopState:
         chunk.live -= 1
         if queue.diffs and queue.diffs.pop(chunk.starts[place], None) is not None:
             self._gaps -= 1
-        self._unschedule(chunk.visible_ms(place))
-        batches, chunks = queue.drop_finished(at)
-        self._batches -= batches
-        self._chunks -= chunks
+        self._unschedule(chunk.pops[place] + chunk.waits[place])
+        # Finished batches stay until they are the most of a chunk: to remove each at once would move the others.
+        if not chunk.live or len(chunk.starts) > 32 + 2 * chunk.live:
+            batches, chunks = queue.drop_finished(at)
+            self._batches -= batches
+            self._chunks -= chunks
 
     def _finish_ordered(self, queue: Queue, offset: int) -> bool:
         """Acknowledges a message of an orderly pop; it is finished with the last one before it."""
