@@ -67,6 +67,14 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
         assert (ROOT / picture).stat().st_size <= MAX_PICTURE, picture
 
 
+def test_every_page_has_a_place_in_the_documentation() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", index)}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= links
+    for link in links:
+        assert (ROOT / "docs" / link).exists(), link
+
+
 def test_every_command_of_the_readme_exists() -> None:
     blocks = re.findall(r"```\n(.*?)```", README, re.DOTALL)
     words = {
@@ -94,3 +102,11 @@ def test_the_bake_file_builds_every_image_of_the_chart() -> None:
             (tag,) = made["tags"]
             assert f"{tag.rpartition('/')[2].replace('${VERSION}', version)}\n" in values
         assert parts == {"operator", "broker", "spark"}
+
+
+def test_the_checklist_names_fields_that_exist() -> None:
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \|", (ROOT / "docs/production.md").read_text(), re.MULTILINE)
+    fields = {name for row in rows for name in re.findall(r"`([a-zA-Z]+(?:\[\])?(?:\.[a-zA-Z]+)*)(?::[^`]*)?`", row)}
+    known = (ROOT / "docs/resource-reference.md").read_text()
+    kinds = {"BrokerTopic", "BrokerUser", "alerts.enabled"}
+    assert {field for field in fields - kinds if f"| `{field}`" not in known} == set()
