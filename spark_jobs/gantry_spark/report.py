@@ -169,7 +169,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
         environment = read_environment(logs, job.token_file)
         missing = _missing(logs)
         context = Context(
-            source=job.source,
+            source=cluster_name(logs) or job.source,
             now_ms=now_ms,
             since_ms=since_ms,
             tombstone_ms=int(job.tombstone_hours * 3_600_000),
@@ -212,6 +212,12 @@ def require_complete_logs(logs: Sequence[Any]) -> None:
     missing = _missing(logs)
     if missing:
         raise SourceError(f"{'; '.join(missing)}. The missing parts may hold newer versions, so nothing is compacted")
+
+
+def cluster_name(logs: Sequence[Any]) -> str | None:
+    """Return the name of the cluster that all logs say they belong to; None: a directory or an archive says nothing."""
+    names = {getattr(log, "cluster", None) for log in logs}
+    return names.pop() if len(names) == 1 else None
 
 
 def _missing(logs: Sequence[Any]) -> list[str]:

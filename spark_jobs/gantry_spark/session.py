@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +34,7 @@ With the first compiler alone a JVM reserves only 48 MiB for code. Generated cla
 """
 SHORT_RUN_LIMIT: Final = 2 << 30
 """Bytes of log below which these options pay off. They are even at twice this size (docs/analytics.md)."""
+MODULE_WARNING: Final = b"WARNING: Using incubator modules"
 _VERSION = re.compile(r'version "([0-9]+)')
 
 
@@ -93,10 +96,6 @@ def session(
     check_java()
     # Workers must use this Python with these packages, not the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    from gantry_spark import register
-
     settings: dict[str, str] = {}
     chosen = master or os.environ.get("SPARK_MASTER")
     given = dict(conf or {})
@@ -118,6 +117,15 @@ def session(
     settings |= given
     for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
         settings[key] = java_options(settings.get(key, ""), single_read_bytes)
+    with without_module_warning():
+        return _start(name, chosen, settings)
+
+
+def _start(name: str, chosen: str | None, settings: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from gantry_spark import register
+
     builder = SparkSession.builder.appName(name)
     if chosen is not None:
         builder = builder.master(chosen)
@@ -127,6 +135,53 @@ def session(
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
+
+
+@contextmanager
+def without_module_warning() -> Iterator[None]:
+    """Keep the JVM's line about incubator modules from a user, who can do nothing about it.
+
+    The JVM writes it before it reads any option, so a thread copies the standard error of a JVM that starts here, for
+    as long as the JVM runs.
+    """
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None:
+        yield  # The JVM runs already.
+        return
+    sys.stderr.flush()
+    source, pipe = os.pipe()
+    own = os.dup(2)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    threading.Thread(target=_copy_lines, args=(source, os.dup(own)), daemon=True, name="jvm-stderr").start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def _copy_lines(source: int, target: int) -> None:
+    """Copy bytes until their end, without the warning's line. A line that may become it waits for its end."""
+    held = b""
+    begins = True  # Whether the next byte begins a line.
+    while data := os.read(source, 65_536):
+        lines = (held + data).splitlines(keepends=True)
+        if not begins:
+            os.write(target, lines.pop(0))
+            lines = lines or [b""]
+        held = b""
+        if MODULE_WARNING.startswith(lines[-1]) or lines[-1].startswith(MODULE_WARNING):
+            held = b"" if lines[-1].endswith(b"\n") else lines.pop()
+        begins = bool(held) or data.endswith(b"\n")
+        kept = b"".join(line for line in lines if not line.startswith(MODULE_WARNING))
+        while kept:
+            kept = kept[os.write(target, kept) :]
+    os.write(target, held)
+    os.close(source)
+    os.close(target)
 
 
 def cores(spark: SparkSession) -> int:

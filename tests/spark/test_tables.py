@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ SCHEMA = {
     "type": "object", "required": ["id"],
     "properties": {"id": {"type": "integer"}, "name": {"type": "string"}, "tags": {"type": "array"}},
 }  # fmt: skip
+EXAMPLES = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 8
+"""Each makes dozens of commits. At night there is time for more."""
 STEPS = ("plan", "write", "reject", "commit")
 
 
@@ -110,7 +113,8 @@ messages = st.lists(st.tuples(keys, json_bodies | st.binary(min_size=1, max_size
 rounds = st.lists(st.tuples(messages, st.lists(st.sampled_from(STEPS), max_size=3)), min_size=1, max_size=3)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(7200 if EXAMPLES > 8 else 120)
 @given(rounds, st.sampled_from(["Append", "Upsert"]), st.booleans(), st.integers(1, 20))
 def test_a_table_equals_the_model_whatever_interrupts_its_commits(
     mq: LocalBroker, warehouse: dict[str, str], work: Any, mode: str, schema: bool, per_commit: int
