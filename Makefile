@@ -4,6 +4,7 @@
 # make nightly what has no time in .ci/run, for a whole night: docs/testing.md
 # make bench   most figures of docs/figures.md
 # make dist    wheels and source archives of both distributions, into dist/
+# make wheels  wheels of the compiled core for x86-64 and aarch64, into dist/ (needs rustup)
 # make lock    write the lock files again, after a change of dependencies (needs uv)
 
 VENV := .venv
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 JOBS ?= 3
 
-.PHONY: help demo test lint nightly bench dist lock env core clean
+.PHONY: help demo test lint nightly bench dist lock env core wheels clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -51,6 +52,15 @@ CORE := broker_image/gantry_core
 # The compiled core, where there is a Rust toolchain; else one line says that the Python body runs.
 core: $(VENV)/.core
 
+# Zig links for old C libraries of both machines.
+wheels: $(VENV)/.base
+	@test -x build/wheels/bin/maturin || { $(BIN)/python -m venv build/wheels && \
+		build/wheels/bin/python -m pip --disable-pip-version-check -q install maturin==1.16.0 ziglang==0.17.1; }
+	@for machine in x86_64 aarch64; do rustup target add -q $$machine-unknown-linux-gnu && \
+		PATH="$(CURDIR)/build/wheels/bin:$$PATH" maturin build -q --release --locked --zig --manifest-path $(CORE)/Cargo.toml \
+		--target $$machine-unknown-linux-gnu --out dist || exit 1; done
+	@ls dist/gantry_core_native-*
+
 $(VENV)/.core: $(VENV)/.base $(wildcard $(CORE)/src/*.rs) $(CORE)/Cargo.toml $(CORE)/Cargo.lock
 	@$(BIN)/python $(CORE)/build.py
 	@touch $@
@@ -67,7 +77,7 @@ $(VENV)/.base: requirements/base.txt pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core requirements/dev.txt
+$(VENV)/.dev: $(VENV)/.base requirements/dev.txt | $(VENV)/.core
 	@echo "installing requirements/dev.txt (PySpark is large: a minute or two)"
 	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements/dev.txt
 	@touch $@

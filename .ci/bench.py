@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARKS = ("footprint.py", "throughput.py", "end_to_end.py", "failover.py", "replication.py")
+BENCHMARKS = ("footprint.py", "throughput.py", "batches.py", "end_to_end.py", "failover.py", "replication.py")
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ JAVA_VERSIONS = (17, 21)
 """Those that Spark and RocketMQ run with. A distribution has one of them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/support/browser.py."""
+CORE = ROOT / "broker_image" / "gantry_core"
 PROMETHEUS = ROOT / "build" / "prometheus"
 """As in tests/dashboards/programs.py."""
 REAL_PROCESSES = (
@@ -37,6 +39,14 @@ REAL_PROCESSES = (
     "spark",
 )
 """Folders of tests whose subject are whole processes, which mostly wait; the others, which do not, come before them."""
+
+PYTHON_CORE = (
+    "tests/core",
+    "tests/broker/test_sends_of_a_read.py",
+    "tests/store/test_append.py",
+    "tests/store/test_keyindex.py",
+)
+"""Tests that also run with the Python body of the core; the others run with the compiled one where it is built."""
 
 LINT = {
     "style": [[BIN / "ruff", "check", "."], [BIN / "ruff", "format", "--check", "."]],
@@ -102,6 +112,17 @@ def bring_go() -> str:
     return apt_install("golang-go", "ca-certificates")
 
 
+def bring_rust() -> str:
+    """The compiled core is built with it. Empty: it is there; else why not."""
+    build = runpy.run_path(str(CORE / "build.py"))
+    if build["cargo"]() is None:
+        print("installing Rust for the compiled core", flush=True)
+        # Debian 12's own cargo is too old for today's registry; it has a newer one beside it.
+        if (why := apt_install("cargo-web", "gcc", "libc6-dev")) and apt_install("cargo", "gcc", "libc6-dev"):
+            return why
+    return str(build["build"]())
+
+
 def bring_firewall() -> str:
     """Chaos runs lose packets by it, and e2e enforces NetworkPolicies. Empty: it is there; else why not."""
     if all(shutil.which(command) for command in ("iptables", "ip", "ipset")):
@@ -142,6 +163,7 @@ def bring_tools() -> list[tuple[str, str]]:
     bringers = {
         "tests with Java": bring_java,
         "tests with Go": bring_go,
+        "compiled core": bring_rust,
         "page in a browser": bring_browser,
         "lost packets": bring_firewall,
         "alerts, dashboards": bring_prometheus,
@@ -182,11 +204,12 @@ def main() -> int:
 
         real = [f"tests/{name}" for name in REAL_PROCESSES]
         step("tests", [[*pytest, *workers(jobs), to("tests"), *(f"--ignore={folder}" for folder in real)]])
+        step("Python core", [["env", "GANTRY_CORE=python", *pytest, *workers(jobs), to("python-core"), *PYTHON_CORE]])
         step("real processes", [[*pytest, *workers(jobs + 1), to("real-processes"), *real]])
-        if any(result == "FAILED" for _, result, _ in done[-2:]):
+        if any(result == "FAILED" for _, result, _ in done[-3:]):
             # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
             print("\nWhat failed runs once more, alone. What passes now depends on time, and needs a repair:")
-            failed = any(result == "FAILED" for _, result, _ in done[:-2])
+            failed = any(result == "FAILED" for _, result, _ in done[:-3])
             step("once more", [[*pytest, "-v", "--last-failed", "--last-failed-no-failures", "none"]])
     print()
     for name, result, seconds in done:

@@ -41,6 +41,12 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     ),
     "properties": ([*PYTEST, "tests", "-m", "hypothesis"], {"HYPOTHESIS_PROFILE": "explore"}),
     "fuzz": ([*PYTEST, "tests/fuzz"], {"GANTRY_FUZZ_INPUTS": "200000"}),
+    "core": ([sys.executable, "-m", "tests.core.twins", "--count", "1000000"], {}),
+    "Python core": (
+        [*PYTEST, "-n", "2", *(f"tests/{name}" for name in (
+            "broker", "core", "fuzz", "pop", "protocol", "replication", "scenarios", "simulation", "store"))],
+        {"GANTRY_CORE": "python"},
+    ),
     "http2": ([*PYTEST, "tests/proxy/test_http2.py", "tests/proxy/test_hpack.py"], {"HTTP2_HISTORIES": "40000"}),
     "h2spec": ([sys.executable, "-m", "tests.proxy.h2spec"], {}),
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),

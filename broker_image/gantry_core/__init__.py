@@ -65,6 +65,7 @@ if TYPE_CHECKING or WHY_PYTHON:
         index_entries,
         key_times,
         message_ids,
+        plain_records,
         set_slots,
     )
 else:
@@ -75,6 +76,7 @@ else:
     index_entries = _native.index_entries
     key_times = _native.key_times
     message_ids = _native.message_ids
+    plain_records = _native.plain_records
     set_slots = _native.set_slots
 
 __all__ = [
@@ -86,5 +88,6 @@ __all__ = [
     "index_entries",
     "key_times",
     "message_ids",
+    "plain_records",
     "set_slots",
 ]

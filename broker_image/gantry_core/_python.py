@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from operator import mul
 from struct import Struct
 from typing import Any, Final
 
@@ -20,22 +22,44 @@ _INDEX_ENTRY: Final = Struct(">iqii")
 _SLOT: Final = Struct(">i")
 _CHANGE: Final = Struct(">Ii")
 _SLOTS_AT: Final = 40
+_V1: Final = 0xDAA320A7
+_V6: Final = 0x30
+_TRANSACTION: Final = 12
+_COMMIT: Final = 8
+_ROLLBACK: Final = 12
 _MAX_I16: Final = 0x7FFF
 _MAX_I32: Final = 0x7FFFFFFF
 _MASK: Final = 0xFFFFFFFF
+_CHUNK: Final = 64
+_POWERS: Final = tuple(pow(31, n, 1 << 32) for n in range(_CHUNK + 1))
+_WEIGHTS: Final = tuple(tuple(reversed(_POWERS[:n])) for n in range(_CHUNK + 1))
 _INDEXED: Final = ("TAGS", "KEYS", "UNIQ_KEY")
 
 
 def _hash_on(value: int, text: str) -> int:
     """Java's `String.hashCode` of a text that continues one with the hash `value`: over UTF-16 code units."""
     if text.isascii():
-        for unit in text.encode("ascii"):
-            value = (31 * value + unit) & _MASK
-    else:
-        units = text.encode("utf-16-be")
-        for index in range(0, len(units), 2):
-            value = (31 * value + (units[index] << 8 | units[index + 1])) & _MASK
+        rest = text.encode("ascii")
+        while len(rest) > _CHUNK:
+            value = (value * _POWERS[_CHUNK] + sum(map(mul, rest[:_CHUNK], _WEIGHTS[_CHUNK]))) & _MASK
+            rest = rest[_CHUNK:]
+        last: int = sum(map(mul, rest, _WEIGHTS[len(rest)]))
+        return (value * _POWERS[len(rest)] + last) & _MASK
+    units = text.encode("utf-16-be")
+    for index in range(0, len(units), 2):
+        value = (31 * value + (units[index] << 8 | units[index + 1])) & _MASK
     return value
+
+
+@lru_cache(maxsize=1024)
+def _seed(topic: str) -> int:
+    """The hash with which those of a topic's keys begin."""
+    return _hash_on(0, topic + "#")
+
+
+@lru_cache(maxsize=4096)
+def _tag_code(tags: str) -> int:
+    return _signed(_hash_on(0, tags))
 
 
 def _signed(value: int) -> int:
@@ -66,11 +90,12 @@ def _messages(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _properties(text: str) -> dict[str, str]:
-    found = {}
-    for piece in text.split("\x02"):
-        name, separator, value = piece.partition("\x01")
-        if separator and name:
-            found[name] = value
+    pieces = [piece.split("\x01", 1) for piece in text.split("\x02") if piece]
+    try:
+        found = dict(pieces)
+    except ValueError:  # A piece without a separator is none.
+        found = dict([piece for piece in pieces if len(piece) == 2])
+    found.pop("", None)
     return found
 
 
@@ -150,7 +175,7 @@ def batch_records(
     """
     field = topic.encode()
     field = (len(field).to_bytes(2) if len(field) > 127 else bytes((len(field),))) + field
-    seed = _hash_on(0, topic + "#")
+    seed = _seed(topic)
     records: list[bytes] = []
     entries: list[bytes] = []
     hashes: list[bytes] = []
@@ -166,7 +191,7 @@ def batch_records(
         crc = zlib.crc32(content) & _MAX_I32
         head = (size, magic, crc, queue_id, flag, number, phys, sys_flag, born_ms, born_host, now_ms, host, 0, 0)
         records += (_RECORD.pack(*head, len(content)), content, field, len(stored).to_bytes(2), stored)
-        entries.append(_ENTRY.pack(phys, size, _signed(_hash_on(0, found.get("TAGS", "")))))
+        entries.append(_ENTRY.pack(phys, size, _tag_code(found.get("TAGS", ""))))
         hashes += [_KEY.pack(_key_hash(seed, key), phys, now_ms) for key in _words(found, keys)]
         number += 1
         phys += size
@@ -230,3 +255,84 @@ def set_slots(slots: Any, changes: bytes) -> None:
             if _SLOTS_AT + 4 * slot + 4 > len(view):
                 raise ValueError("slots do not fit their buffer")
             _SLOT.pack_into(view, _SLOTS_AT + 4 * slot, newest)
+
+
+def plain_records(
+    data: bytes,
+    at: int,
+    base: int,
+    segment_size: int,
+    check: bool,
+    others: Sequence[str],
+    words: int,
+    most_keys: int | None,
+    before_ms: int,
+) -> tuple[int, list[tuple[bytes, int, int, bytes]], bytes, int, int, list[tuple[int, int]]]:
+    """What the plain records from `data[at:]` on add to queues and index: (index behind the last one, runs of queue
+    entries, index keys, first store time in ms that is not 0, last store time, steps back). `data[0]` lies at offset
+    `base` of the log. `before_ms`: the store time of the record before, and the last one without a record. A step back
+    is (offset of the record, ms by which it is older than the one before).
+
+    A run is (topic, queue, queue offset of its first entry, packed entries of successive queue offsets); the runs of a
+    queue are in the order of the log. A record is plain when it is whole, its magic is V1, its hosts are IPv4, it lies
+    within its segment, topic and properties are UTF-8, and the topic is none of `others`. The function ends before any
+    other record, and behind the record with which there are more than `most_keys` keys (None: without keys). `words`:
+    of KEYS, for one record. `check` verifies the CRC of each body.
+    """
+    runs: list[tuple[str, int, int, list[bytes]]] = []
+    open_runs: dict[tuple[str, int], int] = {}
+    keys: list[bytes] = []
+    first_ms, last_ms = 0, before_ms
+    steps: list[tuple[int, int]] = []
+    have = len(data)
+    while at < have and (most_keys is None or len(keys) <= most_keys):
+        if have - at < _FIXED + 2:
+            break
+        size, magic, crc, queue_id, _, number, phys, flags, _, _, stored_ms, _, _, _, length = _RECORD.unpack_from(
+            data, at
+        )
+        body_at = at + _RECORD.size
+        body_end, end = body_at + length, at + size
+        if (
+            magic != _V1
+            or phys != base + at
+            or flags & _V6
+            or (queue_id | number) < 0
+            or length < 0
+            or segment_size <= 0
+            or size + _FILLER_MIN > segment_size - phys % segment_size
+            or not body_end + 4 <= end <= have
+        ):
+            break
+        properties_at = body_end + 3 + data[body_end]
+        if (
+            properties_at > end
+            or int.from_bytes(data[properties_at - 2 : properties_at]) != end - properties_at
+            or (end > properties_at and not data[end - 1])
+            or (check and zlib.crc32(data[body_at:body_end]) & _MAX_I32 != crc)
+        ):
+            break
+        try:
+            topic = data[body_end + 1 : properties_at - 2].decode()
+            found = _properties(data[properties_at:end].decode())
+        except UnicodeDecodeError:
+            break
+        if not topic or "\0" in topic or topic in others:
+            break
+        kind = flags & _TRANSACTION
+        if kind in (0, _COMMIT):
+            index = open_runs.get((topic, queue_id))
+            if index is None or runs[index][2] + len(runs[index][3]) != number:
+                index = open_runs[topic, queue_id] = len(runs)
+                runs.append((topic, queue_id, number, []))
+            runs[index][3].append(_ENTRY.pack(phys, size, _tag_code(found.get("TAGS", ""))))
+        if most_keys is not None and kind != _ROLLBACK:
+            seed = _seed(topic)
+            keys += [_KEY.pack(_key_hash(seed, key), phys, stored_ms) for key in _words(found, words)]
+        if stored_ms < last_ms:
+            steps.append((phys, last_ms - stored_ms))
+        last_ms = stored_ms
+        first_ms = first_ms or last_ms
+        at = end
+    made = [(topic.encode(), queue_id, number, b"".join(entries)) for topic, queue_id, number, entries in runs]
+    return at, made, b"".join(keys), first_ms, last_ms, steps

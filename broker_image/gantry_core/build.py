@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE / "gantry_core_native.abi3.so"
 LIMIT_S = 600
-COST = "a message of a batch costs the broker about five times the CPU time"
+COST = "batch sends then cost a broker five to twelve times the CPU time"
 
 
 def cargo() -> str | None:

@@ -45,6 +45,13 @@ def test_the_inputs_reach_every_outcome() -> None:
         ends += records is None
         refused += records is ValueError
     assert min(plain, made, ends, refused) > 100, (plain, made, ends, refused)
+    whole = stopped = runs = 0
+    for seed in range(2_000):
+        (at, found, keys, *_), _ = twins.compare_records(random.Random(seed), python)
+        whole += bool(at and keys)
+        stopped += not at
+        runs += len(found) > 2
+    assert min(whole, stopped, runs) > 100, (whole, stopped, runs)
 
 
 @settings(max_examples=300, deadline=None)

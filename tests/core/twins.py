@@ -145,7 +145,33 @@ def compare_index(rng: random.Random, other: Any) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-COMPARE = (compare_batches, compare_index)
+def compare_records(rng: random.Random, other: Any) -> tuple[Any, Any]:
+    """Records of several batches, some of them of other kinds, as the log has them."""
+    base = rng.choice((0, 1 << 20, 60_000))
+    parts: list[bytes] = []
+    numbers: dict[tuple[str, int], int] = {}
+    at = base
+    for _ in range(rng.choice((1, 2, 4))):
+        topic, queue = rng.choice(("T", "orders", "ä", "GANTRY")), rng.randrange(2)
+        number = numbers.get((topic, queue), rng.choice((0, 5)))
+        flags = rng.choice((0, 0, 0, 4, 8, 12, 0x10))
+        body = batch_body(rng)
+        place = (queue, number, at, 1 << 30, 0, flags, 5, HOST, 1_000_000 + at - rng.choice((0, 0, 9_999)), HOST, 9)
+        made = outcome(python.batch_records, body, SUFFIX, topic, 0xDAA320A7, *place)
+        if isinstance(made, tuple):
+            parts.append(made[0])
+            numbers[topic, queue] = number + len(made[1]) // 20 + (rng.random() < 0.1)
+            at += len(made[0])
+    data = mutated(rng, b"".join(parts))
+    segment = rng.choice((65_536, 1 << 20, 1 << 30))
+    first = rng.choice((0, 0, 0, 1, len(data)))
+    words, most = rng.choice((0, 2, 1000)), rng.choice((None, 0, 3, 1000))
+    rules = (segment, rng.random() < 0.8, ["GANTRY"], words, most, rng.choice((0, 1_000_000 + base, 1 << 41)))
+    asked = (data, first, base - first if rng.random() < 0.05 else base, *rules)
+    return outcome(python.plain_records, *asked), outcome(other.plain_records, *asked)
+
+
+COMPARE = (compare_batches, compare_index, compare_records)
 
 
 def difference(seed: int, other: Any) -> str:

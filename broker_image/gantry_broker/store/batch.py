@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gantry_broker.protocol.codes import SysFlag
+from gantry_core import plain_records
+
+from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
+from gantry_broker.protocol.limits import MAX_KEYS
 from gantry_broker.store.errors import BadRecords
-from gantry_broker.store.index.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.index.consume_queue import ENTRY, ENTRY_SIZE, PHYS, ConsumeQueue
 from gantry_broker.store.index.index_file import KEY, keys_within
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
@@ -17,12 +20,12 @@ from gantry_broker.store.log.record_reader import (
     in_index,
     in_queue,
     index_keys,
-    plain_tags_code,
-    read_records,
+    read_next,
     tags_code,
 )
 
-_TRANSACTION: Final = int(SysFlag.TRANSACTION_MASK)
+_UNUSUAL: Final = [CONTROL_TOPIC, SCHEDULE_TOPIC]
+"""Topics whose records have more than an entry and keys, or another tag code."""
 KEYS_AT_ONCE: Final = 20_000
 """Keys that one step hashes, in some 20 ms. A mebibyte of the smallest messages with three keys each has fewer."""
 
@@ -38,8 +41,8 @@ class Batch:
         self.start = start
         self.end = end
         self.entries: list[tuple[ConsumeQueue, int, bytes]] = []
-        """(queue, queue offset, packed entry), in the order of the log; or, of messages that were sent together, the
-        entries of successive queue offsets.
+        """(queue, queue offset of the first, packed entries of successive queue offsets). Those of a queue are in the
+        order of the log, and queues in the order of their first ones.
         """
         self.in_runs = 0
         """Entries that are not the first of their packed ones."""
@@ -61,6 +64,12 @@ class Batch:
     def count(self) -> int:
         """The number of queue entries."""
         return len(self.entries) + self.in_runs
+
+    def each(self) -> Iterator[tuple[ConsumeQueue, int, bytes]]:
+        """The entries one by one."""
+        for queue, number, packed in self.entries:
+            for at in range(0, len(packed), ENTRY_SIZE):
+                yield queue, number + at // ENTRY_SIZE, packed[at : at + ENTRY_SIZE]
 
     def split(self, offset: int) -> tuple[Batch, Batch]:
         """Return the part below `offset` and the rest. Raises ValueError when `offset` lies within a record."""
@@ -105,55 +114,52 @@ def read_batch(
     and reads the log in pieces. With `cut` the batch ends there instead. Raises BadRecords.
     """
     batch = Batch(start, start + len(data))
-    at, last_ms = start, 0
-    before_ms = 0
-    pack, pack_key, known = ENTRY.pack, KEY.pack, queues.by_bytes
+    done, last_ms, have = 0, 0, len(data)
+    at = start
+    phys_of = PHYS.unpack_from
     entries = batch.entries
     hashes = bytearray()
     batch.keys = hashes if keys else None
+    most = KEYS_AT_ONCE * KEY.size
+    known = queues.by_bytes
     try:
-        for found in read_records(data, start, segment_size, check=check):
-            if len(hashes) > KEYS_AT_ONCE * KEY.size and keys:
+        while done < have:
+            if len(hashes) > most and keys:
                 if cut:
-                    batch.end = at
+                    batch.end = start + done
                     break
                 batch.keys, keys = None, False
-            if isinstance(found, Meta):
-                _add(batch, found, data, queues, delays)
-                last_ms = found.store_ms
-                if last_ms < before_ms:
-                    batch.steps.append((at, before_ms - last_ms))
-                before_ms = last_ms
-                batch.first_ms = batch.first_ms or last_ms
-                at += found.size
-            elif isinstance(found, int):
-                if at + found > batch.end:
-                    raise Damage(f"filler of {found} bytes, of which {batch.end - at} are there")
-                at += found
-            else:
-                at, size, name, queue_id, number, flags, last_ms, properties = found
-                if (queue_id | number) < 0:
-                    raise Damage(f"impossible queue {queue_id} or queue offset {number}")
-                if last_ms != before_ms:
-                    if last_ms < before_ms:
-                        batch.steps.append((at, before_ms - last_ms))
-                    batch.first_ms = batch.first_ms or last_ms
-                    before_ms = last_ms
+            room = (most - len(hashes)) // KEY.size if keys else None
+            done, runs, found, first_ms, last_ms, steps = plain_records(
+                data, done, start, segment_size, check, _UNUSUAL, MAX_KEYS, room, last_ms
+            )
+            batch.first_ms = batch.first_ms or first_ms
+            batch.steps += steps
+            for name, queue_id, number, packed in runs:
+                (at,) = phys_of(packed)
                 topic = known.get(name) or queues.topic_of(name)
-                transaction = flags & _TRANSACTION
-                if not transaction or in_queue(flags):
-                    queue = topic.queues.get(queue_id)
-                    if queue is None or queue.next < 0:
-                        queue = queues.queue(topic, queue_id)
-                    if topic.is_schedule:
-                        code = tags_code(topic.name, properties, last_ms, delays)
-                    else:
-                        code = plain_tags_code(properties)
-                    entries.append((queue, number, pack(at, size, code)))
-                if keys and (not transaction or in_index(flags)):
-                    for key in index_keys(properties):
-                        hashes += pack_key(topic.hasher.hash(key), at, last_ms)
-                at += size
+                queue = topic.queues.get(queue_id)
+                if queue is None or queue.next < 0:
+                    queue = queues.queue(topic, queue_id)
+                entries.append((queue, number, packed))
+                batch.in_runs += len(packed) // ENTRY_SIZE - 1
+            hashes += found
+            at = start + done
+            if done == have or (len(hashes) > most and keys):
+                continue
+            record = read_next(data, done, start, segment_size, check=check)
+            if isinstance(record, Meta):
+                _add(batch, record, data, queues, delays)
+                if record.store_ms < last_ms:
+                    batch.steps.append((at, last_ms - record.store_ms))
+                last_ms = record.store_ms
+                batch.first_ms = batch.first_ms or last_ms
+                done += record.size
+            elif done + record > have:
+                raise Damage(f"filler of {record} bytes, of which {have - done} are there")
+            else:
+                done += record
+            at = start + done
     except (Damage, ValueError) as error:
         raise BadRecords(at, str(error)) from None
     batch.last_ms = last_ms

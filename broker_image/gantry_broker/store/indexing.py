@@ -69,8 +69,9 @@ class Indexer:
     def push_unconfirmed(self, batch: Batch) -> None:
         """Append a batch, whose records already have queue offsets, to the unconfirmed buffer."""
         for queue, number, entry in batch.entries:
-            if queue.next <= number:
-                queue.next = number + len(entry) // ENTRY_SIZE
+            after = number + len(entry) // ENTRY_SIZE
+            if queue.next < after:
+                queue.next = after
         if batch.last_ms:
             self._state.last_store_ms = batch.last_ms
         self._unconfirmed.push(batch)
@@ -158,7 +159,7 @@ class Indexer:
         touched: set[str] = set()
         try:
             for batch in self.valid_batches(max(low, self._log.start), min(high, self._state.confirmed)):
-                for own, at, entry in batch.entries:
+                for own, at, entry in batch.each():
                     if own is queue:
                         self._correct(queue, at, entry, touched)
                 yield
@@ -201,7 +202,7 @@ class Indexer:
         """
         batch = self.read_batch(at, self._log.read(at, stop - at), keys=False)
         by_queue: dict[ConsumeQueue, list[tuple[int, bytes]]] = {}
-        for queue, number, entry in batch.entries:
+        for queue, number, entry in batch.each():
             by_queue.setdefault(queue, []).append((number, entry))
         touched: set[str] = set()
         try:
@@ -220,7 +221,7 @@ class Indexer:
         queues = self._queues
         touched: set[str] = set()
         try:
-            for queue, number, entry in self.read_batch(at, data).entries:
+            for queue, number, entry in self.read_batch(at, data).each():
                 if number < queue.max:
                     queue.fill_in(number, entry, touched)
                 else:
@@ -309,8 +310,9 @@ class Indexer:
                 pending = queue.pending
                 if number == queue.written + len(pending) // ENTRY_SIZE:  # Most entries; `add` costs more.
                     pending += entry
-                    if queue.next <= number:
-                        queue.next = number + len(entry) // ENTRY_SIZE
+                    after = number + len(entry) // ENTRY_SIZE
+                    if queue.next < after:
+                        queue.next = after
                 else:
                     self._add_entry(queue, number, entry)
                 if queue.pending:

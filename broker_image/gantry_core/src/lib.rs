@@ -3,6 +3,7 @@
 
 mod batch;
 mod index;
+mod records;
 mod text;
 
 use pyo3::prelude::*;
@@ -16,6 +17,7 @@ fn gantry_core_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::message_ids, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::key_times, module)?)?;
+    module.add_function(wrap_pyfunction!(records::plain_records, module)?)?;
     module.add_function(wrap_pyfunction!(index::set_slots, module)?)?;
     Ok(())
 }

@@ -18,7 +18,7 @@ ENTRY_SIZE: Final = 20
 BLANK_SIZE: Final = 0x7FFFFFFF
 """The size field of an entry without a record. Source: `fillPreBlank`, below a queue's first record."""
 BLANK: Final = ENTRY.pack(0, BLANK_SIZE, 0)
-_PHYS: Final = Struct(">q")
+PHYS: Final = Struct(">q")
 
 
 class ConsumeQueue:
@@ -276,7 +276,7 @@ class ConsumeQueue:
         Bytes beyond the last entry are zeros afterwards, also after a crash. Raises OSError.
         """
         kept = self.pending
-        while kept and _PHYS.unpack_from(kept, len(kept) - ENTRY_SIZE)[0] >= limit:
+        while kept and PHYS.unpack_from(kept, len(kept) - ENTRY_SIZE)[0] >= limit:
             del kept[-ENTRY_SIZE:]
         if kept:
             # All files have older records, but a failed write may have left parts of newer entries.
@@ -349,7 +349,7 @@ class ConsumeQueue:
     def oldest_pending(self) -> int | None:
         """Return the offset of the oldest record with an entry in memory only; None without one."""
         at = ENTRY_SIZE if self.pending.startswith(BLANK) else 0
-        return int(_PHYS.unpack_from(self.pending, at)[0]) if len(self.pending) > at else None
+        return int(PHYS.unpack_from(self.pending, at)[0]) if len(self.pending) > at else None
 
     def add(self, offset: int, entries: bytes) -> bool:
         """Add entries from queue offset `offset` on, behind blanks if there is a gap.
@@ -365,7 +365,7 @@ class ConsumeQueue:
         if behind == 0:
             self.pending += entries
         elif behind > 0:
-            self.pending += ENTRY.pack(_PHYS.unpack_from(entries)[0], BLANK_SIZE, 0) * behind
+            self.pending += ENTRY.pack(PHYS.unpack_from(entries)[0], BLANK_SIZE, 0) * behind
             self.pending += entries
         else:
             differs = self._differs(offset, entries[: -behind * ENTRY_SIZE])
@@ -399,7 +399,7 @@ class ConsumeQueue:
             if there == wanted:
                 continue
             phys, size, _ = ENTRY.unpack(there)
-            if size != BLANK_SIZE or 0 < phys <= _PHYS.unpack_from(wanted)[0]:
+            if size != BLANK_SIZE or 0 < phys <= PHYS.unpack_from(wanted)[0]:
                 return at
         return None
 

@@ -170,18 +170,24 @@ def read_records(
             at = end
         if at >= have:
             return
-        phys = base + at
-        room = segment_size - phys % segment_size
-        record = read_record(data, at, have, phys, check=check, torn=torn, lost=phys >= lost_from)
-        if isinstance(record, int):
-            if record != room:
-                raise Damage(f"filler of {record} bytes where {room} are left")
-            at += record
-        else:
-            if record.size + FILLER_MIN > room:
-                raise Damage(f"record of {record.size} bytes crosses the end of its segment, {room} bytes away")
-            at += record.size
+        record = read_next(data, at, base, segment_size, check=check, torn=torn, lost_from=lost_from)
+        at += record if isinstance(record, int) else record.size
         yield record
+
+
+def read_next(
+    data: bytes, at: int, base: int, segment_size: int, *, check: bool, torn: bool = False, lost_from: int = NEVER
+) -> Meta | int:
+    """Read one record or filler of any kind, as `read_records`. Raises Damage."""
+    phys = base + at
+    room = segment_size - phys % segment_size
+    record = read_record(data, at, len(data), phys, check=check, torn=torn, lost=phys >= lost_from)
+    if isinstance(record, int):
+        if record != room:
+            raise Damage(f"filler of {record} bytes where {room} are left")
+    elif record.size + FILLER_MIN > room:
+        raise Damage(f"record of {record.size} bytes crosses the end of its segment, {room} bytes away")
+    return record
 
 
 def read_record(
