@@ -42,6 +42,7 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "properties": ([*PYTEST, "tests", "-m", "hypothesis"], {"HYPOTHESIS_PROFILE": "explore"}),
     "fuzz": ([*PYTEST, "tests/fuzz"], {"GANTRY_FUZZ_INPUTS": "200000"}),
     "core": ([sys.executable, "-m", "tests.core.twins", "--count", "1000000"], {}),
+    "core mutants": ([sys.executable, "-m", "tests.core.mutants"], {}),
     "Python core": (
         [*PYTEST, "-n", "2", *(f"tests/{name}" for name in (
             "broker", "core", "fuzz", "pop", "protocol", "replication", "scenarios", "simulation", "store"))],

@@ -1,0 +1,123 @@
+"""Plants bugs in the Rust sources, one at a time: `python -m tests.core.mutants`. `twins` must notice each of them.
+
+Each mutant is built in a copy of the sources (some seconds each) and compared with the Python body on `COUNT` inputs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gantry_core
+
+from tests.core import twins
+
+SOURCES = Path(gantry_core.__file__).parent
+COUNT = 12_000
+MUTANTS = (
+    ("batch.rs", "message.body) & 0x7FFF_FFFF", "message.body) & 0x3FFF_FFFF", "CRC of a body"),
+    ("batch.rs", "if after + 2 + usize::from(properties) != size", "if after + 2 > size", "properties fill a message"),
+    ("batch.rs", "count > self.messages || properties.contains(&0)", "count > self.messages", "zeros"),
+    ("batch.rs", "count > self.messages ||", "", "messages of a batch"),
+    ("batch.rs", "> self.properties {", "> self.properties + 1 {", "bytes of properties"),
+    ("batch.rs", "keys > self.all_keys + count", "keys > self.all_keys + count + 1", "keys of a batch"),
+    ("batch.rs", "names.iter().any(|special| special == name)", "names.len() > 9", "special properties"),
+    ("batch.rs", "room < room_min || size + FILLER_MIN > room", "size + FILLER_MIN > room", "room for a record"),
+    ("batch.rs", "size + FILLER_MIN > room", "size > room", "room for a filler"),
+    ("batch.rs", "        number += 1;\n", "", "queue offsets"),
+    ("batch.rs", "        room -= size;\n", "", "room that is left"),
+    ("batch.rs", "hash_on(0, found.tags) as i32", "hash_on(1, found.tags) as i32", "tag codes"),
+    ("batch.rs", "let wide = topic.len() > 127", "let wide = topic.len() > 128", "long topics"),
+    ("text.rs", "Some(at) if at > 0 => at", "Some(at) => at", "names of properties"),
+    ("text.rs", ".checked_abs().unwrap_or(0)", ".wrapping_abs()", "the hash without absolute value"),
+    ("text.rs", "text.encode_utf16().fold", "text.chars().map(|c| c as u16).fold", "hashes beyond the basic plane"),
+    ("text.rs", "filter(|key| !key.is_empty());\n        unique", "filter(|_| true);\n        unique", "empty words"),
+    ("text.rs", "words.take(most)", "words.take(most + 1)", "words of KEYS"),
+    ("index.rs", "found <= 0 || found >= own", "found <= 0", "slots that point ahead"),
+    ("index.rs", ".clamp(0, i64::from(i32::MAX))", ".clamp(-1, i64::from(i32::MAX))", "seconds before the first"),
+    ("index.rs", "rising &= last <= time", "rising &= last < time", "times that do not rise"),
+    ("records.rs", "if check && ", "if false && ", "the CRC of a record"),
+    ("records.rs", "|| long(data, 28) != phys", "", "a record's own offset"),
+    ("records.rs", "queue_id < 0 || number < 0 ||", "", "negative queues and queue offsets"),
+    ("records.rs", "> segment_size - phys.rem_euclid(segment_size)", "> segment_size", "ends of segments"),
+    ("records.rs", "size > properties_at && data[size - 1] == 0", "false", "a last byte that was not written"),
+    ("records.rs", "usize::from(stated) != size - properties_at", "usize::from(stated) > size", "properties that fill"),
+    ("records.rs", "flags & V6 != 0", "false", "IPv6 hosts"),
+    ("records.rs", "others.iter().any(|other| other == record.topic)", "others.is_empty()", "topics of other rules"),
+    ("records.rs", "kind == 0 || kind == COMMIT", "kind != ROLLBACK", "half messages in queues"),
+    ("records.rs", "most_keys.is_some() && kind != ROLLBACK", "most_keys.is_some()", "keys of rollbacks"),
+    ("records.rs", "count <= most)", "count < most)", "keys at once"),
+    ("records.rs", "runs[*index].next == record.number", "runs[*index].queue_id >= 0", "gaps of queue offsets"),
+)
+"""(file, the code, the code with the bug, what it is about)"""
+
+
+def noticed(folder: Path, file: str, code: str, bug: str) -> str:
+    """The difference that `twins` finds; empty: none."""
+    path = folder / "gantry_core" / "src" / file
+    original = path.read_text()
+    if original.count(code) != 1:
+        raise SystemExit(f"error: {file} has {code!r} {original.count(code)} times; one is expected")
+    path.write_text(original.replace(code, bug))
+    try:
+        words = [
+            "cargo",
+            "build",
+            "-q",
+            "--release",
+            "--locked",
+            "--manifest-path",
+            str(folder / "gantry_core/Cargo.toml"),
+        ]
+        subprocess.run(words, check=True, env=os.environ | {"CARGO_TARGET_DIR": str(folder / "target")}, cwd=folder)
+    finally:
+        path.write_text(original)
+    made = folder / "gantry_core_native.so"
+    made.unlink(missing_ok=True)
+    shutil.copyfile(folder / "target/release/libgantry_core_native.so", made)
+    # A process keeps a module of one name for good, so each mutant has a process of its own.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.core.mutants", str(made)], capture_output=True, text=True, check=False
+    )
+    if done.returncode not in (0, 1):
+        return f"it ended with {done.returncode}: {done.stderr[-300:]}"
+    return done.stdout.strip()
+
+
+def load(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("gantry_core_native", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> int:
+    if len(sys.argv) > 1:
+        other = load(sys.argv[1])
+        for seed in range(COUNT):
+            if said := twins.difference(seed, other):
+                print(said.partition("\n")[0])
+                return 1
+        return 0
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="core-mutants-") as name:
+        folder = Path(name)
+        shutil.copytree(SOURCES, folder / "gantry_core", ignore=shutil.ignore_patterns("target", "*.so", "__pycache__"))
+        for file, code, bug, about in MUTANTS:
+            said = noticed(folder, file, code, bug)
+            print(f"{'noticed' if said else 'MISSED '}  {about:<40} {said[:60]}", flush=True)
+            missed += [] if said else [about]
+    print(f"{len(MUTANTS)} mutants, {len(missed)} missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
