@@ -52,6 +52,7 @@ MUTANTS = (
     ("records.rs", "others.iter().any(|other| other == record.topic)", "others.is_empty()", "topics of other rules"),
     ("records.rs", "kind == 0 || kind == COMMIT", "kind != ROLLBACK", "half messages in queues"),
     ("records.rs", "most_keys.is_some() && kind != ROLLBACK", "most_keys.is_some()", "keys of rollbacks"),
+    ("records.rs", "record.stored_ms < last_ms", "record.stored_ms <= last_ms", "store times that go back"),
     ("records.rs", "count <= most)", "count < most)", "keys at once"),
     ("records.rs", "runs[*index].next == record.number", "runs[*index].queue_id >= 0", "gaps of queue offsets"),
 )

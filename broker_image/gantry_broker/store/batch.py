@@ -66,7 +66,7 @@ class Batch:
         return len(self.entries) + self.in_runs
 
     def each(self) -> Iterator[tuple[ConsumeQueue, int, bytes]]:
-        """The entries one by one."""
+        """Yield the entries one by one."""
         for queue, number, packed in self.entries:
             for at in range(0, len(packed), ENTRY_SIZE):
                 yield queue, number + at // ENTRY_SIZE, packed[at : at + ENTRY_SIZE]
