@@ -21,10 +21,10 @@ from gantry_operator.plan import plan
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.manifest import save_manifest
 from gantry_operator.platforms.local.ports import HOST, registration
 from gantry_operator.platforms.local.ports import replication as replication_use
 from gantry_operator.platforms.local.process import ProcessRecord, end, load_record
-from gantry_operator.platforms.local.supervisor import save_manifest
 
 from tests.chaos.lineage import Lineage, changes_in, epochs_in
 from tests.chaos.links import Links

@@ -16,9 +16,10 @@ from pathlib import Path
 from gantry_operator.api import BrokerCluster
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.manifest import load_saved
 from gantry_operator.platforms.local.ports import HOST, Ports
 from gantry_operator.platforms.local.process_plan import ProcessPlan
-from gantry_operator.platforms.local.supervisor import Supervisor, load_saved
+from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.platforms.local.supervisor_lock import take_lock
 
 
@@ -47,10 +48,10 @@ class FaultyChildren(Children):
 class LinkedSupervisor(Supervisor):
     def __init__(self, folder: ClusterFolder, cluster: BrokerCluster) -> None:
         super().__init__(folder, cluster)
-        ports = LinkedPorts(folder.ports, self.ports.taken)
+        ports = LinkedPorts(folder.ports, self.platform.ports.taken)
         ports.links = json.loads(links_file(folder).read_text())
-        self.ports = ports
-        self.children = FaultyChildren(folder, self.events.add, self._processes_changed)
+        self.platform.ports = ports
+        self.platform.children = FaultyChildren(folder, self.events.add, self.platform.processes_changed)
 
 
 async def _run(folder: ClusterFolder) -> None:

@@ -20,7 +20,7 @@ from gantry_operator.platforms.local.folder import (
     find_folder,
     known_clusters,
 )
-from gantry_operator.platforms.local.supervisor import save_manifest
+from gantry_operator.platforms.local.manifest import save_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 

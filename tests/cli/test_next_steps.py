@@ -9,7 +9,8 @@ import pytest
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.cli.next_steps import CONDITIONS, MAX_STEPS, MEMBERS, Step, Where, next_steps
 from gantry_operator.cli.show import show_resource
-from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
+from gantry_operator.cluster.observed import ObservedMember, ObservedState
+from gantry_operator.cluster.status import status_of
 from gantry_operator.cluster.timestamps import utc
 
 LOCAL, KUBERNETES = Where(folder="/home/me/demo"), Where()

@@ -39,6 +39,7 @@ class Rig:
         self.answers: dict[str, Any] = {"a": tables(5, present=5, away=5), "b": tables(3, present=3, away=3)}
         self.wanted: WantedGroups | None = WantedGroups(staying=("a",), leaving=("b",))
         self.begun: list[str] = []
+        self.ended: list[str] = []
         self.marks: list[Any] = []
         self.removing = False
         """The platform knows of a removal that `wanted` does not show yet."""
@@ -47,7 +48,9 @@ class Rig:
         self.client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         platform: Any = self
         controllers = {group: self._controller(group) for group in "ab"}
-        self.changes = GroupChanges(platform, controllers, self.client, lambda: self.wanted, lambda event: None)
+        self.changes = GroupChanges(
+            platform, controllers, self.client, lambda: self.wanted, lambda event: None, self.end
+        )
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path, group = request.url.path, request.url.host
@@ -61,6 +64,9 @@ class Rig:
         status = {"role": "Master", "writable": True, "marks": {"joined": "yes"}}
         watch = SimpleNamespace(reach="ok", url=f"http://{group}", name=f"{group}-0", status=status)
         return SimpleNamespace(leader_watch=watch, leadership=SimpleNamespace(epoch=1))
+
+    async def end(self, group: str) -> None:
+        self.ended.append(group)
 
     def mark(self, group: str) -> str:
         return "7"

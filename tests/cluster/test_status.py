@@ -6,7 +6,8 @@ from typing import Any
 
 from gantry_operator.api import BrokerClusterStatus
 from gantry_operator.api.status import AnalyticsStatus, NameServerRow
-from gantry_operator.cluster.status import ObservedMember, ObservedState, significant, status_of
+from gantry_operator.cluster.observed import ObservedMember, ObservedState
+from gantry_operator.cluster.status import significant, status_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

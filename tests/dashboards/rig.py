@@ -32,8 +32,8 @@ from gantry_broker.client import (
 from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.api.status import AnalyticsStatus, BrokerClusterStatus, ProxyStatus, TopicSaving
 from gantry_operator.cluster.member_http import TokenAuth
+from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
-from gantry_operator.cluster.status import ObservedMember
 from gantry_operator.platforms.kubernetes.api.client import KubeApi
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.monitoring import metrics
@@ -254,7 +254,7 @@ async def operator_page(cluster: Cluster) -> AsyncIterator[int]:
         api = await stack.enter_async_context(KubeApi(configuration, on_answer=metrics.api_request))
         controller = await stack.enter_async_context(kept(fake, api))
         # Its cluster has no pods. The figures shown are those of the cluster that runs.
-        metrics.SHOWN.hide(controller._groups.figures)
+        metrics.SHOWN.hide(controller.platform.figures)
         shown = Figures(cluster)
         metrics.SHOWN.show(shown.figures)
         stack.callback(metrics.SHOWN.hide, shown.figures)

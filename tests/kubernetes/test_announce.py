@@ -119,7 +119,7 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
         group.entry, group._announced = Entry(group.registry.leadership), 1
         group.led_by(1, 2)
         group.entry = Entry(group.registry.leadership)
-        replacement = PodReplacement(api, sets, pods, ("mq", "demo"), lambda: True)
+        replacement = PodReplacement(api, sets, pods, ("mq", "demo"))
         change = RollingChange(replacement, {"a": group}, lambda event: None)
         assert await change._round()
         assert fake.get("Pod", "demo-a-0") is not None

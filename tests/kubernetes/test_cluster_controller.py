@@ -14,11 +14,14 @@ import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.api.status import Condition
+from gantry_operator.cluster import observation, restart
+from gantry_operator.cluster.group_controllers import GroupControllers
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.observed import ObservedState
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.cluster.status import ObservedState, status_of
+from gantry_operator.cluster.status import status_of
 from gantry_operator.failover.model import Report
 from gantry_operator.platforms.kubernetes import cluster_controller as module
 from gantry_operator.platforms.kubernetes import names, switchover_requests
@@ -26,9 +29,9 @@ from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.api.client import KINDS, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.api.lease_registry import LEADERSHIP
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.members.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.operator import CACHED, OF_USERS
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
@@ -42,6 +45,7 @@ CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AGAIN_S", 0.05)
     monkeypatch.setattr(switchover_requests, "AGAIN_S", 0.05)
+    monkeypatch.setattr(restart, "PART_AGAIN_S", 0.05)
 
 
 @asynccontextmanager
@@ -104,9 +108,9 @@ async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning
 ) -> None:
     refuse_network_policies(api, monkeypatch)
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as controller:
-        await until(lambda: controller._result.problems)
-        assert controller._result.problems == ["an admission webhook says no"]
-        assert set(controller._groups.controllers) == {"a"}
+        await until(lambda: controller.control.problems)
+        assert controller.control.problems == ["an admission webhook says no"]
+        assert set(controller.control.controllers) == {"a"}
         await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # A user can still choose the master.
 
 
@@ -114,7 +118,7 @@ async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with kept(fake, api) as controller:
-        keep, calls = controller._objects.keep, []
+        keep, calls = controller.platform.objects.keep, []
 
         async def once(*arguments: Any, **options: Any) -> bool:
             calls.append(1)
@@ -122,7 +126,7 @@ async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
                 raise RuntimeError("a fault")
             return await keep(*arguments, **options)
 
-        monkeypatch.setattr(controller._objects, "keep", once)
+        monkeypatch.setattr(controller.platform.objects, "keep", once)
         await until(lambda: len(calls) > 1)
 
 
@@ -142,9 +146,9 @@ async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
 
     monkeypatch.setattr(api, "apply", refuse)
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._groups.controllers)
+        await until(lambda: controller.control.controllers)
         assert not refused
-        assert controller._result.refused
+        assert controller.control.refused
 
 
 async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_as_they_can_be(
@@ -157,8 +161,8 @@ async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_a
     for name, text in configs["data"].items():
         configs["data"][name] = json.dumps(json.loads(text) | {"mode": "Raft", "of_the_next_version": 1})
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._groups.controllers)
-        assert isinstance(controller._groups.controllers["a"], RaftController)
+        await until(lambda: controller.control.controllers)
+        assert isinstance(controller.control.controllers["a"], RaftController)
 
 
 def available(before: BrokerClusterStatus, seen: ObservedState) -> tuple[str, str]:
@@ -180,22 +184,22 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         configs["data"][name] = json.dumps(json.loads(text) | {"flush": "Sometimes"})
     caplog.clear()
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._groups.controllers)
-        assert controller._result.refused
-        assert set(controller._groups.controllers) == {"c"}
-        a, b = controller._result.problems
+        await until(lambda: controller.control.controllers)
+        assert controller.control.refused
+        assert set(controller.control.controllers) == {"c"}
+        a, b = controller.control.problems
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
         assert b.startswith('group b has no failover: its configuration is not understood: spec.flush is "Sometimes"')
-        monkeypatch.setattr(controller._availability, "answers", lambda: {"c": None})
+        monkeypatch.setattr(controller.control.availability, "answers", lambda: {"c": None})
         looked = controller._look()
         assert looked is not None
         status, why = available(BrokerClusterStatus(), looked[2])
         assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
         fake.put(empty | {"spec": empty["spec"] | {"replicas": 3}})
-        await until(lambda: set(controller._groups.controllers) == {"a", "c"})
-        assert controller._plan is not None
-        assert [g.name for g in controller._plan.groups] == ["a", "c"]
-        assert controller._result.problems == [b]
+        await until(lambda: set(controller.control.controllers) == {"a", "c"})
+        assert controller.control.plan is not None
+        assert [g.name for g in controller.control.plan.groups] == ["a", "c"]
+        assert controller.control.problems == [b]
     assert "reconcile of" not in caplog.text
     events = [o for (kind, _, _), o in fake.objects.items() if kind == "Event"]
     assert [e["count"] for e in events if e["reason"] == "InvalidSpec"] == [1], "not each time that it is looked at"
@@ -213,9 +217,9 @@ async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_f
         configs["b"][name] = '{"mode": '
         configs["c"][name.replace("-b-", "-c-")] = '{"mode": "MasterSlave", "min_in_sync": "two"}'
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._groups.controllers)
-        assert set(controller._groups.controllers) == {"a", "b"}
-        [c] = controller._result.problems
+        await until(lambda: controller.control.controllers)
+        assert set(controller.control.controllers) == {"a", "b"}
+        [c] = controller.control.problems
         assert "group c has no failover: its configuration is not understood: spec.minInSyncReplicas" in c
     assert "reconcile of" not in caplog.text
 
@@ -239,14 +243,14 @@ async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_o
 ) -> None:
     refuse_network_policies(api, monkeypatch)
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._result.refused)
+        await until(lambda: controller.control.refused)
         shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
         changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": shown["spec"]}
         controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
-        await until(lambda: controller._result.problems)
-        assert controller._result.problems == ["an admission webhook says no"]
-        assert not controller._result.refused
-        assert controller._may_change()
+        await until(lambda: controller.control.problems)
+        assert controller.control.problems == ["an admission webhook says no"]
+        assert not controller.control.refused
+        assert controller.control.may_change()
 
 
 async def test_a_request_under_a_refused_spec_is_answered_and_not_kept(fake: FakeApi, api: KubeApi) -> None:
@@ -272,9 +276,9 @@ class Led(MasterSlaveController):
         await asyncio.Event().wait()
 
 
-def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
+def led(groups: GroupControllers, group: str, mode: str) -> MasterSlaveController:
     """Member 1 leads and reports it."""
-    made = Led(group, groups.registry, groups.pods, groups.http, lambda: groups._settings, groups._clock)
+    made = Led(group, groups._registry, groups._platform, groups.http, lambda: groups._settings, groups._clock)
     leads = MemberId(1, "x")
     made.entry = Entry(LeadershipRecord(2, 1, leads, frozenset({leads})))
     watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups.http, made.wake, time.monotonic)
@@ -286,7 +290,7 @@ def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlav
 @pytest.fixture
 def after_a_handover(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 0 led, and its label will be removed in a moment."""
-    monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
+    monkeypatch.setattr(GroupControllers, "_controller", led)
     put_two_masters(fake)
 
 
@@ -316,12 +320,12 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
 
     monkeypatch.setattr(api, "apply", refuse)
     async with kept(fake, api) as controller:
-        controller._pods._grace_until["demo-a-0"] = time.monotonic() + 0.5
-        await until(lambda: controller._groups.controllers)
+        controller.platform.pods._grace_until["demo-a-0"] = time.monotonic() + 0.5
+        await until(lambda: controller.control.controllers)
         if refused == "the spec":
             changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"mode": 7}}
             controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
-            await until(lambda: controller._result.refused)
+            await until(lambda: controller.control.refused)
         assert roles(fake) == ["master", "master"]
         await until(lambda: roles(fake) == ["slave", "master"])
 
@@ -332,16 +336,16 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
 ) -> None:
     """The former master still forwards its paused writes (rule 23), and keeps its place until the Service has moved."""
 
-    def unannounced(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
+    def unannounced(groups: GroupControllers, group: str, mode: str) -> MasterSlaveController:
         made = led(groups, group, mode)
         made._announced = 1
         return made
 
-    monkeypatch.setattr(KubernetesGroupControllers, "_controller", unannounced)
+    monkeypatch.setattr(GroupControllers, "_controller", unannounced)
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         assert roles(fake) == ["master", "master"]
-        controller._groups.controllers["a"]._announced = 2
+        controller.control.controllers["a"]._announced = 2
         controller._dirty.set()
         await until(lambda: roles(fake) == ["slave", "master"])
 
@@ -360,7 +364,7 @@ async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
     monkeypatch.setattr(api, "merge", refuse)
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
-        await until(lambda: controller._result.problems == ["an admission webhook says no"])
+        await until(lambda: controller.control.problems == ["an admission webhook says no"])
 
 
 async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_not_taken_for_one_of_another_mode(
@@ -373,12 +377,12 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
     for name in configs:
         configs[name] = '{"mode": '
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._result.problems or controller._groups.controllers)
-        assert controller._result.problems == ["group a has no failover: none of its configs can be read"]
+        await until(lambda: controller.control.problems or controller.control.controllers)
+        assert controller.control.problems == ["group a has no failover: none of its configs can be read"]
         changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": spec}
         controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
-        await until(lambda: controller._groups.controllers)
-        assert isinstance(controller._groups.controllers["a"], RaftController)
+        await until(lambda: controller.control.controllers)
+        assert isinstance(controller.control.controllers["a"], RaftController)
 
 
 @pytest.mark.parametrize("has_leadership", [False, True])
@@ -403,10 +407,10 @@ async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_
         meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.BROKER, "a")}
         fake.put({"kind": "Lease", "metadata": meta | {"annotations": annotations}, "spec": {}})
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._result.problems or controller._groups.controllers)
+        await until(lambda: controller.control.problems or controller.control.controllers)
         problems = [] if has_leadership else ["group a has no failover: none of its configs can be read"]
-        assert controller._result.problems == problems
-        assert [type(loop) for loop in controller._groups.controllers.values()] == [
+        assert controller.control.problems == problems
+        assert [type(loop) for loop in controller.control.controllers.values()] == [
             MasterSlaveController
         ] * has_leadership
 
@@ -423,13 +427,13 @@ async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypa
 
     monkeypatch.setattr(api, "apply", refuse)
     fake.remove("Secret", "mq", name)
-    await until(lambda: controller._objects.live("Secret", name) is None)
+    await until(lambda: controller.platform.objects.live("Secret", name) is None)
 
 
 async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_needs_its_token(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
+    monkeypatch.setattr(GroupControllers, "_controller", led)
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         await lose_the_secret(fake, controller, monkeypatch)
@@ -439,8 +443,8 @@ async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_n
         controller.update(fake.put(asked))
         await until(lambda: roles(fake) == ["slave", "master"])
         await until(lambda: SWITCHOVER not in annotated(fake))
-        await until(lambda: controller._result.problems == ["an admission webhook says no"])  # at the end of the pass
-        assert controller._pods.token() is not None
+        await until(lambda: controller.control.problems == ["an admission webhook says no"])  # at the end of the pass
+        assert controller.platform.pods.token() is not None
 
 
 async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_group_from_failover(
@@ -451,10 +455,10 @@ async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_
     away = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
     away["spec"]["replicas"] = 0
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: set(controller._groups.controllers) == {"b"})
+        await until(lambda: set(controller.control.controllers) == {"b"})
         await lose_the_secret(fake, controller, monkeypatch)
         fake.put(away | {"spec": away["spec"] | {"replicas": 3}})
-        await until(lambda: set(controller._groups.controllers) == {"a", "b"})
+        await until(lambda: set(controller.control.controllers) == {"a", "b"})
 
 
 async def test_a_request_for_a_group_without_a_controller_gets_the_reason(fake: FakeApi, api: KubeApi) -> None:
@@ -486,13 +490,13 @@ async def test_an_operator_that_takes_over_keeps_the_status_until_it_knows_bette
     }
     unlisted: list[str] = []
     async with kept(fake, api, spec, unlisted=unlisted, status=former) as controller:
-        await until(lambda: controller._groups.controllers)
-        group = controller._groups.controllers["a"]
+        await until(lambda: controller.control.controllers)
+        group = controller.control.controllers["a"]
         await until(lambda: group.blocking_wait or group.problem)
         monkeypatch.setattr(type(group), "blocking_wait", property(lambda self: "no majority"))
-        controller._availability.watch("a", 0, "no majority", 1, (), "", "r")
+        controller.control.availability.watch("a", 0, "no majority", 1, (), "", "r")
         assert controller._look() is None
-        controller._begun -= module.WARM_UP_S
+        controller.control.warm_up.begun -= observation.WARM_UP_S
         unlisted[:] = ["Deployment", "Service"]
         for watch in group.watches.values():
             watch.problem = ""
@@ -517,10 +521,10 @@ async def test_an_incomplete_list_does_not_delay_the_failover(
     unlisted = ["NetworkPolicy"]
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
         await until(lambda: SWITCHOVER not in annotated(fake))
-        await until(lambda: controller._result.problems)  # The request is answered while the first pass goes on.
-        assert set(controller._groups.controllers) == {"a"}
+        await until(lambda: controller.control.problems)  # The request is answered while the first pass goes on.
+        assert set(controller.control.controllers) == {"a"}
         assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
-        [problem] = controller._result.problems
+        [problem] = controller.control.problems
         assert problem == "no object is created or deleted until the API server has listed: NetworkPolicy"
         controller._resource.obj = controller._resource.obj | {
             "status": {}
@@ -528,7 +532,7 @@ async def test_an_incomplete_list_does_not_delay_the_failover(
         assert controller._look() is not None
         unlisted[:] = ["Service"]
         assert controller._look() is None, "its addresses are not known"
-        controller._begun -= module.WARM_UP_S
+        controller.control.warm_up.begun -= observation.WARM_UP_S
         looked = controller._look()
         assert looked is not None, "it may never be listed, and users need the reason"
         assert "no object is created or deleted until the API server has listed: Service" in looked[2].problems
@@ -547,18 +551,18 @@ async def test_objects_of_a_former_cluster_of_this_name_are_neither_kept_nor_use
         storage = {"resources": {"requests": {"storage": "10Gi"}}}
         fake.put({"kind": kind, "metadata": meta, "spec": storage if kind == "PersistentVolumeClaim" else {}})
     async with kept(fake, api) as controller:
-        await until(lambda: controller._result.problems)
-        assert controller._result.problems == [
+        await until(lambda: controller.control.problems)
+        assert controller.control.problems == [
             "a former cluster of this name is not deleted yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
         ]
-        assert not controller._groups.controllers
+        assert not controller.control.controllers
         for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
             live = fake.get(kind, name)
             assert live is not None
             assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
             fake.remove(kind, "mq", name)
-        await until(lambda: controller._groups.controllers and fake.get("StatefulSet", "demo-a"))
-        assert not controller._result.problems
+        await until(lambda: controller.control.controllers and fake.get("StatefulSet", "demo-a"))
+        assert not controller.control.problems
 
 
 async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
@@ -568,16 +572,16 @@ async def test_the_status_is_of_a_spec_once_a_pass_has_carried_it_out(
     async with kept(fake, api) as controller:
         await until(lambda: controller._generation == 1)
         goes_on = asyncio.Event()
-        keep = controller._objects.keep
+        keep = controller.platform.objects.keep
 
         async def slow(*args: Any, **more: Any) -> bool:
             await goes_on.wait()
             return await keep(*args, **more)
 
-        monkeypatch.setattr(controller._objects, "keep", slow)
+        monkeypatch.setattr(controller.platform.objects, "keep", slow)
         changed = copy.deepcopy(controller._resource.obj)
         changed["metadata"]["generation"] = 2
-        controller._begun = 0.0
+        controller.control.warm_up.begun = 0.0
         controller.update(changed)
         await until(lambda: not controller._dirty.is_set())
         seen = controller._look()
@@ -599,8 +603,8 @@ async def test_a_value_that_the_chart_does_not_allow_is_reported_and_changes_not
             "spec": obj["spec"] | {"image": "evil:1", "brokerGroups": [{"name": "a", "members": 5}]},
         }
         controller.update(changed)
-        await until(lambda: controller._result.refused)
-        assert 'spec.image is "evil:1"' in controller._result.refused
+        await until(lambda: controller.control.refused)
+        assert 'spec.image is "evil:1"' in controller.control.refused
         await until(lambda: any(e.get("reason") == "InvalidSpec" for k, e in fake.objects.items() if k[0] == "Event"))
         after = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
         assert after == before
@@ -615,24 +619,24 @@ async def test_a_group_that_leaves_the_spec_stays_until_it_is_empty_and_then_goe
         )
         alone["metadata"]["generation"] = 2
         controller.update(alone)
-        await until(lambda: controller._staying == ("a",))
-        assert set(controller._groups.controllers) == {"a", "b"}, "its failover goes on"
-        assert controller._drains()["b"].phase == "Waiting"
-        wanted = controller._wanted_groups()
+        await until(lambda: controller.control.staying == ("a",))
+        assert set(controller.control.controllers) == {"a", "b"}, "its failover goes on"
+        assert controller.control.drains()["b"].phase == "Waiting"
+        wanted = controller.control.wanted_groups()
         assert wanted is not None
         assert (wanted.staying, wanted.leaving, wanted.removing) == (("a",), ("b",), ())
         assert fake.get("PodDisruptionBudget", "demo-b") is not None
 
-        platform = controller._changes._platform
+        platform = controller.control.changes._platform
         assert await platform.begin_removal("b", platform.mark("b"))
         controller._dirty.set()
         await until(lambda: fake.get("StatefulSet", "demo-b") is None)
         controller._dirty.set()
         await until(lambda: not [o for o in fake.objects.values() if _of_group(o, "b")])
         assert fake.get("Secret", "demo-b-tls") is None
-        assert controller._plan is not None
-        assert [g.name for g in controller._plan.groups] == ["a"]
-        assert set(controller._groups.controllers) == {"a"}
+        assert controller.control.plan is not None
+        assert [g.name for g in controller.control.plan.groups] == ["a"]
+        assert set(controller.control.controllers) == {"a"}
 
         again = fake.put(fake.objects["BrokerCluster", "mq", "demo"] | {"spec": both})
         again["metadata"]["generation"] = 3

@@ -22,10 +22,10 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import POD, VOLUME_CLAIM, ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.api.events import EventRecorder
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.members import platform
-from gantry_operator.platforms.kubernetes.members.group_controllers import KubernetesGroupControllers
+from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
+from gantry_operator.platforms.kubernetes.members.role_labels import RoleLabels
 from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi
@@ -107,10 +107,19 @@ class Members:
                 watch.line_at = self._clock.now()
 
 
+class Masters:
+    """The pods of a cluster, their labels, and the controllers of its groups."""
+
+    def __init__(self, pods: KubernetesPlatform) -> None:
+        self.pods, self.labels, self.clock = pods, RoleLabels(pods), StallCompensatedClock()
+        self.controllers: dict[str, Any] = {}
+        self.labels.controllers = self.controllers
+
+
 class Group(Members, MasterSlaveController):
-    def __init__(self, groups: KubernetesGroupControllers) -> None:
+    def __init__(self, groups: Masters) -> None:
         self.registry = Registry()
-        MasterSlaveController.__init__(self, "a", self.registry, groups.pods, HTTP, FailoverSettings, groups._clock)
+        MasterSlaveController.__init__(self, "a", self.registry, groups.pods, HTTP, FailoverSettings, groups.clock)
         self._member_client = self.begin()
 
     async def fail_over(self) -> None:
@@ -118,8 +127,8 @@ class Group(Members, MasterSlaveController):
 
 
 class Elected(Members, RaftController):
-    def __init__(self, groups: KubernetesGroupControllers) -> None:
-        RaftController.__init__(self, "a", groups.pods, HTTP, FailoverSettings, groups._clock)
+    def __init__(self, groups: Masters) -> None:
+        RaftController.__init__(self, "a", groups.pods, HTTP, FailoverSettings, groups.clock)
         current = self._member_client = self.begin()
         current.handed_over = lambda target: self.led_by(LeadershipRecord(2, 1, target, frozenset(IDS)))
 
@@ -142,9 +151,7 @@ def roles(fake: FakeApi, group: str = "a", count: int = 3) -> list[str]:
 
 
 @asynccontextmanager
-async def masters(
-    fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3
-) -> AsyncIterator[KubernetesGroupControllers]:
+async def masters(fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3) -> AsyncIterator[Masters]:
     """Member 0 of each group has the label."""
     for group in groups:
         for n in range(count):
@@ -152,14 +159,12 @@ async def masters(
     caches = {k.kind: InformerCache(api, k, (), "", lambda event, obj: None) for k in (POD, VOLUME_CLAIM)}
     following = [asyncio.create_task(m.run()) for m in caches.values()]
     await asyncio.gather(*(m.ready() for m in caches.values()))
-    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
-    found = KubernetesGroupControllers(api, caches, ("mq", "demo"), recorder, StallCompensatedClock(), lambda: None)
+    found = Masters(KubernetesPlatform(api, caches["Pod"], caches["PersistentVolumeClaim"], "demo", "mq", print, print))
     found.pods.sizes = found.pods.planned = dict.fromkeys(groups, count)
     try:
         yield found
     finally:
-        await found.close()
-        await recorder.close()
+        await found.pods.close()
         for task in following:
             task.cancel()
         await asyncio.gather(*following, return_exceptions=True)
@@ -255,5 +260,5 @@ async def test_a_label_of_one_group_that_is_refused_keeps_no_other_from_being_pu
             return await merge(kind, namespace, name, patch)
 
         monkeypatch.setattr(api, "merge", refuse)
-        assert await found.sync_labels() == ["an admission webhook says no"]
+        assert await found.labels.sync() == ["an admission webhook says no"]
         assert roles(fake, "b", 2) == ["slave", "master"]

@@ -94,11 +94,11 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
 
         writes.left = steps
         async with kept(fake, api, spec(mode, True)) as first:
-            await until(lambda: writes.left == 0 or first._hibernation.done)
+            await until(lambda: writes.left == 0 or first.control.hibernation.done)
             await asyncio.sleep(0.05)
         writes.left = 1_000_000
         async with kept(fake, api, spec(mode, True)) as second:
-            await until(lambda: second._hibernation.done and not pods.pods())
+            await until(lambda: second.control.hibernation.done and not pods.pods())
             await until(lambda: set(pods.replicas().values()) == {0})
         brokers = [p for p in pods.ended if p in members]
         assert sorted(brokers) == sorted(members)
@@ -115,8 +115,8 @@ async def test_an_operator_that_ends_on_the_way_is_followed_by_one_that_goes_on(
         writes.left = 1_000_000
         async with kept(fake, api, spec(mode, False)) as last:
             await until(lambda: pods.replicas() == whole and len(pods.pods()) == 8)
-            await until(lambda: (last._hibernation.running, last._hibernation.done) == (None, False))
-            await until(lambda: set(last._groups.controllers) == set(GROUPS))
+            await until(lambda: (last.control.hibernation.running, last.control.hibernation.done) == (None, False))
+            await until(lambda: set(last.control.controllers) == set(GROUPS))
 
 
 async def test_a_cluster_that_is_woken_on_the_way_starts_again(
@@ -138,5 +138,5 @@ async def test_a_cluster_that_is_woken_on_the_way_starts_again(
         await until(lambda: pods.replicas()["demo-a"] == 0)
         write(False)
         await until(lambda: pods.replicas() == {"demo-a": 3, "demo-b": 3, "demo-namesrv": 2, "demo-proxy": 2})
-        await until(lambda: set(controller._groups.controllers) == set(GROUPS))
-        assert controller._hibernation.progress == ""
+        await until(lambda: set(controller.control.controllers) == set(GROUPS))
+        assert controller.control.hibernation.progress == ""

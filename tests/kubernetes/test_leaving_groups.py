@@ -101,7 +101,7 @@ async def test_a_removal_goes_on_after_each_step(reclaim: str, component_of_b: s
         caches: Any = {kind: Cache(fake, kind) for kind in KINDS}
 
         def another() -> GroupRemoval:
-            return GroupRemoval(api, caches, ("mq", "demo"), end, lambda: reclaim)
+            return GroupRemoval(api, caches, ("mq", "demo"), lambda: reclaim)
 
         fake.put({"kind": "BrokerCluster", "metadata": {"name": "demo", "namespace": "mq"}, "spec": {}})
         assert await another().begin_removal("b", another().mark("b"))
@@ -143,7 +143,7 @@ async def test_a_removal_does_not_begin_once_the_group_is_written_back() -> None
         async def end(group: str) -> None: ...
 
         caches: Any = {kind: Cache(fake, kind) for kind in KINDS}
-        one, other = (GroupRemoval(api, caches, ("mq", "demo"), end, lambda: "Delete") for _ in range(2))
+        one, other = (GroupRemoval(api, caches, ("mq", "demo"), lambda: "Delete") for _ in range(2))
         spec_of("a", "b")
         assert not await one.begin_removal("b", one.mark("b")), "the spec has it"
         before = one.mark("b")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from gantry_operator.api import BrokerClusterStatus
+from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
-from gantry_operator.cluster.status import ObservedMember
 from gantry_operator.platforms.kubernetes.api.client import POD, ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.monitoring import metrics
 from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures, families
@@ -145,9 +145,9 @@ def test_the_last_report_is_what_the_status_says(figures: ClusterFigures) -> Non
 
 async def test_the_series_of_a_deleted_cluster_end(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api) as controller:
-        figures = controller._groups.figures
-        controller._groups._changed(change("failover", 400))
-        controller._groups.record(Event("Warning", "InSyncSetShrunk", "too slow", "a"))
+        figures = controller.platform.figures
+        controller.platform._new_leader(change("failover", 400))
+        controller.platform.event(Event("Warning", "InSyncSetShrunk", "too slow", "a"))
         await until(lambda: figures.status is not None and figures.status.members)
         during = page()
         assert {name for name, clusters in during.items() if "demo" in clusters} >= {

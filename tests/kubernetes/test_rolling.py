@@ -43,7 +43,7 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
     found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.answers = {"a": 2}, lambda group, name: True
     sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
-    replacement = PodReplacement(api, sets, found, ("mq", "demo"), lambda: True)
+    replacement = PodReplacement(api, sets, found, ("mq", "demo"))
     former = Deployment(OLD, 0, outdated=True, leaving=False)
 
     async def replace() -> None:
@@ -81,7 +81,7 @@ async def test_no_other_member_is_removed_in_place_of_the_planned_one(
     found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.planned = {"a": 4}, {"a": 2}
     loop: Any = SimpleNamespace(leadership=None, watches={}, still_counted=(), announced=True)
-    replacement = PodReplacement(api, sets, found, ("mq", "demo"), lambda: True)
+    replacement = PodReplacement(api, sets, found, ("mq", "demo"))
     change = RollingChange(replacement, {"a": loop}, lambda event: None)
     monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
     await change._round()

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
-from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.cluster.control import ClusterControl
+from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import switchover_requests
 from gantry_operator.platforms.kubernetes.api.client import ApiUnavailable, KubeApi
@@ -51,9 +52,11 @@ class Resource:
         """A controller that has just started to lead."""
         self.passes = 0
         self.known = ClusterResource(cast(KubeApi, self), self.seen())
-        controllers = cast(dict[str, GroupController], {"a": self})
+        control = cast(
+            ClusterControl, SimpleNamespace(plan=PLAN, refused="", why_not_led=str, controller_of=lambda group: self)
+        )
         events = cast(EventRecorder, SimpleNamespace(record=lambda *words: None))
-        self.requests = SwitchoverRequests(self.known, controllers, events, lambda: "", self.again)
+        self.requests = SwitchoverRequests(self.known, control, events, self.again)
 
     def again(self) -> None:
         self.passes += 1
@@ -105,7 +108,7 @@ class Resource:
 
     async def look(self) -> None:
         self.known.obj = self.seen()
-        self.requests.look(PLAN, refused=False)
+        self.requests.look()
         await until(lambda: not self.requests.at_work)
 
 
@@ -214,7 +217,7 @@ async def test_an_older_event_about_the_resource_restores_no_answered_request() 
     older = resource.seen()
     await resource.look()
     resource.known.update(older)
-    resource.requests.look(PLAN, refused=False)
+    resource.requests.look()
     await asyncio.sleep(0.1)
     assert resource.asked == [None]
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from gantry_broker.version import VERSION
 from gantry_operator.cluster.platform import Event
-from gantry_operator.cluster.rolling_change import RollingChange, Upgrade
-from gantry_operator.cluster.upgrade_check import Running, compatible, release_of, why_not
+from gantry_operator.cluster.rolling_change import RollingChange
+from gantry_operator.cluster.upgrade_check import Running, Upgrade, compatible, release_of, why_not
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import STATEFUL_SET, KubeApi
 from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
-from gantry_operator.platforms.local.supervisor import Supervisor
+from gantry_operator.platforms.local.platform import LocalPlatform
 from gantry_operator.registry import Entry
 
 from tests.kubernetes.fake_api import FakeApi
@@ -99,7 +99,7 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
         group.entry, group._announced = Entry(group.registry.leadership), 1
         for watch in group.watches.values():
             watch.status = {"release": release, "disk": ROOM}
-        replacement = PodReplacement(api, sets, pods, ("mq", "demo"), lambda: True)
+        replacement = PodReplacement(api, sets, pods, ("mq", "demo"))
         change = RollingChange(
             replacement, {"a": group}, events.append, upgrade=lambda *_: Upgrade("0.1.0", "0.1.0")
         )  # fmt: skip
@@ -125,7 +125,7 @@ async def test_pods_of_another_version_are_replaced_if_it_works_beside_the_new_o
 
 def test_on_one_machine_the_new_version_is_that_of_the_installation() -> None:
     def of(release: str, *, outdated: bool) -> Upgrade | None:
-        return Supervisor._upgrade("a", [Running("t-a-0", release, outdated)])
+        return LocalPlatform.upgrade("a", [Running("t-a-0", release, outdated)])
 
     assert of("0.9.0", outdated=True) == Upgrade(VERSION, VERSION)
     assert [of(VERSION, outdated=True), of("", outdated=True), of("0.9.0", outdated=False)] == [None] * 3
@@ -134,27 +134,28 @@ def test_on_one_machine_the_new_version_is_that_of_the_installation() -> None:
 async def test_the_status_says_what_is_refused_and_what_runs(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", "demo-a"))
-        await until(lambda: controller._objects.live("StatefulSet", "demo-a"))
+        await until(lambda: controller.platform.objects.live("StatefulSet", "demo-a"))
         member = Running("demo-a-1", "0.1.0", outdated=True)
-        assert controller._upgrade("a", [member]) is None, "there is no pod"
+        assert controller.platform.upgrade("a", [member]) is None, "there is no pod"
         for image, upgrade in (("broker", None), ("other:0.0.1", Upgrade("0.1.0", "0.1.0"))):
             old = pod("demo-a-1", names.ROLE_SLAVE, "old")
             old["spec"] = {"containers": [{"name": "sidecar", "image": "x"}, {"name": "broker", "image": image}]}
             fake.put(old)
             await until(
                 lambda image=image: (
-                    (p := controller._pods.pod("demo-a-1")) is not None and p["spec"]["containers"][1]["image"] == image
+                    (p := controller.platform.pods.pod("demo-a-1")) is not None
+                    and p["spec"]["containers"][1]["image"] == image
                 )
             )
-            assert controller._upgrade("a", [member]) == upgrade
-        controller._rolling.refused["a"] = "the new version is 0.1.0, and demo-a-1 runs 0.3.0"
-        controller._begun = 0.0
+            assert controller.platform.upgrade("a", [member]) == upgrade
+        controller.control.rolling.refused["a"] = "the new version is 0.1.0, and demo-a-1 runs 0.3.0"
+        controller.control.warm_up.begun = 0.0
         found = controller._look()
         assert found is not None
         assert "group a keeps its version: the new version is 0.1.0, and demo-a-1 runs 0.3.0" in found[2].problems
-        watch = next(iter(controller._groups.controllers["a"].watches.values()), None)
+        watch = next(iter(controller.control.controllers["a"].watches.values()), None)
         assert watch is not None
         watch.reach, watch.status = "ok", {"release": "0.3.0"}
-        version = controller._version(*controller._sets_and_pods())
+        version = controller.control.observe().version
         assert version is not None
         assert version.brokers == ["0.3.0"]

@@ -25,10 +25,10 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local.certificates import client_options
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.manifest import load_saved, save_manifest
 from gantry_operator.platforms.local.ports import Ports, http, registration, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.status import local_status
-from gantry_operator.platforms.local.supervisor import load_saved, save_manifest
 
 from tests.support.free_ports import free_ports
 

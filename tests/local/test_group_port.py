@@ -66,15 +66,16 @@ async def test_a_member_that_was_not_heard_yet_goes_only_if_it_holds_the_port(
     ports.taken["group/a"] = port if holds else port + 1
     folder.ports.write_text(json.dumps(ports.taken))
     supervisor = Supervisor(folder, cluster, show=lambda line: None)
-    loop = supervisor._groups.make("a", cluster.spec.mode)
+    loop = supervisor.control.groups.make("a", cluster.spec.mode)
     [process] = [p for p in process_plans(cluster, plan(cluster), ports, folder) if p.name == "t-a-1"]
-    child = supervisor.children.table["t-a-1"] = Child(process)
+    child = supervisor.platform.children.table["t-a-1"] = Child(process)
     child.record = ProcessRecord("t-a-1", pid, start_mark(pid) or "", "")
     loop.watches = {
-        n: MemberWatch(f"t-a-{n}", "http://127.0.0.1:1", supervisor._client, loop.wake, loop._clock.now) for n in (0, 1)
+        n: MemberWatch(f"t-a-{n}", "http://127.0.0.1:1", supervisor.platform.http, loop.wake, loop._clock.now)
+        for n in (0, 1)
     }
     loop.watches[1].line_at -= 60
-    announced = asyncio.create_task(supervisor.announce("a", supervisor.members("a")[0], 1))
+    announced = asyncio.create_task(supervisor.platform.announce("a", supervisor.platform.members("a")[0], 1))
     if holds:
         killed = await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert killed is not None

@@ -12,11 +12,12 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import MemberPlan, plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_processes
+from gantry_operator.platforms.local.manifest import save_manifest
 from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.process_plan import process_plans
 from gantry_operator.platforms.local.status import local_status
-from gantry_operator.platforms.local.supervisor import Supervisor, save_manifest
+from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.registry import FileRegistry
 
 from tests.local.cluster import Cluster, kill, take_down
@@ -49,10 +50,10 @@ async def test_a_new_supervisor_knows_the_leaving_members(tmp_path: Path) -> Non
     supervisor = Supervisor(folder, now, show=lambda line: None)
     supervisor.watch_only("a")
     ports = Ports.load(folder.ports)
-    assert [(m.member, m.replication_address) for m in supervisor.members("a")] == [
+    assert [(m.member, m.replication_address) for m in supervisor.platform.members("a")] == [
         (n, ports.address(replication(f"t-a-{n}"))) for n in range(5)
     ]
-    assert [n for n in range(5) if supervisor.process_state(f"t-a-{n}").deleting] == [3, 4]
+    assert [n for n in range(5) if supervisor.platform.process_state(f"t-a-{n}").deleting] == [3, 4]
     await supervisor.close()
 
 
@@ -95,14 +96,16 @@ async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_aga
     folder = folder_of(tmp_path, made(3))
     supervisor = Supervisor(folder, made(2), show=lambda line: None)
     brought: list[set[str]] = []
-    monkeypatch.setattr(supervisor, "bring_up", lambda lock: brought.append({m.name for m in supervisor.plan.members}))
+    monkeypatch.setattr(
+        supervisor, "bring_up", lambda lock: brought.append({m.name for m in supervisor.platform.plan.members})
+    )
 
     async def remove(name: str) -> None:
         await supervisor._apply(made(3).model_dump(mode="json", exclude={"status"}, exclude_none=True))
         brought.clear()
 
-    monkeypatch.setattr(supervisor.children, "remove", remove)
-    await supervisor._rolling._platform.remove_member("a", "t-a-2")
+    monkeypatch.setattr(supervisor.platform.children, "remove", remove)
+    await supervisor.platform.replacement.remove_member("a", "t-a-2")
     assert brought == [{"t-a-0", "t-a-1", "t-a-2"}]
     await supervisor.close()
 

@@ -11,7 +11,7 @@ from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.up import _prepare
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.supervisor import refuse_change
+from gantry_operator.platforms.local.manifest import refuse_change
 
 
 def made(name: str = "t", **spec: Any) -> BrokerCluster:

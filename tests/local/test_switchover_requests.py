@@ -23,10 +23,12 @@ from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local import port_claims as claims
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
+from gantry_operator.platforms.local.manifest import load_saved, save_manifest
 from gantry_operator.platforms.local.ports import Ports
 from gantry_operator.platforms.local.process_plan import process_plans
+from gantry_operator.platforms.local.readiness import why_not_ready
 from gantry_operator.platforms.local.status import local_status
-from gantry_operator.platforms.local.supervisor import Supervisor, load_saved, save_manifest
+from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.platforms.local.supervisor_lock import take_lock
 from gantry_operator.platforms.local.switchover_once import switchover_once
 
@@ -104,7 +106,11 @@ async def test_a_process_that_cannot_be_started_is_reported(
     manifest: dict[str, Any] = made("a", "b", "c").model_dump(mode="json", exclude={"status"}, exclude_none=True)
     with pytest.raises(ControlError, match="this one cannot be run: no port is free"):
         await control.ask(folder, "apply", 3, manifest=manifest)
-    assert [g.name for g in supervisor.plan.groups] == [g.name for g in plan(load_saved(folder)).groups] == ["a", "b"]
+    assert (
+        [g.name for g in supervisor.platform.plan.groups]
+        == [g.name for g in plan(load_saved(folder)).groups]
+        == ["a", "b"]
+    )
     server.close()
     await supervisor.close()
 
@@ -116,7 +122,7 @@ async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     claims.claims_folder().mkdir()
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-    monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
+    monkeypatch.setattr(supervisor.platform.children, "plan", lambda plans: None)
     longest = 0.0
 
     async def look() -> None:
@@ -146,7 +152,7 @@ async def test_after_a_changed_spec_it_is_ready_once_that_was_tried_again(
     answer.
     """
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-    monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
+    monkeypatch.setattr(supervisor.platform.children, "plan", lambda plans: None)
     supervisor.ready = True
     manifest = made("a", "b").model_dump(mode="json", exclude={"status"}, exclude_none=True)
     assert await supervisor._handle("apply", {"manifest": manifest}) == {"applied": True}
@@ -159,7 +165,7 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-    rolling = supervisor._rolling
+    rolling = supervisor.control.rolling
 
     async def finish_change() -> bool:
         rolling.start("the spec was changed")
@@ -177,18 +183,21 @@ async def test_the_status_shows_changes_in_progress_and_failures(folder: Cluster
     loop = supervisor.watch_only("a")
     loop._report_problem("pass", "the role registry does not answer")
     loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk must report first", available=False))
-    supervisor._rolling.start("t-a-1 is a slave, and all members are in sync")
+    supervisor.control.rolling.start("t-a-1 is a slave, and all members are in sync")
     server = await control.serve(folder, supervisor._handle)
     conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
     assert (conditions["Progressing"].status, conditions["Progressing"].reason) == ("False", "Blocked")
     assert "the role registry does not answer" in conditions["Progressing"].message
-    assert f"meanwhile: {supervisor._rolling.reason}" in conditions["Progressing"].message
+    assert f"meanwhile: {supervisor.control.rolling.reason}" in conditions["Progressing"].message
     assert (conditions["Degraded"].status, conditions["Degraded"].message) == (
         "True",
         "group a: the role registry does not answer",
     )
     assert "waiting for t-a-1: every disk must report first" in conditions["Available"].message
-    assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk must report first"
+    assert (
+        await why_not_ready(supervisor.control, supervisor.platform)
+        == "group a: waiting for t-a-1: every disk must report first"
+    )
     server.close()
     await supervisor.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gantry_operator.cli import up as command
 from gantry_operator.cli.errors import CliError
-from gantry_operator.platforms.local import supervisor
+from gantry_operator.platforms.local import manifest as manifests
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
@@ -39,7 +39,7 @@ def test_a_folder_that_was_only_begun_is_gone_on_with(
 ) -> None:
     """The disk was full, or the command was killed, before there was a manifest."""
     with monkeypatch.context() as full:
-        full.setattr(supervisor, "save_manifest", no_room)
+        full.setattr(manifests, "save_manifest", no_room)
         with pytest.raises(CliError, match=r"cannot be used: .*No space left on device"):
             command.up(manifest(tmp_path), folder.root, True, 1)
     started: list[object] = []

@@ -97,8 +97,8 @@ async def _edge(folder: ClusterFolder) -> AsyncIterator[Edge]:
     from gantry_operator.migration.edge import Edge, GroupPlace
     from gantry_operator.plan import plan
     from gantry_operator.platforms.local.certificates import read_authorities, scheme
+    from gantry_operator.platforms.local.manifest import load_saved
     from gantry_operator.platforms.local.ports import Ports
-    from gantry_operator.platforms.local.supervisor import load_saved
 
     cluster = load_saved(folder)
     source = _source(cluster, f"the cluster {cluster.name}")

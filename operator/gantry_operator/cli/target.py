@@ -106,8 +106,8 @@ class LocalTarget:
         return (await local_status(self.folder)).to_object()
 
     async def preview(self, wanted: BrokerCluster | None, image: str) -> dict[str, Any]:
+        from gantry_operator.platforms.local.manifest import load_saved
         from gantry_operator.platforms.local.preview import ControlError, preview
-        from gantry_operator.platforms.local.supervisor import load_saved
 
         if image:
             raise CliError("--image is for Kubernetes: processes of this machine run this installation", Exit.USAGE)
@@ -118,8 +118,8 @@ class LocalTarget:
 
     async def switchover(self, group: str, to: str | None) -> str:
         from gantry_operator.platforms.local import control
+        from gantry_operator.platforms.local.manifest import load_saved
         from gantry_operator.platforms.local.status import why_asleep
-        from gantry_operator.platforms.local.supervisor import load_saved
         from gantry_operator.platforms.local.switchover_once import switchover_once
 
         asleep = why_asleep(load_saved(self.folder))
@@ -152,8 +152,8 @@ class LocalTarget:
     async def clients(self) -> AsyncIterator[Clients]:
         from gantry_operator.platforms.local.certificates import client_options
         from gantry_operator.platforms.local.leaving_groups import running_cluster
+        from gantry_operator.platforms.local.manifest import load_saved
         from gantry_operator.platforms.local.status import name_server_addresses, why_nothing_runs
-        from gantry_operator.platforms.local.supervisor import load_saved
         from gantry_operator.platforms.local.users import super_user
 
         saved = load_saved(self.folder)
@@ -173,14 +173,14 @@ class LocalTarget:
     @asynccontextmanager
     async def users(self) -> AsyncIterator[Any]:
         from gantry_operator.cli.local_users import LocalUsers
-        from gantry_operator.platforms.local.supervisor import load_saved
+        from gantry_operator.platforms.local.manifest import load_saved
 
         yield LocalUsers(self.folder, load_saved(self.folder).name)
 
     @asynccontextmanager
     async def resources(self) -> AsyncIterator[Any]:
         from gantry_operator.cli.local_resources import LocalResources
-        from gantry_operator.platforms.local.supervisor import load_saved
+        from gantry_operator.platforms.local.manifest import load_saved
 
         yield LocalResources(self.folder, load_saved(self.folder).name)
 

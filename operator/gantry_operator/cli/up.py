@@ -152,7 +152,7 @@ def _claim(folder: ClusterFolder) -> IO[str]:
 def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
     from pydantic import ValidationError
 
-    from gantry_operator.platforms.local.supervisor import load_saved, refuse_change, refuse_elsewhere, save_manifest
+    from gantry_operator.platforms.local.manifest import load_saved, refuse_change, refuse_elsewhere, save_manifest
 
     try:
         refuse_elsewhere(cluster)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -81,9 +81,13 @@ class GroupChanges:
         client: httpx.AsyncClient,
         wanted: Callable[[], WantedGroups | None],
         on_event: Callable[[Event], None],
+        end: Callable[[str], Awaitable[None]],
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wanted`: the groups now; None: not known, or no change is allowed. `on_news`: the status has changed."""
+        """`wanted`: the groups now; None: not known, or no change is allowed. `end`: ends the failover of a group.
+
+        `on_news`: the status has changed.
+        """
         self.drains: dict[str, DrainRow] = {}
         """The drains for the status, by group."""
         self.progress: dict[str, str] = {}
@@ -93,6 +97,7 @@ class GroupChanges:
         self._client = client
         self._wanted = wanted
         self._on_event = on_event
+        self._end = end
         self._on_news = on_news
         self._memory: dict[str, Progress] = {}
         self._next_look: dict[str, float] = {}
@@ -331,6 +336,7 @@ class GroupChanges:
     async def _remove(self, group: str) -> None:
         self.drains[group] = DrainRow(phase="Removing", message="its members stop")
         self.progress[group] = f"group {group} is removed"
+        await self._end(group)
         if await self._platform.continue_removal(group):
             self._event("Normal", "GroupRemoved", "its members, addresses and leadership record are gone", group)
             self.drains.pop(group, None)

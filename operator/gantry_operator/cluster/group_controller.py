@@ -18,7 +18,7 @@ from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_messages import impossible_epoch
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.platform import Event, MemberEndpoint, Platform
+from gantry_operator.cluster.platform import Event, FailoverPlatform, MemberEndpoint
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report, Switchover, Wait
 from gantry_operator.registry import RegistryUnavailable
@@ -48,7 +48,7 @@ class GroupController(ABC):
     def __init__(
         self,
         group: str,
-        platform: Platform,
+        platform: FailoverPlatform,
         client: httpx.AsyncClient,
         settings: Callable[[], FailoverSettings],
         clock: StallCompensatedClock | None = None,

@@ -14,7 +14,7 @@ from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPref
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.platform import Event, Platform
+from gantry_operator.cluster.platform import Event, FailoverPlatform
 from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
@@ -38,7 +38,7 @@ class GroupControllers:
 
     def __init__(
         self,
-        platform: Platform,
+        platform: FailoverPlatform,
         registry: RoleRegistry,
         client: httpx.AsyncClient,
         clock: StallCompensatedClock,
@@ -97,6 +97,12 @@ class GroupControllers:
     def wake(self) -> None:
         for controller in self.controllers.values():
             controller.wake()
+
+    def leader(self, group: str) -> int | None:
+        """The member that the leadership record names; None: there is none, or the group has no controller."""
+        controller = self.controllers.get(group)
+        leadership = None if controller is None else controller.leadership
+        return None if leadership is None or leadership.master is None else leadership.master.member
 
     def watches(self) -> list[MemberWatch]:
         """Of all members of all groups."""

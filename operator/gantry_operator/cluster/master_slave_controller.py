@@ -18,7 +18,7 @@ from gantry_broker.protocol import plausible
 from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.platform import Change, MemberEndpoint, Platform
+from gantry_operator.cluster.platform import Change, FailoverPlatform, MemberEndpoint
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import (
@@ -74,7 +74,7 @@ class MasterSlaveController(GroupController):
         self,
         group: str,
         registry: RoleRegistry,
-        platform: Platform,
+        platform: FailoverPlatform,
         client: httpx.AsyncClient,
         settings: Callable[[], FailoverSettings],
         clock: StallCompensatedClock | None = None,

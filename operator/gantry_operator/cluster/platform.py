@@ -10,8 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from gantry_broker.contracts.leadership import LeadershipRecord
+
 from gantry_operator.access import AccessState, UserResult
 from gantry_operator.access import Observed as ObservedUsers
+from gantry_operator.api import BrokerCluster
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.observed import ObservedState
+from gantry_operator.cluster.second_site import SiteState
+from gantry_operator.cluster.upgrade_check import Running, Upgrade
+from gantry_operator.plan import Plan
+from gantry_operator.registry import RoleRegistry
 from gantry_operator.topics import Note, Result, WantedGroup, WantedTopic
 
 
@@ -83,7 +93,32 @@ class Change:
     kind: ChangeKind = "failover"
 
 
-class Platform(Protocol):
+class LedGroup(Protocol):
+    """What a platform may ask the controller of a group."""
+
+    @property
+    def leadership(self) -> LeadershipRecord | None: ...
+
+    @property
+    def watches(self) -> Mapping[int, MemberWatch]:
+        """By member."""
+        ...
+
+    @property
+    def announced(self) -> bool:
+        """The group's address leads to its master."""
+        ...
+
+    def wake(self) -> None:
+        """Something has changed that it decides by."""
+        ...
+
+    def silence_s(self, number: int) -> float:
+        """Seconds since the member was heard."""
+        ...
+
+
+class FailoverPlatform(Protocol):
     """What a group controller needs. No method may block the event loop."""
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
@@ -109,10 +144,6 @@ class Platform(Protocol):
 
 class ReplacementPlatform(Protocol):
     """What a rolling change needs. No method may block the event loop."""
-
-    def may_change(self) -> bool:
-        """False while the cluster is paused or its spec is invalid."""
-        ...
 
     def deployments(self, group: str) -> Sequence[Deployment] | None:
         """The members that run or should run, by number. None: not known at this moment."""
@@ -161,8 +192,196 @@ class RemovalPlatform(Protocol):
 
     async def continue_removal(self, group: str) -> bool:
         """The next step: stop its members, then its volumes, addresses and leadership record. True: nothing of it is
-        left. Called again until then. May raise.
+        left. Called again until then, once nothing leads the group any more. May raise.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of a cluster that run or are to run. `groups`: the number of brokers of each."""
+
+    groups: Mapping[str, int]
+    others: bool
+    """NameServers, proxies and the like."""
+
+
+class SiteStore(Protocol):
+    """Where the control plane keeps the state."""
+
+    def load(self) -> SiteState | None:
+        """None: nothing was kept. Raises ValueError, OSError."""
+        ...
+
+    async def save(self, state: SiteState) -> None:
+        """It is durable on return. Raises OSError or what the platform raises: it is tried again."""
+        ...
+
+
+class HibernationPlatform(Protocol):
+    """What hibernation needs: it stops processes in the order of `hibernation.next_step`."""
+
+    @property
+    def keeps_lowest(self) -> bool:
+        """Processes of a group stop from the highest number down, so member 0 stops last, and leads before."""
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """Seconds between two steps."""
+        ...
+
+    def processes(self) -> Processes:
+        """The processes at the begin of a hibernation, or of this program on its way."""
+        ...
+
+    def running(self, group: str) -> frozenset[int]:
+        """The members of the group whose processes have not ended."""
+        ...
+
+    async def stop_group(self, group: str, last: int | None) -> None:
+        """Begin to stop the processes of a group, all but member `last`, or all."""
+        ...
+
+    async def stop_others(self) -> None:
+        """Begin to stop everything that is no broker."""
+        ...
+
+    async def resume(self) -> None:
+        """The spec was changed while a step was under way: start what it says."""
+        ...
+
+    def stopped(self) -> None:
+        """Nothing runs any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemberProcess:
+    """The process of a member, for the status."""
+
+    ready: bool
+    """By the platform's own probe."""
+    stopping: bool
+    node: str | None
+    problem: str
+    """Why the member does not answer; empty: no reason is known."""
+
+
+class Platform(Protocol):
+    """The place where the members of one cluster run. What differs between places is a property of it, no branch of the
+    control. No method may block the event loop, unless it says so.
+    """
+
+    @property
+    def failover(self) -> FailoverPlatform: ...
+
+    @property
+    def replacement(self) -> ReplacementPlatform: ...
+
+    @property
+    def removal(self) -> RemovalPlatform: ...
+
+    @property
+    def hibernation(self) -> HibernationPlatform: ...
+
+    @property
+    def registry(self) -> RoleRegistry:
+        """The leadership records."""
+        ...
+
+    @property
+    def users(self) -> AccessStore: ...
+
+    @property
+    def topics(self) -> TopicStore: ...
+
+    @property
+    def site(self) -> SiteStore: ...
+
+    @property
+    def http(self) -> httpx.AsyncClient:
+        """For requests to members."""
+        ...
+
+    @property
+    def can_pause(self) -> bool:
+        """While the cluster is paused, nothing is changed but its leaders."""
+        ...
+
+    def use(self, controllers: Mapping[str, LedGroup]) -> None:
+        """The controllers of the groups, as they come and go. Called once, before anything else."""
+        ...
+
+    def with_leaving(self, spec: BrokerCluster, *, whole: bool) -> tuple[BrokerCluster, list[str]]:
+        """The cluster with the groups that leave, and without those that cannot start yet. Also why they cannot.
+
+        `whole`: the spec names all groups that stay. Otherwise no group leaves.
+        """
+        ...
+
+    def take(self, spec: BrokerCluster, cluster: BrokerCluster, plan: Plan) -> None:
+        """This spec is carried out from now on. Starts nothing. `cluster`: the spec with the groups that leave."""
+        ...
+
+    def removing(self) -> tuple[str, ...]:
+        """The groups whose removal has begun."""
+        ...
+
+    def is_known(self) -> bool:
+        """False: groups must not change now, since not all objects of the cluster are known yet."""
+        ...
+
+    def hold(self, *, idle: bool) -> str:
+        """Why a change that is not urgent has to wait, besides the maintenance window; empty: it need not.
+
+        `idle`: nothing may change now, so the cluster takes no turn.
+        """
+        ...
+
+    def upgrade(self, group: str, members: Sequence[Running]) -> Upgrade | None:
+        """Whether the outdated members of the group get another version; None: they keep theirs."""
+        ...
+
+    def reached(self, group: str) -> str | None:
+        """Where this process reaches the master of a group as clients do; None: not known yet."""
+        ...
+
+    def registered(self, group: str) -> str:
+        """The address of a group's master as NameServers know it."""
+        ...
+
+    def name_servers(self) -> Sequence[str]:
+        """The running NameServers, as this process reaches them."""
+        ...
+
+    def all_members(self) -> Sequence[tuple[str, int, str]]:
+        """Group, number and name of every member that is planned or runs."""
+        ...
+
+    def process(self, name: str, problem: str) -> MemberProcess:
+        """`problem`: why the member does not answer, by its status stream."""
+        ...
+
+    def observe(self, changing: Sequence[str], releases: Sequence[str]) -> ObservedState:
+        """What only the platform knows, for the status. The control adds the rest. `hibernated`: nothing runs.
+
+        `changing`: groups whose rolling change the control shows. `releases`: the versions of the members that answer.
+        """
+        ...
+
+    def event(self, event: Event) -> None: ...
+
+    def news(self) -> None:
+        """The status may have changed."""
+        ...
+
+    def part_changed(self) -> None:
+        """The part of the cluster in a pair of sites is another one."""
+        ...
+
+    def groups_changed(self) -> None:
+        """A group comes or goes, or the number of its processes has changed: compare the spec again."""
         ...
 
 

@@ -1,10 +1,11 @@
-"""Restarts a failover controller that ends, and reports its error."""
+"""Restarts what ends by an error: failover controllers, and the other parts of a control."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.platform import Event
@@ -12,6 +13,8 @@ from gantry_operator.cluster.platform import Event
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
+PART_AGAIN_S = 2.0
+"""Seconds before a part that failed is started again."""
 
 
 async def run_with_restarts(
@@ -38,3 +41,14 @@ async def run_with_restarts(
             log.exception("the fault of the failover controller of %s could not be reported", controller.group)
         await asyncio.sleep(again_s)
         controller = make()
+
+
+async def kept_alive(name: str, run: Callable[[], Coroutine[Any, Any, None]], report: Callable[[Event], None]) -> None:
+    """Run a part of a control. A part that fails is reported and restarted. Never returns; cancel it."""
+    while True:
+        try:
+            await run()
+        except Exception as error:
+            log.exception("%s", name)
+            report(Event("Warning", "ReconcileError", f"{name} failed and is restarted: {error!r}", ""))
+        await asyncio.sleep(PART_AGAIN_S)

@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from gantry_operator.cluster import upgrade_check
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.cluster.platform import Deployment, Event, ReplacementPlatform
-from gantry_operator.cluster.upgrade_check import Running
+from gantry_operator.cluster.upgrade_check import Running, Upgrade
 from gantry_operator.plan import MemberState, Step, next_step
 
 log = logging.getLogger(__name__)
@@ -63,14 +62,6 @@ def running_members(states: Sequence[MemberState], controller: GroupController) 
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Upgrade:
-    """Members get another version. `target`: the new one; empty: not known. `operator`: that of this process."""
-
-    target: str
-    operator: str
-
-
 class RollingChange:
     """The rolling changes of one cluster. `on_event` receives events; `on_news` is called when `progress` changes."""
 
@@ -82,9 +73,11 @@ class RollingChange:
         on_news: Callable[[], None] = lambda: None,
         hold: Callable[[], str] = lambda: "",
         upgrade: Callable[[str, Sequence[Running]], Upgrade | None] = lambda group, members: None,
+        may_change: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`hold`: why changes that are not urgent have to wait now; empty: they need not. `upgrade`: whether the
-        outdated members of a group get another version.
+        """`may_change`: False while the cluster is paused or its spec is refused. `hold`: why changes that are not
+        urgent have to wait now; empty: they need not. `upgrade`: whether the outdated members of a group get another
+        version.
         """
         self.refused: dict[str, str] = {}
         """By group: why its members get no other version, though the spec says so."""
@@ -98,6 +91,7 @@ class RollingChange:
         self._on_news = on_news
         self._hold = hold
         self._upgrade = upgrade
+        self._may_change = may_change
         self._requested = ""
         self._wake = asyncio.Event()
 
@@ -128,7 +122,7 @@ class RollingChange:
 
     async def _round(self) -> bool:
         """True: there is more to do."""
-        if not self._platform.may_change():
+        if not self._may_change():
             return False
         busy, known = False, set[str]()
         for group in list(self._controllers):

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from gantry_broker.contracts.models import CloseAnswer, SiteLook, TakeAnswer
 from pydantic import BaseModel, ValidationError
@@ -22,7 +22,7 @@ from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.member_client import JSON
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.platform import Event
+from gantry_operator.cluster.platform import Event, SiteStore
 from gantry_operator.cluster.second_site import (
     Looked,
     MemberSite,
@@ -66,18 +66,6 @@ def _detail(answer: httpx.Response) -> str:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-class SiteStore(Protocol):
-    """Where the control plane keeps the state."""
-
-    def load(self) -> SiteState | None:
-        """None: nothing was kept. Raises ValueError, OSError."""
-        ...
-
-    async def save(self, state: SiteState) -> None:
-        """It is durable on return. Raises OSError or what the platform raises: it is tried again."""
-        ...
 
 
 class SiteControl:

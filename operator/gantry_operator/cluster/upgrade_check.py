@@ -26,6 +26,14 @@ class Running:
     disk: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """Members get another version. `target`: the new one; empty: not known. `operator`: that of this process."""
+
+    target: str
+    operator: str
+
+
 def release_of(image: str) -> str:
     """The version in an image's tag; empty: it has none."""
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]

@@ -21,9 +21,9 @@ from gantry_operator.platforms.local.certificates import read_authorities, schem
 from gantry_operator.platforms.local.events import KEEP, last_events
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_groups import running_cluster
+from gantry_operator.platforms.local.manifest import load_saved
 from gantry_operator.platforms.local.ports import Ports
 from gantry_operator.platforms.local.status import local_status
-from gantry_operator.platforms.local.supervisor import load_saved
 
 AUDIT_BYTES: Final = 262_144
 """The end of each log that is read for lines of the audit."""

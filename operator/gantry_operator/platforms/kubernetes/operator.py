@@ -51,7 +51,8 @@ from gantry_operator.platforms.kubernetes.api.client import (
 )
 from gantry_operator.platforms.kubernetes.api.informer_cache import SILENCE_S, WATCH_S, InformerCache
 from gantry_operator.platforms.kubernetes.api.leader_election import Election
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes.cluster_platform import Shared
 from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.manifests.pod_template_merge import NEED_PERMISSION
 from gantry_operator.platforms.kubernetes.monitoring import metrics

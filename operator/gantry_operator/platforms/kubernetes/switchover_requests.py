@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.cluster.control import ClusterControl
+from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan import Plan, member_name
 from gantry_operator.platforms.kubernetes.api.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder
@@ -32,16 +33,13 @@ class SwitchoverRequests:
     def __init__(
         self,
         resource: ClusterResource,
-        controllers: Mapping[str, GroupController],
+        control: ClusterControl,
         events: EventRecorder,
-        why_not_led: Callable[[], str],
         on_end: Callable[[], None],
     ) -> None:
-        """`why_not_led`: why a group has no controller, as the last pass says; empty: it only has not started yet."""
         self._resource = resource
-        self._controllers = controllers
+        self._control = control
         self._events = events
-        self._why_not_led = why_not_led
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
         self._unsent: tuple[str, str] | None = None
@@ -50,11 +48,8 @@ class SwitchoverRequests:
         """The last finished request and the resource version at that time. Once the answer is written: the version that
         contains the answer."""
 
-    def look(self, plan: Plan | None, *, refused: bool) -> None:
-        """Start to answer the request of the resource, if there is one. `plan` None: no spec was accepted yet.
-
-        `refused`: the spec is refused, so the request is answered without a plan.
-        """
+    def look(self) -> None:
+        """Start to answer the request of the resource, if there is one, and a spec was accepted or refused."""
         text = self._resource.annotation(SWITCHOVER)
         if self.at_work:
             return
@@ -63,8 +58,8 @@ class SwitchoverRequests:
         if text is None:
             # Withdrawn, or answered without a confirmed write. The same text later is another request.
             self._unsent = None
-        if text is not None and (plan is not None or refused):
-            self._task = asyncio.create_task(self._answer(text, plan))
+        if text is not None and (self._control.plan is not None or self._control.refused):
+            self._task = asyncio.create_task(self._answer(text, self._control.plan))
         elif text is None and self._resource.annotation(SWITCHOVER_BEGUN) is not None:
             self._task = asyncio.create_task(self._forget())
 
@@ -113,12 +108,9 @@ class SwitchoverRequests:
         """
         try:
             if plan is None:
-                raise SwitchoverFailed(f"no group is led, since the spec is refused: {self._why_not_led()}")
+                raise SwitchoverFailed(f"no group is led, since the spec is refused: {self._control.why_not_led()}")
             group, to = parse_switchover(text, plan)
-            controller = self._controllers.get(group)
-            if controller is None:
-                why = self._why_not_led() or "try again"
-                raise SwitchoverFailed(f"the failover of group {group} has not started: {why}")
+            controller = self._control.controller_of(group)
             if to is None:
                 leadership = await controller.known_leadership()
                 done = led_since(self._resource.annotation(SWITCHOVER_BEGUN), text, leadership)

@@ -9,10 +9,10 @@ from gantry_operator.plan import plan
 from gantry_operator.plan.order import why_replaced
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.manifest import load_saved, refuse_change, refuse_elsewhere
 from gantry_operator.platforms.local.ports import Ports, registration, replication
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.process_plan import process_plans
-from gantry_operator.platforms.local.supervisor import load_saved, refuse_change, refuse_elsewhere
 
 
 def preview(folder: ClusterFolder, wanted: BrokerCluster) -> dict[str, Any]:

@@ -18,7 +18,6 @@ class ProcessReplacement:
         plan: Callable[[], Plan],
         leaving: Callable[[], dict[str, MemberPlan]],
         bring_up: Callable[[], Awaitable[None]],
-        enabled: Callable[[], bool] = lambda: True,
     ) -> None:
         """`leaving`: running members outside the plan, by name. A removed member is deleted from it. `bring_up`
         starts the planned processes.
@@ -27,10 +26,6 @@ class ProcessReplacement:
         self._plan = plan
         self._leaving = leaving
         self._bring_up = bring_up
-        self._enabled = enabled
-
-    def may_change(self) -> bool:
-        return self._enabled()
 
     def deployments(self, group: str) -> list[Deployment]:
         planned = [m for m in self._plan().members if m.group == group]

@@ -18,8 +18,9 @@ from gantry_operator.cluster.live import LiveCluster, MemberPlace
 from gantry_operator.cluster.live_watch import Source
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import BadStatus, report_from
+from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.probe import name_server_knows, not_writable, route_and_send
-from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
+from gantry_operator.cluster.status import status_of
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.failover.raft import keeping_up, leader_of
 from gantry_operator.plan import MemberPlan, Plan, plan
@@ -30,11 +31,11 @@ from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_groups import running_cluster
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
+from gantry_operator.platforms.local.manifest import load_saved
 from gantry_operator.platforms.local.ports import NoPort, Ports, http, on_loopback
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.proxies import why_no_proxy
 from gantry_operator.platforms.local.site import load_site
-from gantry_operator.platforms.local.supervisor import load_saved
 from gantry_operator.platforms.local.users import authentication, super_user
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 from gantry_operator.registry.file import write_whole

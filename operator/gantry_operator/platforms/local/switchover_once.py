@@ -9,7 +9,8 @@ from gantry_operator.cluster.group_controller import LOOK_S, GroupController, Sw
 from gantry_operator.cluster.group_controllers import failover_settings
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.supervisor import Supervisor, load_saved
+from gantry_operator.platforms.local.manifest import load_saved
+from gantry_operator.platforms.local.supervisor import Supervisor
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 ANNOUNCED_S = 3.0
@@ -26,11 +27,11 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
         supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
         task: asyncio.Task[None] | None = None
         try:
-            why = supervisor.plan.why_no_switchover(group)
+            why = supervisor.platform.plan.why_no_switchover(group)
             if why:
                 raise ControlError(why)
             controller = supervisor.watch_only(group)
-            number = None if to is None else supervisor.plan.member_of(group, to).number
+            number = None if to is None else supervisor.platform.plan.member_of(group, to).number
             task = asyncio.create_task(controller.run())
             done = await controller.switchover(number, "requested by gantry switchover")
             await _announced(

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
-from gantry_operator.cluster.status import ObservedMember, ObservedState, significant, status_of
+from gantry_operator.cluster.observed import ObservedMember, ObservedState
+from gantry_operator.cluster.status import significant, status_of
 from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.kubernetes.api.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.api.events import EventRecorder

@@ -11,7 +11,7 @@ either, by a request without an answer or by an operator that leads no more.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -117,14 +117,12 @@ class GroupRemoval:
         api: KubeApi,
         caches: Mapping[str, InformerCache],
         cluster: tuple[str, str],
-        end: Callable[[str], Awaitable[None]],
         reclaim: Callable[[], str],
     ) -> None:
-        """`cluster`: namespace and name. `end` ends the group's failover."""
+        """`cluster`: namespace and name."""
         self._api = api
         self._caches = caches
         self._namespace, self._name = cluster
-        self._end = end
         self._reclaim = reclaim
 
     def mark(self, group: str) -> str:
@@ -157,7 +155,6 @@ class GroupRemoval:
 
     async def continue_removal(self, group: str) -> bool:
         """See `RemovalPlatform`."""
-        await self._end(group)
         live = self._caches["StatefulSet"].get(self._namespace, names.group_set(self._name, group))
         if live is None:
             return True

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from gantry_operator.api.status import NameServerRow
-from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.platform import Deployment
-from gantry_operator.cluster.status import ObservedMember
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.api.client import Object
@@ -53,42 +51,6 @@ def awaited_change(stateful_set: Object, pods: Iterable[Object]) -> str:
     newest = status.get("updateRevision")
     old = [p["metadata"]["name"] for p in pods if (p["metadata"].get("labels") or {}).get(REVISION_LABEL) != newest]
     return f"to be replaced: {', '.join(sorted(old))}" if old else ""
-
-
-def observed_members(
-    running: Iterable[tuple[str, int, str]], controllers: Mapping[str, GroupController], pods: KubernetesPlatform,
-    said: Callable[[str, str], str] = lambda kind, name: "",
-) -> list[ObservedMember]:  # fmt: skip
-    """`said`: the newest warning of Kubernetes about an object, by its kind and name."""
-    out = []
-    for group, number, name in running:
-        controller = controllers.get(group)
-        watch = None if controller is None else controller.watches.get(number)
-        heard = watch is not None and watch.reach == "ok" and watch.status is not None and watch.report is not None
-        leadership = None if controller is None else controller.leadership
-        pod = pods.pod(name)
-        report = watch.report if watch is not None and heard else None
-        stopping = pod is not None and pod["metadata"].get("deletionTimestamp") is not None
-        out.append(
-            ObservedMember(
-                name=name,
-                group=group,
-                number=number,
-                status=watch.status if watch is not None and heard else None,
-                # A member that serves is ready, whatever a kubelet says that may be gone.
-                pod_ready=pod_ready(pod) or (heard and not stopping),
-                node=None if pod is None else pod["spec"].get("nodeName"),
-                in_sync=controller is not None and report is not None and controller.in_sync(report),
-                master=leadership is not None and leadership.master is not None and leadership.master.member == number,
-                problem=why_not(
-                    pod,
-                    "" if watch is None else watch.problem,
-                    said("StatefulSet", name.rsplit("-", 1)[0]) if pod is None else said("Pod", name),
-                    said("PersistentVolumeClaim", names.claim(name)),
-                ),
-            )
-        )
-    return out
 
 
 def missing_objects(

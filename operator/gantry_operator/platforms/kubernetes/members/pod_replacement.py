@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 from gantry_operator.cluster.platform import Deployment
@@ -17,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class PodReplacement:
-    """The `ReplacementPlatform` of one cluster on Kubernetes. `enabled` says whether changes are allowed now."""
+    """The `ReplacementPlatform` of one cluster on Kubernetes."""
 
     def __init__(
         self,
@@ -25,16 +24,11 @@ class PodReplacement:
         stateful_sets: InformerCache,
         pods: KubernetesPlatform,
         cluster: tuple[str, str],
-        enabled: Callable[[], bool],
     ) -> None:
         self._api = api
         self._sets = stateful_sets
         self._pods = pods
         self._namespace, self._name = cluster
-        self._enabled = enabled
-
-    def may_change(self) -> bool:
-        return self._enabled()
 
     def deployments(self, group: str) -> list[Deployment] | None:
         live = self._sets.get(self._namespace, names.group_set(self._name, group))

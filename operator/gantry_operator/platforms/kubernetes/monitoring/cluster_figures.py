@@ -17,8 +17,8 @@ from gantry_broker.protocol import plausible
 
 from gantry_operator.api import BrokerClusterStatus
 from gantry_operator.api.status import AnalyticsStatus
+from gantry_operator.cluster.observed import ObservedMember
 from gantry_operator.cluster.platform import Change, Event
-from gantry_operator.cluster.status import ObservedMember
 from gantry_operator.cluster.timestamps import unix_s
 
 FAILOVER_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30)

@@ -1,0 +1,323 @@
+"""The platform of a cluster on Kubernetes: its members are pods, and the group's address is a Service.
+
+It implements the ports of `cluster.platform` by parts with one concern each, and holds what a pass over the objects
+needs of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.status import Addresses, BrokerClusterStatus, LastFailover, ProxyStatus, VersionStatus
+from gantry_operator.api.versions import PROTOCOL_VERSION, package_version
+from gantry_operator.cluster.maintenance import UpgradeQueue
+from gantry_operator.cluster.member_http import make_client
+from gantry_operator.cluster.observed import ObservedState
+from gantry_operator.cluster.platform import Change, Event, LedGroup, MemberProcess
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.status import last_failover
+from gantry_operator.cluster.upgrade_check import Running, Upgrade, release_of
+from gantry_operator.plan import Plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
+from gantry_operator.platforms.kubernetes.api.client import KubeApi, Object
+from gantry_operator.platforms.kubernetes.api.events import EventRecorder
+from gantry_operator.platforms.kubernetes.api.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.api.lease_registry import LeaseRegistry
+from gantry_operator.platforms.kubernetes.api.pod_state import former_images, image_of, own_image, pod_ready, why_not
+from gantry_operator.platforms.kubernetes.api.reasons import Reasons
+from gantry_operator.platforms.kubernetes.cluster_resource import ClusterResource
+from gantry_operator.platforms.kubernetes.manifests import external, name_servers, proxies
+from gantry_operator.platforms.kubernetes.manifests.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.members import leaving_groups
+from gantry_operator.platforms.kubernetes.members.hibernate import PodHibernation
+from gantry_operator.platforms.kubernetes.members.leaving_groups import GroupRemoval
+from gantry_operator.platforms.kubernetes.members.member_state import awaited_change, observed_name_servers
+from gantry_operator.platforms.kubernetes.members.platform import KubernetesPlatform
+from gantry_operator.platforms.kubernetes.members.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes.members.role_labels import RoleLabels
+from gantry_operator.platforms.kubernetes.monitoring.cluster_figures import ClusterFigures
+from gantry_operator.platforms.kubernetes.objects import volumes
+from gantry_operator.platforms.kubernetes.objects.certificates import CertificateReconciler
+from gantry_operator.platforms.kubernetes.objects.object_reconciler import ObjectReconciler
+from gantry_operator.platforms.kubernetes.resources.topics import KubernetesTopicStore
+from gantry_operator.platforms.kubernetes.resources.users import KubernetesAccessStore
+from gantry_operator.platforms.kubernetes.site_store import KubernetesSiteStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Shared:
+    """Objects that all clusters of one operator share."""
+
+    api: KubeApi
+    settings: OperatorSettings
+    caches: dict[str, InformerCache]
+    clock: StallCompensatedClock
+    identity: str
+    upgrades: UpgradeQueue = field(default_factory=UpgradeQueue)
+    unlisted: Callable[[], Sequence[str]] = tuple
+    """Caches that are not filled yet, without those that the failover needs."""
+
+
+def not_listed(kinds: Sequence[str]) -> str:
+    return f"no object is created or deleted until the API server has listed: {', '.join(kinds)}"
+
+
+class ClusterPlatform:
+    """The platform of one cluster. `changed` begins a pass over the objects; `news`: the status may have changed."""
+
+    can_pause = True
+
+    def __init__(
+        self, shared: Shared, resource: ClusterResource, changed: Callable[[], None], news: Callable[[], None]
+    ) -> None:
+        api, caches, meta = shared.api, shared.caches, resource.obj["metadata"]
+        self.namespace, self.name, self.uid = meta["namespace"], meta["name"], meta["uid"]
+        key = (self.namespace, self.name)
+        former = BrokerClusterStatus.model_validate(resource.obj.get("status") or {})
+        self.cluster: BrokerCluster | None = None
+        self.plan: Plan | None = None
+        self.last: LastFailover | None = None
+        self.shared = shared
+        self._news = news
+        self.figures = ClusterFigures(*key)
+        self.events = EventRecorder(api, *key, self.uid, shared.identity)
+        self.objects = ObjectReconciler(api, caches, shared.settings, *key, self.uid)
+        self.reports = AnalyticsReconciler(api, caches, self.objects, shared.settings, self.events)
+        self.certificates = CertificateReconciler(api, self.objects, self.events, self.uid)
+        self.reasons = Reasons(api, self.namespace)
+        self.registry = LeaseRegistry(api, self.name, self.namespace)
+        self.pods = self.failover = KubernetesPlatform(
+            api, caches["Pod"], caches["PersistentVolumeClaim"], self.name, self.namespace, self.event, self._new_leader
+        )
+        self.labels = RoleLabels(self.pods)
+        self.http = make_client(self.pods.token, self.certificates.trusted)
+        self.users = KubernetesAccessStore(api, caches, (*key, self.uid), self.events, shared.identity)
+        self.topics = KubernetesTopicStore(api, caches, key, shared.identity)
+        self.site = KubernetesSiteStore(api, key, resource.obj)
+        self.replacement = PodReplacement(api, caches["StatefulSet"], self.pods, key)
+        self.removal = GroupRemoval(api, caches, key, self._reclaim)
+        self.hibernation = PodHibernation(self.objects, self.pods, self.name, changed)
+        self._changed = changed
+        self._upgrading = ""
+        """What the last event about an upgrade said."""
+        self.proxies_shown: ProxyStatus | None = former.proxy
+        """The proxies as last shown."""
+        self._addresses_shown = former.addresses
+
+    async def close(self) -> None:
+        await self.pods.close()
+        await self.http.aclose()
+        await self.users.close()
+        await self.topics.close()
+        await self.events.close()
+        self.shared.upgrades.done(f"{self.namespace}/{self.name}")
+        self.certificates.close()
+
+    def use(self, controllers: Mapping[str, LedGroup]) -> None:
+        self.labels.controllers = controllers
+
+    # ---- the spec
+
+    def with_leaving(self, spec: BrokerCluster, *, whole: bool) -> tuple[BrokerCluster, list[str]]:
+        claims = volumes.of_brokers(self.shared.caches, self.namespace, self.name)
+        return leaving_groups.running_cluster(spec, self.objects.owned("StatefulSet") if whole else (), claims)
+
+    def take(self, spec: BrokerCluster, cluster: BrokerCluster, plan: Plan) -> None:
+        self.cluster, self.plan = cluster, plan
+        self.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
+        self.pods.planned = {g.name: len(g.members) for g in plan.groups}
+        for g in plan.groups:
+            live = self.objects.live("StatefulSet", names.group_set(self.name, g.name))
+            running = 0 if live is None else int(live["spec"].get("replicas", 0))
+            self.pods.sizes[g.name] = max(len(g.members), running)
+        for group in set(self.pods.sizes) - set(self.pods.planned):
+            del self.pods.sizes[group]
+
+    def removing(self) -> tuple[str, ...]:
+        return leaving_groups.removing(self.objects.owned("StatefulSet"))
+
+    def is_known(self) -> bool:
+        return not self.shared.unlisted()
+
+    def _reclaim(self) -> str:
+        return "Retain" if self.cluster is None else self.cluster.spec.reclaim
+
+    # ---- upgrades
+
+    def hold(self, *, idle: bool) -> str:
+        """Why the pods keep a former default image for now; empty: they have the present one, or it is their turn."""
+        if self.cluster is None:
+            return ""
+        new, key = self.shared.settings.broker_image, f"{self.namespace}/{self.name}"
+        former = [] if idle or self.cluster.spec.image is not None else former_images(*self._sets_and_pods(), new)
+        if not former:
+            self.shared.upgrades.done(key)
+            if self._upgrading:
+                self._upgrading = ""
+                self._changed()
+            return ""
+        wait = self.shared.upgrades.wait(key)
+        said = f"the image {new} takes the place of {', '.join(former)}: " + (wait or "one pod after the other")
+        if said != self._upgrading:
+            self._upgrading = said
+            self.events.record("Normal", "UpgradeWaits" if wait else "UpgradeStarted", said)
+            self._changed()
+        return wait
+
+    def upgrade(self, group: str, members: Sequence[Running]) -> Upgrade | None:
+        """None: the outdated members of the group keep their image."""
+        image = image_of(self.objects.live("StatefulSet", names.group_set(self.name, group)))
+        pods = [self.pods.pod(m.name) for m in members if m.outdated]
+        if not image or all(pod is None or own_image(pod.get("spec") or {}) == image for pod in pods):
+            return None
+        # The default image is of the operator's own release, whatever its tag is.
+        own = package_version() if image == self.shared.settings.broker_image else ""
+        return Upgrade(release_of(image) or own, package_version())
+
+    # ---- addresses
+
+    def reached(self, group: str) -> str | None:
+        """The address of the master's Service; None: there is none yet."""
+        live = self.objects.live("Service", names.master_service(self.name, group))
+        address = None if live is None else live["spec"].get("clusterIP")
+        return f"{address}:{names.BROKER_PORT}" if address else None
+
+    def registered(self, group: str) -> str:
+        return f"{names.service_host(names.master_service(self.name, group), self.namespace)}:{names.BROKER_PORT}"
+
+    def name_servers(self) -> Sequence[str]:
+        return [s.address for s in observed_name_servers(self.plan, self.shared.caches["Pod"], by_pod=True)]
+
+    # ---- what is seen
+
+    def all_members(self) -> list[tuple[str, int, str]]:
+        return [(m.group, m.number, m.name) for g in self.pods.planned for m in self.pods.running(g)]
+
+    def process(self, name: str, problem: str) -> MemberProcess:
+        pod = self.pods.pod(name)
+        about = ("StatefulSet", name.rsplit("-", 1)[0]) if pod is None else ("Pod", name)
+        claim = self.reasons.of("PersistentVolumeClaim", names.claim(name))
+        return MemberProcess(
+            ready=pod_ready(pod),
+            stopping=pod is not None and pod["metadata"].get("deletionTimestamp") is not None,
+            node=None if pod is None else pod["spec"].get("nodeName"),
+            problem=why_not(pod, problem, self.reasons.of(*about), claim),
+        )
+
+    def observe(self, changing: Sequence[str], releases: Sequence[str]) -> ObservedState:
+        unlisted = self.shared.unlisted()
+        scaler = self.objects.live("HorizontalPodAutoscaler", names.proxies(self.name))
+        unscaled = "" if self.cluster is None else proxies.not_scaled(self.cluster, scaler, datetime.now(UTC))
+        sets, pods = self._sets_and_pods()
+        claims = volumes.of_brokers(self.shared.caches, self.namespace, self.name)
+        return ObservedState(
+            members=(),
+            available={},
+            name_servers=observed_name_servers(self.plan, self.shared.caches["Pod"], said=self.reasons.of),
+            problems=[*([not_listed(unlisted)] if unlisted else []), *([unscaled] if unscaled else [])],
+            progress=self._progress(sets, pods, changing),
+            hibernated=all(self.pods.pod(name) is None for _, _, name in self.all_members()),
+            proxy=self.proxies_shown if {"Deployment", "Service"} & {*unlisted} else self._proxy_status(),
+            addresses=self._addresses_shown if "Service" in unlisted else self._addresses(),
+            last_failover=self.last,
+            version=self._version(sets, pods, releases),
+            bound_volumes=sum(map(volumes.bound, claims)),
+            volume_size=volumes.largest(claims, self._shared_storage()),
+            certificates=self.certificates.rows,
+            analytics=None if {JOBS, PODS} & {*unlisted} else self.reports.status(self.cluster),
+        )
+
+    def _sets_and_pods(self) -> tuple[list[Object], list[Object]]:
+        sets = self.objects.owned("StatefulSet")
+        servers = [] if self.plan is None else [s.name for s in self.plan.name_servers]
+        pods = (self.pods.pod(name) for name in [*servers, *(name for _, _, name in self.all_members())])
+        return sets, [pod for pod in pods if pod is not None]
+
+    def _progress(self, sets: Sequence[Object], pods: Sequence[Object], changing: Sequence[str]) -> list[str]:
+        """What no rolling change has looked at yet, and the changes that Kubernetes carries out by itself."""
+        if self.cluster is None or self.cluster.spec.hibernate:
+            return []
+        looked_at = {names.group_set(self.name, g) for g in changing}
+        found = []
+        for stateful_set in sets:
+            name = stateful_set["metadata"]["name"]
+            mine = (p for p in pods if p["metadata"]["name"].rpartition("-")[0] == name)
+            found.append("" if name in looked_at else awaited_change(stateful_set, mine))
+        found.append(proxies.progress(self.cluster, self._live_proxies()))
+        return [said for said in found if said]
+
+    def _version(
+        self, sets: Sequence[Object], pods: Sequence[Object], releases: Sequence[str]
+    ) -> VersionStatus | None:  # fmt: skip
+        if self.cluster is None:
+            return None
+        image = self.cluster.spec.image or self.shared.settings.broker_image
+        return VersionStatus(
+            operator=package_version(),
+            image=image,
+            former=former_images(sets, pods, image),
+            brokers=list(releases),
+            protocol=PROTOCOL_VERSION,
+        )
+
+    def _shared_storage(self) -> set[str]:
+        """The groups whose volumes are those of spec.storage."""
+        return set() if self.cluster is None else {g.name for g in self.cluster.spec.brokerGroups if g.storage is None}
+
+    def _proxy_status(self) -> ProxyStatus | None:
+        if self.cluster is None:
+            return None
+        pods = self.shared.caches["Pod"].of(self.namespace, names.CLUSTER_LABEL, self.name)
+        ours = [p for p in pods if p["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.PROXY]
+        services = {o["metadata"]["name"]: o for o in self.objects.owned("Service")}
+        return proxies.status(self.cluster, self._live_proxies(), ours, services)
+
+    def _live_proxies(self) -> Object | None:
+        return self.objects.live("Deployment", names.proxies(self.name))
+
+    def _addresses(self) -> Addresses:
+        if self.cluster is None or self.plan is None:
+            return Addresses()
+        inner = ";".join(name_servers.addresses(self.cluster, self.plan))
+        if self.cluster.spec.external is None:
+            return Addresses(nameServers=inner)
+        services = {o["metadata"]["name"]: o for o in self.objects.owned("Service")}
+        known, _ = external.addresses(self.cluster, self.plan, services)
+        outer = ";".join(known[s.name] for s in self.plan.name_servers if s.name in known)
+        return Addresses(nameServers=inner, external=outer)
+
+    # ---- events
+
+    def event(self, event: Event) -> None:
+        self.figures.heard(event)
+        about = f"group {event.group}: " if event.group else ""
+        self.events.record(event.kind, event.reason, about + event.message)
+        self.news()
+
+    def _new_leader(self, change: Change) -> None:
+        self.last = last_failover(change)
+        self.figures.changed(change)
+        self.events.record(
+            "Normal" if change.planned or change.old == change.new else "Warning",
+            "SwitchoverCompleted" if change.planned else "FailoverCompleted",
+            f"group {change.group}: from {change.old or 'none'} to {change.new} in {change.duration_ms} ms: "
+            f"{change.reason}",
+        )
+        self.news()
+
+    def part_changed(self) -> None:
+        self._news()
+
+    def groups_changed(self) -> None:
+        self._changed()
+        self._news()
+
+    def news(self) -> None:
+        self._news()

@@ -1,0 +1,287 @@
+"""The control of a cluster over a platform in memory: what it starts, what it may change, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.cluster import observation
+from gantry_operator.cluster.control import ClusterControl
+from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.failover.model import Wait
+
+from tests.cluster.fake_platform import FakePlatform
+
+
+def spec(*groups: str, members: int = 3, paused: bool = False, **fields: Any) -> BrokerCluster:
+    made = BrokerCluster.make("t", "x", brokerGroups=[{"name": g, "members": members} for g in groups], **fields)
+    if paused:
+        made.metadata.annotations["gantry.dev/paused"] = "true"
+    return made
+
+
+@asynccontextmanager
+async def controlled(platform: FakePlatform, cluster: BrokerCluster, **more: Any) -> AsyncIterator[ClusterControl]:
+    control = ClusterControl(platform, StallCompensatedClock(), **more)
+    control.take(cluster)
+    control.start()
+    try:
+        yield control
+    finally:
+        await control.close()
+        await platform.http.aclose()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_groups_are_led_from_the_moment_at_which_the_spec_may_be_carried_out() -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a", "b")) as control:
+        assert not control.controllers
+        with pytest.raises(SwitchoverFailed, match="group a has not started: try again"):
+            control.controller_of("a")
+        control.problems = ["no token"]
+        with pytest.raises(SwitchoverFailed, match="group a has not started: no token"):
+            control.controller_of("a")
+        control.lead()
+        await until(lambda: set(control.controllers) == {"a", "b"})
+        assert platform.controllers is control.controllers
+
+
+async def test_a_group_that_leaves_stays_led_and_takes_no_topics() -> None:
+    platform = FakePlatform(former=["b"])
+    async with controlled(platform, spec("a")) as control:
+        control.lead()
+        await until(lambda: set(control.controllers) == {"a", "b"})
+        assert (control.staying, control.leaving) == (("a",), ("b",))
+        assert control.drains()["b"].phase == "Waiting"
+        wanted = control.wanted_groups()
+        assert wanted is not None
+        assert (wanted.staying, wanted.leaving) == (("a",), ("b",))
+        topics = control._topic_cluster()
+        assert topics is not None
+        assert topics.draining == {"b"}
+
+
+async def test_a_removed_group_is_led_no_more_before_its_members_stop() -> None:
+    platform = FakePlatform(former=["b"])
+    async with controlled(platform, spec("a")) as control:
+        control.lead()
+        await until(lambda: "b" in control.controllers)
+        platform.going = ("b",)
+        control.changes.wake()
+        await until(lambda: platform.steps and any(s.startswith("remove") for s in platform.steps))
+        assert "remove b, led: False" in platform.steps
+
+
+@pytest.mark.parametrize(
+    ("change", "may"),
+    [
+        ({}, True),
+        ({"paused": True}, False),
+        ({"hibernate": True}, False),
+    ],
+)
+async def test_what_may_change_under_a_spec(change: dict[str, Any], may: bool) -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a", **change)) as control:
+        assert control.may_change() == may
+        assert (control.wanted_groups() is not None) == may
+        platform.can_pause = False
+        assert control.may_change() == (may or "paused" in change)
+        control.refused = "spec.mode is 7"
+        assert not control.may_change(), "a refused spec changes nothing"
+        assert control.wanted_groups() is None
+
+
+async def test_no_group_changes_while_the_platform_does_not_know_all_objects() -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a")) as control:
+        platform.known = False
+        assert control.wanted_groups() is None
+        assert control.may_change()
+
+
+async def test_no_member_is_compared_under_a_refused_spec_and_the_failover_goes_on() -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a")) as control:
+        control.refused = "spec.mode is 7"
+        control.lead_recovered()
+        await until(lambda: control.controllers)
+        control.rolling.start("now")
+        await asyncio.sleep(0.05)
+        assert platform.steps == []
+        control.refused = ""
+        control.rolling.start("now")
+        await until(lambda: "compare a" in platform.steps)
+
+
+async def test_a_change_waits_for_its_window_and_then_for_the_platform() -> None:
+    platform = FakePlatform()
+    window = {"schedule": "0 2 29 2 *", "duration": "1h"}
+    async with controlled(platform, spec("a", maintenanceWindow=window)) as control:
+        platform.held = "waits for another cluster"
+        assert control.hold().startswith("waits for the maintenance window")
+        control.take(spec("a"))
+        assert control.hold() == "waits for another cluster"
+
+
+@pytest.mark.parametrize("keeps_lowest", [True, False])
+async def test_a_cluster_hibernates_with_its_leaders_last(keeps_lowest: bool) -> None:
+    """Where the lowest number stops last, it is the one that starts first. Elsewhere it is the leader."""
+    platform = FakePlatform(keeps_lowest=keeps_lowest)
+    for group in "ab":
+        platform.lead(group, 0 if keeps_lowest else 2)
+    async with controlled(platform, spec("a", "b")) as control:
+        platform.run_all()
+        control.lead()
+        await until(lambda: {control.groups.leader(g) for g in "ab"} == {0 if keeps_lowest else 2})
+        control.take(spec("a", "b", hibernate=True))
+        control.lead()
+        await until(lambda: control.hibernation.done)
+        last = 0 if keeps_lowest else 2
+        assert platform.steps[-6:] == [
+            f"stop a but {last}, led: True",
+            f"stop b but {last}, led: True",
+            "stop a but None, led: False",
+            "stop b but None, led: False",
+            "stop the others",
+            "stopped",
+        ]
+        assert not platform.alive
+        assert not control.controllers, "the end of a process is no failure"
+        said = [e.message for e in platform.events if e.reason == "Hibernating"]
+        assert [m.split(" stops")[0] for m in said] == ["group a", "group b"]
+        platform.seen = replace(platform.seen, hibernated=True)
+        assert control.observe().hibernated
+
+
+async def test_a_cluster_that_is_woken_while_processes_stop_starts_again() -> None:
+    platform = FakePlatform(keeps_lowest=False)
+    platform.lead("a", 1)
+    async with controlled(platform, spec("a")) as control:
+        platform.run_all()
+        control.lead()
+        await until(lambda: control.groups.leader("a") == 1)
+
+        async def wake(group: str) -> None:
+            platform.before_stop = None
+            control.take(spec("a"))
+            control.lead()
+
+        platform.before_stop = wake
+        control.take(spec("a", hibernate=True))
+        control.lead()
+        await until(lambda: "resume" in platform.steps)
+        assert len(platform.alive) == 3
+        assert (control.hibernation.running, control.hibernation.progress) == (None, "")
+        assert set(control.controllers) == {"a"}
+
+
+async def test_hibernation_goes_on_from_what_runs_after_a_restart() -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a", "b", hibernate=True)) as control:
+        platform.alive = {"t-b-0"}
+        platform.lead("b", 0)
+        control.lead()
+        assert control.hibernation.sleeps("a")
+        await until(lambda: control.hibernation.done)
+        assert "stop b but None, led: False" in platform.steps
+        assert not any(s.startswith("stop a but 0") for s in platform.steps), "its followers stopped before"
+
+
+async def test_the_observation_joins_what_platform_and_control_know() -> None:
+    platform = FakePlatform()
+    platform.seen = replace(platform.seen, problems=["of an object"], progress=["objects"], volume_size="8Gi")
+    async with controlled(platform, spec("a", members=2)) as control:
+        platform.alive = {"t-a-0"}
+        control.problems = ["of an object", "of a pass"]
+        control.rolling.refused["a"] = "versions"
+        control.rolling.progress["a"] = "t-a-1 is replaced"
+        control.left_out = {"x": "none of its configs can be read"}
+        seen = control.observe()
+        assert [(m.name, m.pod_ready, m.node) for m in seen.members] == [
+            ("t-a-0", True, "here"),
+            ("t-a-1", False, "here"),
+        ]
+        assert seen.problems == ["of an object", "of a pass", "group a keeps its version: versions"]
+        assert seen.progress == ["objects", "t-a-1 is replaced"]
+        assert (seen.volume_size, seen.available) == ("8Gi", {"x": "none of its configs can be read"})
+        assert not seen.hibernated
+
+
+@pytest.mark.parametrize("inherited", [True, False])
+async def test_after_a_start_another_status_holds_until_there_are_data(inherited: bool) -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a", members=1), inherited=inherited) as control:
+        control.lead()
+        await until(lambda: control.controllers)
+        assert control.warms_up() == inherited
+        assert control.observe().blind == (frozenset("a") if inherited else frozenset())
+        group: Any = control.controllers["a"]
+        await until(lambda: group.watches and group.watches[0].problem)
+        [watch] = group.watches.values()
+        watch.problem = ""
+        group.waits = Wait("waiting-for-members", "every disk must report first", available=False)
+        control.warm_up.begun -= observation.WARM_UP_S
+        assert not control.warms_up()
+        assert control.observe().blind == (frozenset("a") if inherited else frozenset()), "the wait may be a guess"
+        watch.problem = "it refuses the connection"
+        group.waits = Wait("waiting-for-members", "every disk must report first", available=False)
+        assert control.observe().blind == frozenset(), "now the wait is more than a guess"
+
+
+async def test_availability_is_checked_for_the_groups_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = FakePlatform(former=["b"])
+    async with controlled(platform, spec("a")) as control:
+        control.lead()
+        await until(lambda: set(control.controllers) == {"a", "b"})
+        watched: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(control.availability, "watch", lambda *told: watched.append(told))
+        control.check_availability()
+        assert [(w[0], w[4], w[5], w[6], w[7]) for w in watched] == [("a", ["n:1"], "a:1", "127.0.0.1:1", "a")]
+
+
+async def test_brokers_are_called_with_the_newest_certificates() -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a")) as control:
+        first = control.remoting
+        control.call_with(None, lambda: None)
+        assert control.remoting is first
+        control.call_with("x", lambda: None)
+        assert control.remoting is not first
+        assert control.availability._client is control.remoting
+        second = control.remoting
+        control.call_with("x", lambda: None)
+        assert control.remoting is second
+
+
+async def test_a_part_that_fails_is_reported_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantry_operator.cluster.restart.PART_AGAIN_S", 0.0)
+    platform = FakePlatform()
+    control = ClusterControl(platform, StallCompensatedClock())
+    calls: list[int] = []
+
+    async def fails() -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise RuntimeError("a fault")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(control.hibernation, "run", fails)
+    control.start()
+    await until(lambda: len(calls) == 3)
+    said = [e.message for e in platform.events if e.reason == "ReconcileError"]
+    assert said == ["hibernation failed and is restarted: RuntimeError('a fault')"] * 2
+    await control.close()
+    await platform.http.aclose()
