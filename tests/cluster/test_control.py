@@ -247,7 +247,7 @@ async def test_availability_is_checked_for_the_groups_that_stay(monkeypatch: pyt
         control.lead()
         await until(lambda: set(control.controllers) == {"a", "b"})
         watched: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(control.availability, "watch", lambda *told: watched.append(told))
+        monkeypatch.setattr(control.availability, "watch", lambda *given: watched.append(given))
         control.check_availability()
         assert [(w[0], w[4], w[5], w[6], w[7]) for w in watched] == [("a", ["n:1"], "a:1", "127.0.0.1:1", "a")]
 
