@@ -1,7 +1,7 @@
 """Measures what an archive costs, and how fast it is, against the object store's library alone.
 
-    python benchmarks/archive.py                    # 512 MiB of log
-    python benchmarks/archive.py --mib 2048 -o json
+    python -m benchmarks.archive                    # 512 MiB of log
+    python -m benchmarks.archive --mib 2048 -o json
 
 A store is filled with messages of 1 KiB whose bodies compress to about a fifth, and a real S3 server (versitygw on
 loopback) gets it: `upload` by the code of a broker (read, check each record's CRC, index, compress, send, write the
@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python benchmarks/archive.py`
 
 from gantry_broker.archive import restore
 from gantry_broker.archive.archiver import Archiver

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
+from gantry_broker.replication.replica import Replica
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import make_client
@@ -225,11 +226,12 @@ async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_noth
         assert before is not None
         for config in group.configs:
             core = group.running[config.name].broker.replication.core
+            assert isinstance(core, Replica)
             highest = core.highest_seen_epoch
-            core.highest_seen_epoch = 2**40  # type: ignore[misc]
+            core._highest_seen_epoch = 2**40
             await until("the problem is named", lambda: "highest_seen_epoch" in loop.problem)
             assert f"{config.name}: its report cannot be used" in loop.problem
-            core.highest_seen_epoch = highest  # type: ignore[misc]
+            core._highest_seen_epoch = highest
             await until("it is solved", lambda: not loop.problem)
         now = group.registry.read_now("a")
         assert now is not None

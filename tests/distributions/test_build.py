@@ -27,12 +27,11 @@ PROGRAM = f"""
 import sys
 for name in {ABSENT!r}:
     sys.modules[name] = None
-sys.path[:0] = [sys.argv[1]]
 from gantry_broker.client.sync import Consumer, Producer, SimpleConsumer
 import gantry_broker.client
-with Producer(sys.argv[2]) as producer:
+with Producer(sys.argv[1]) as producer:
     sent = producer.send("Alone", b"x" * 10_000, keys="k")
-with SimpleConsumer(sys.argv[2], "alone") as consumer:
+with SimpleConsumer(sys.argv[1], "alone") as consumer:
     consumer.subscribe("Alone")
     got = consumer.receive(wait_s=10)
     consumer.ack_all(got)
@@ -76,9 +75,10 @@ def test_the_client_alone_works_with_one_package_and_without_unix(
     with zipfile.ZipFile(wheel(built, "gantry_mq_client")) as archive:
         archive.extractall(tmp_path)
     shutil.copytree(Path(orjson.__file__).parent, tmp_path / "orjson")
+    (tmp_path / "__main__.py").write_text(PROGRAM)
     # -I -S: neither the environment of this test nor the folder of the sources.
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", PROGRAM, str(tmp_path), mq.name_servers],
+        [sys.executable, "-I", "-S", str(tmp_path), mq.name_servers],
         capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -121,14 +121,13 @@ def test_both_together_are_the_command(built: list[Path], tmp_path: Path) -> Non
     for name in ("gantry_mq_client", "gantry_mq"):
         with zipfile.ZipFile(wheel(built, name)) as archive:
             archive.extractall(tmp_path)
-    program = (
-        "import sys; sys.path[:0] = [sys.argv.pop(1)]\n"
-        "import gantry_operator, gantry_operator.cli as cli\n"
-        "assert gantry_operator.__file__.startswith(sys.path[0]), gantry_operator.__file__\n"
+    (tmp_path / "__main__.py").write_text(
+        "import os, sys, gantry_operator, gantry_operator.cli as cli\n"
+        "assert gantry_operator.__file__.startswith(os.getcwd()), gantry_operator.__file__\n"
         "sys.argv[0] = 'gantry'; cli.main()"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", program, str(tmp_path), "examples", "quickstart"],
+        [sys.executable, "-I", str(tmp_path), "examples", "quickstart"],
         capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +29,8 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
     from gantry_operator.api.names import reserved_group
 
     async def names(admin: Admin) -> list[str]:
+        import asyncio
+
         known = await asyncio.gather(*(admin.groups(address) for address in (await admin.masters()).values()))
         return [name for part in known for name in part if not reserved_group(name)]
 
@@ -37,6 +38,8 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _asked(ctx: typer.Context, incomplete: str, names: Callable[[Admin], Awaitable[list[str]]]) -> list[str]:
+    import asyncio
+
     from gantry_broker.client import Admin
 
     from gantry_operator.cli.target import find_target
