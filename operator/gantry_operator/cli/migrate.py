@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -169,6 +168,8 @@ def _refuse_names(cluster: BrokerCluster, source: FromRocketMQ) -> None:
 
 
 async def _until_following(folder: ClusterFolder, timeout: float) -> None:
+    import asyncio
+
     deadline = time.monotonic() + timeout
     missing = "the members have not started"
     with Progress("starting") as progress:
