@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -85,6 +84,8 @@ def _catalog(given: Path | None, directory: Path | None, name: str | None) -> di
 
 def _spec(catalog: dict[str, str], directory: Path | None, name: str | None, **more: Any) -> TableSpec:
     """A specification with the addresses of the cluster. Raises CliError."""
+    import asyncio
+
     from gantry_broker.remoting.tls import TlsOptions
     from gantry_spark.tables.job import TableSpec
 
