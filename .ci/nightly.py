@@ -51,6 +51,7 @@ STEPS: dict[str, tuple[list[str], dict[str, str]]] = {
     "http2": ([*PYTEST, "tests/proxy/test_http2.py", "tests/proxy/test_hpack.py"], {"HTTP2_HISTORIES": "40000"}),
     "h2spec": ([sys.executable, "-m", "tests.proxy.h2spec"], {}),
     "interop": ([*PYTEST, "tests/interop"], {"INTEROP": "full"}),
+    "migration": ([*PYTEST, "tests/migration"], {"INTEROP": "full"}),
     "interop5": ([*PYTEST, "tests/interop5"], {"INTEROP": "full"}),
     "delivery": ([sys.executable, "-m", "tests.delivery.scenario", "--through", "both", "--patience", "7200"], {}),
     "supply chain": ([sys.executable, ".ci/supply_chain.py"], {}),

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+
 from benchmarks.rig import rocketmq
 from benchmarks.rig.driver import Driver
 from benchmarks.rig.target import Target
@@ -30,21 +33,23 @@ class Scene:
         self.file = base / "cluster.yaml"
         self.environment = os.environ | {"XDG_STATE_HOME": str(base / "state")}
         self.environment.pop("GANTRY_KUBERNETES", None)
+        self.segment = 1 << 20
         self._drivers: list[Driver] = []
 
     def write(self, **spec: Any) -> None:
-        usual = {
+        usual: dict[str, Any] = {
             "brokerClusterName": self.source.cluster,
             "nameServers": {"replicas": 1},
             "brokerGroups": [{"name": "a", "brokerName": self.source.broker_name, "members": 1}],
             "proxy": {"replicas": 0},
+            "broker": {"mappedFileSizeCommitLog": self.segment},
             "bootstrap": {"fromRocketMQ": {"nameServers": [self.source.namesrv]}},
         }
         manifest = {
             "apiVersion": "gantry.dev/v1alpha1",
             "kind": "BrokerCluster",
             "metadata": {"name": "moved"},
-            "spec": usual | spec,
+            "spec": usual | spec | {"broker": usual["broker"] | spec.get("broker", {})},
         }
         self.file.write_text(json.dumps(manifest))
 
@@ -60,12 +65,26 @@ class Scene:
     def migrate(self, command: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.gantry("migrate", command, *words, "--dir", str(self.folder), check=check)
 
-    def start(self) -> None:
-        self.write()
+    def start(self, **spec: Any) -> None:
+        self.write(**spec)
         self.gantry("migrate", "start", str(self.file), "--dir", str(self.folder))
+
+    @property
+    def address(self) -> str:
+        """Of the new cluster's group."""
+        ports = Ports.load(ClusterFolder(self.folder).ports)
+        return ports.address("group/a")
+
+    def until_following(self) -> None:
+        self.until(
+            "the copy follows", lambda s: s["groups"]["a"]["lag"] is not None and s["groups"]["a"]["lag"] < 1 << 20
+        )
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self.migrate("status", "-o", "json").stdout))
+
+    def resource(self) -> dict[str, Any]:
+        return dict(json.loads(self.gantry("status", "--dir", str(self.folder), "-o", "json", check=False).stdout))
 
     def until(self, what: str, wanted: Callable[[dict[str, Any]], bool], within_s: float = 60) -> dict[str, Any]:
         deadline = time.monotonic() + within_s

@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rig import java
 from benchmarks.rig.processes import NamespaceUnavailable
 from tests.migration.scene import Scene, scene
 
 FIRST = 3000
 """Messages before the copy begins."""
-
-
-@pytest.fixture(scope="session")
-def java_side() -> Path:
-    try:
-        return java.build()
-    except java.JavaMissing as error:
-        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
 
 
 @pytest.mark.timeout(290)
@@ -44,7 +35,7 @@ def moves(made: Scene, client: str) -> None:
     made.start()
     writer = clients.start("failover", topic="Orders", run="run", first=FIRST, size=1000, threads=2, pause_ms=5)
     writer.wait_for("ok")
-    made.until("the copy follows", lambda s: s["groups"]["a"]["lag"] is not None and s["groups"]["a"]["lag"] < 1 << 20)
+    made.until_following()
     before = made.migrate("cutover", "--dry-run")
     assert "nothing was changed" in before.stderr
     assert made.status()["groups"]["a"]["sourcePermission"] == 6

@@ -24,6 +24,16 @@ def test_what_was_not_acknowledged_is_in_flight() -> None:
     assert made.lowest() == {}
 
 
+def test_records_may_come_again_and_in_any_order() -> None:
+    made = InFlight()
+    made.take(ACK, record(ao=100))
+    for _ in range(2):
+        made.take(CHECK_POINT, record(n=2, d=[0, 1]))
+    assert made.lowest() == {"T@G": {2: 101}}
+    made.forget(8)
+    assert made.lowest() == {}
+
+
 def test_groups_go_back_to_what_is_in_flight_and_never_forward() -> None:
     offsets = {"T@G": {0: 5, 2: 110}}
     assert give_again(offsets, {"T@G": {0: 9, 2: 103}, "R@G": {0: 4}}) == 2
@@ -36,5 +46,6 @@ def test_groups_go_back_to_what_is_in_flight_and_never_forward() -> None:
 def test_a_record_that_is_none_of_rocketmqs_is_counted(body: bytes) -> None:
     made = InFlight()
     made.take(CHECK_POINT, body)
+    made.forget(0)
     assert made.unreadable == 1
     assert made.lowest() == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
@@ -112,10 +113,9 @@ def test_a_cutover_goes_on_or_goes_back_wherever_it_is_killed(seed: int) -> None
     assert all(group.finished for group in record.groups.values())
 
 
-def ready(**more: object) -> Seen:
-    return replace(
-        Seen(state="following", copy_end=10, source_end=10, permission=6, broker_id=0, refuses=False), **more
-    )  # type: ignore[arg-type]
+def ready(**more: Any) -> Seen:
+    now = Seen(state="following", copy_end=10, source_end=10, permission=6, broker_id=0, refuses=False)
+    return replace(now, **more)
 
 
 @pytest.mark.parametrize(

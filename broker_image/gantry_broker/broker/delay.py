@@ -31,7 +31,7 @@ from gantry_broker.broker.send.messages import (
     timer_bucket,
     timer_window,
 )
-from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
+from gantry_broker.protocol.codes import REVIVE_PREFIX, SCHEDULE_TOPIC, Prop, SysFlag
 from gantry_broker.protocol.digits import MAX_INT, whole_number
 from gantry_broker.protocol.message import Record, RecordError, decode_records, parse_properties
 from gantry_broker.store.errors import StoreError
@@ -441,7 +441,10 @@ class Buckets:
         One that is late goes to its last place, too, where its recall may be.
         """
         due = _due(props)
-        if timer_bucket(_until(props)) != bucket and due <= self._delivered_before():
+        # RocketMQ's: what it has delivered, and its notes about POP.
+        if timer_bucket(_until(props)) != bucket and (
+            due <= self._delivered_before() or props.get(Prop.REAL_TOPIC, "").startswith(REVIVE_PREFIX)
+        ):
             return None
         if _until(props) < due:
             return rolled_over(record, props, due, now, timer_window(self._store.config.settings.fileReservedTime))

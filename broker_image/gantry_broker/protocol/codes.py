@@ -471,6 +471,8 @@ theirs plus this. RocketMQ's NameServers keep one address for a number, so a mas
 place in the route with each registration.
 """
 RETRY_PREFIX: Final = "%RETRY%"
+REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+"""Before the cluster's name: where RocketMQ 5.x keeps what consumers have popped."""
 DLQ_PREFIX: Final = "%DLQ%"
 REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
 DEFAULT_REGION: Final = "DefaultRegion"

@@ -17,6 +17,8 @@ from gantry_operator.cli.output import note, print_json, print_table, say, size
 from gantry_operator.cli.progress import Progress
 
 if TYPE_CHECKING:
+    from gantry_broker.client import Credentials
+
     from gantry_operator.api import BrokerCluster
     from gantry_operator.api.migration import FromRocketMQ
     from gantry_operator.migration.edge import Edge, SourcePlace
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 
 RECORD = "migration.json"
 """In the cluster's folder: the record of the cutover."""
-BYTES_S = 50e6
-"""Bytes a second that a copy is expected to take, for the expected time."""
 
 migrate_app = typer.Typer(
     no_args_is_help=True,
@@ -64,24 +64,30 @@ def _source(cluster: BrokerCluster, where: str) -> FromRocketMQ:
 
 def _place(source: FromRocketMQ) -> SourcePlace:
     """Secrets of this machine are folders. Raises CliError for a missing one."""
-    from gantry_broker.client import Credentials
     from gantry_broker.remoting.tls import TlsOptions
 
     from gantry_operator.migration.edge import SourcePlace
     from gantry_operator.platforms.local.folder import secret_folder
 
-    credentials = tls = None
-    if source.accessKeySecret is not None:
-        folder = secret_folder(source.accessKeySecret)
-        try:
-            credentials = Credentials(
-                (folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip()
-            )
-        except (OSError, ValueError) as error:
-            raise CliError(f"accessKeySecret: {error}: write the files accessKey and secretKey in {folder}") from None
+    tls = None
     if source.tls is not None:
         tls = TlsOptions(ca_file=secret_folder(source.tls.caSecret) / "ca.crt")
-    return SourcePlace(tuple(source.nameServers), credentials, tls)
+    return SourcePlace(tuple(source.nameServers), _keys(source.accessKeySecret), tls)
+
+
+def _keys(secret: str | None) -> Credentials | None:
+    """The keys in a Secret, which is a folder on this machine. Raises CliError."""
+    from gantry_broker.client import Credentials
+
+    from gantry_operator.platforms.local.folder import secret_folder
+
+    if secret is None:
+        return None
+    folder = secret_folder(secret)
+    try:
+        return Credentials((folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip())
+    except (OSError, ValueError) as error:
+        raise CliError(f"Secret {secret}: {error}: write the files accessKey and secretKey in {folder}") from None
 
 
 def _folder(directory: Path | None, name: str | None) -> ClusterFolder:
@@ -134,6 +140,48 @@ def _save_record(folder: ClusterFolder, record: Record) -> None:
 
 
 @migrate_app.command()
+def check(file: FileArgument, output: OutputOption = Output.text) -> None:
+    """Show what would come along, what changes, what does not, and what stops it. Nothing is changed."""
+    from gantry_operator.cli.target import run_async
+
+    cluster, source = _load(file)
+    _refuse_names(cluster, source)
+    found, left_out = run_async(_findings(cluster, source))
+    refused = [
+        f"group {name}: {f.item}: {f.note}" for name, items in found.items() for f in items if f.kind == "refused"
+    ]
+    if output == Output.json:
+        print_json({name: [f._asdict() for f in items] for name, items in found.items()} | {"leftOut": left_out})
+    else:
+        for name, items in found.items():
+            say(f"group {name}")
+            print_table(["", "ITEM", "AMOUNT", "NOTE"], items, right=["AMOUNT"])
+        if left_out:
+            note(f"brokers of the source that the manifest leaves out: {', '.join(left_out)}")
+    if refused:
+        raise CliError("; ".join(refused))
+
+
+async def _findings(cluster: BrokerCluster, source: FromRocketMQ) -> tuple[dict[str, list[Any]], list[str]]:
+    """By group, and the brokers that are left out. Raises CliError."""
+    from gantry_operator.migration import check as checks
+
+    place = _place(source)
+    found: dict[str, list[Any]] = {}
+    names = set()
+    try:
+        for group in cluster.spec.brokerGroups:
+            broker = source.broker_of(group.name, group.broker_name)
+            names.add(broker)
+            facts = await checks.ask(place, broker, source.cluster)
+            found[group.name] = checks.findings(facts, cluster.spec.broker)
+        left_out = [name for name in await checks.brokers_of(place) if name not in names]
+    except (checks.MigrationError, checks.SourceBroken) as error:
+        raise CliError(str(error)) from None
+    return found, left_out
+
+
+@migrate_app.command()
 def start(
     file: FileArgument,
     timeout: Annotated[float, typer.Option(help="Seconds to wait until the copies follow.")] = 60.0,
@@ -146,6 +194,12 @@ def start(
 
     cluster, source = _load(file)
     _refuse_names(cluster, source)
+    found, _ = run_async(_findings(cluster, source))
+    refused = [
+        f"group {name}: {f.item}: {f.note}" for name, items in found.items() for f in items if f.kind == "refused"
+    ]
+    if refused:
+        raise CliError("; ".join(refused))
     up(file, directory, True, timeout, False, None, wait=False)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     run_async(_until_following(folder, timeout))
@@ -354,3 +408,64 @@ def abort(
     except steps.Refused as error:
         raise CliError(str(error)) from None
     say("the source has its permission back")
+
+
+@migrate_app.command()
+def copy(
+    source: Annotated[str, typer.Option("--from", help="NameServers of the source, separated by ';'.")],
+    target: Annotated[str, typer.Option("--to", help="NameServers of the target, separated by ';'.")],
+    topics: Annotated[str, typer.Option(help="Topics, separated by ','.")],
+    state: Annotated[Path, typer.Option(help="The file with what was copied; the same file goes on.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new messages until it is ended.")] = False,
+    groups: Annotated[bool, typer.Option(help="Set the offsets of the consumer groups at the target, too.")] = True,
+    source_secret: Annotated[
+        str | None, typer.Option(help="Secret with accessKey and secretKey for the source.", show_default=False)
+    ] = None,
+    target_secret: Annotated[
+        str | None, typer.Option(help="Secret with accessKey and secretKey for the target.", show_default=False)
+    ] = None,
+) -> None:
+    """Copy topics by messages, from RocketMQ to Gantry, back, or between any two clusters."""
+    from gantry_operator.cli.target import run_async
+    from gantry_operator.migration.steps import Refused
+
+    names = [name.strip() for name in topics.split(",") if name.strip()]
+    if not names:
+        raise CliError("--topics names no topic", Exit.USAGE)
+    try:
+        run_async(_copy((source, source_secret), (target, target_secret), names, state, follow, groups))
+    except Refused as error:
+        raise CliError(str(error)) from None
+
+
+async def _copy(
+    source: tuple[str, str | None],
+    target: tuple[str, str | None],
+    topics: list[str],
+    state: Path,
+    follow: bool,
+    groups: bool,
+) -> None:
+    from gantry_broker.client import Admin
+
+    from gantry_operator.migration.copying import Copy
+
+    async with (
+        Admin(source[0], credentials=_keys(source[1])) as here,
+        Admin(target[0], credentials=_keys(target[1])) as there,
+    ):
+        made = Copy(here, there, topics, state)
+        await made.prepare()
+        with Progress("copying") as progress:
+            try:
+                await made.run(
+                    follow=follow, say=lambda copied, missing: progress.say(f"{copied} copied, {missing} missing")
+                )
+            finally:
+                moved = await made.move_groups() if groups else {}
+        say(f"{sum(q.messages for found in made.queues.values() for q in found)} messages are copied")
+        expired = sum(q.expired for found in made.queues.values() for q in found)
+        if expired:
+            note(f"{expired} messages had expired at the source before they were read")
+        for group, queues in sorted(moved.items()):
+            say(f"group {group}: its offsets in {queues} queues are set")

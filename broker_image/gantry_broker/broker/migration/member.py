@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gantry_broker.broker.metadata.tables import TIMERS_DELIVERED, Tables
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.broker.migration import ha
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.following import Follower
-from gantry_broker.broker.migration.pops import REVIVE_GROUP, InFlight, give_again, revive_topics
+from gantry_broker.broker.migration.pops import LONGEST_MS, REVIVE_GROUP, InFlight, give_again, revive_topics
 from gantry_broker.broker.migration.source import Look, Source, save
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.http.interim import InterimServer
 from gantry_broker.protocol import plausible
-from gantry_broker.protocol.codes import Perm, Prop
+from gantry_broker.protocol.codes import REVIVE_PREFIX, Perm, Prop
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import decode_records, parse_properties
 from gantry_broker.remoting.tls import TlsOptions
@@ -105,6 +107,9 @@ class Migration:
         self._broken = ""
         self._finish: int | None = None
         self._finished = asyncio.Event()
+        self._in_flight = InFlight()
+        self._pops_at: int | None = None
+        """The next offset of the timer topic to read."""
         self._rates: list[tuple[float, int]] = []
 
     # What others see
@@ -251,15 +256,13 @@ class Migration:
         store, tables = self._store, self._tables
         assert store is not None
         assert tables is not None
-        in_flight = InFlight()
+        await self._read_pops(math.inf)
+        in_flight = self._in_flight
         for topic in revive_topics(tables.topics):
             for queue in store.queue_numbers(topic):
                 at = max(tables.offset(topic, REVIVE_GROUP, queue), store.min_offset(topic, queue))
                 while at < store.max_offset(topic, queue):
-                    got = store.get(topic, queue, at, 1_000, 1 << 20)
-                    for record in decode_records(got.data) if got.data else ():
-                        in_flight.take(parse_properties(record.properties).get(Prop.TAGS, ""), record.body)
-                    at = max(got.next_offset, at + 1)
+                    at = self._take_pops(topic, queue, at)
                     await asyncio.sleep(0)
         again = give_again(tables.offsets, in_flight.lowest())
         if again or in_flight.unreadable:
@@ -267,6 +270,29 @@ class Migration:
         await asyncio.to_thread(save, tables, self._config.data_dir / "config", store.epochs)
         self._save_mark({**(mark_of(self._config.data_dir) or {}), "state": DONE, "end": store.end})
         self._finished.set()
+
+    async def _read_pops(self, until: float) -> None:
+        """Read on in the timer topic, where RocketMQ has what was popped, up to its end or a time of the loop."""
+        store = self._store
+        assert store is not None
+        if TIMER_TOPIC not in store.topics_queues():
+            return
+        since = time.time_ns() // 1_000_000 - LONGEST_MS
+        if self._pops_at is None:
+            self._pops_at = store.offset_at_time(TIMER_TOPIC, 0, since)
+        while self._pops_at < store.max_offset(TIMER_TOPIC, 0) and time.monotonic() < until:
+            self._pops_at = self._take_pops(TIMER_TOPIC, 0, self._pops_at)
+            await asyncio.sleep(0)
+        self._in_flight.forget(since)
+
+    def _take_pops(self, topic: str, queue: int, at: int) -> int:
+        assert self._store is not None
+        got = self._store.get(topic, queue, at, 1_000, 1 << 20)
+        for record in decode_records(got.data) if got.data else ():
+            props = parse_properties(record.properties)
+            if topic != TIMER_TOPIC or props.get(Prop.REAL_TOPIC, "").startswith(REVIVE_PREFIX):
+                self._in_flight.take(props.get(Prop.TAGS, ""), record.body)
+        return max(got.next_offset, at + 1)
 
     def _credentials(self) -> Credentials | None:
         folder = self._wanted.credentials
@@ -394,6 +420,7 @@ class Migration:
                 # What the source did after the end that a finish names is not in the copy: its progress must not be.
                 if self._finish is None:
                     await self._keep(tables, await source.timers_delivered_ms(look.address))
+                    await self._read_pops(time.monotonic() + 1.0)
             finish = self._finish
             arrived = finish is not None and self._arrived(finish)
             if self._follower is not None and self._follower.connected:

@@ -1,7 +1,9 @@
 """What consumers of RocketMQ 5.x have popped and not acknowledged, from the topic in which it keeps that. Pure.
 
 A check point says which messages of a queue were given together, and for how long; acknowledgements name the check
-point and the message. Source: `PopCheckPoint`, `AckMsg`, `BatchAckMsg` and `PopAckConstants` of 5.5.0.
+point and the message. RocketMQ keeps both as timer messages until that time is over; its timer then delivers them to
+the revive topic, where its reader decides. Source: `PopCheckPoint`, `AckMsg`, `BatchAckMsg` and `PopAckConstants` of
+5.5.0, and the log of a broker.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import orjson
 
 from gantry_broker.broker.metadata.tables import offset_key
 from gantry_broker.protocol import plausible
+from gantry_broker.protocol.codes import REVIVE_PREFIX
 
-REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+LONGEST_MS: Final = 12 * 3_600_000
+"""For so long a message is with a consumer at most, by RocketMQ's proxies."""
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 CHECK_POINT, ACK, ACKS = "ck", "ack", "bAck"
 MOST: Final = 64
@@ -30,10 +34,11 @@ class _Given(NamedTuple):
 
 
 class InFlight:
-    """Follows the records of the topic, queue by queue, from where RocketMQ's own reader is."""
+    """Takes the records in any order, and each as often as it comes."""
 
     def __init__(self) -> None:
-        self._open: dict[_Given, set[int]] = {}
+        self._given: dict[_Given, set[int]] = {}
+        self._acknowledged: dict[_Given, set[int]] = {}
         self.unreadable = 0
         """Records that are none of RocketMQ's."""
 
@@ -47,23 +52,27 @@ class InFlight:
             if tag == CHECK_POINT:
                 diffs = value.get("d") or range(_number(value["n"]))
                 offsets = {given.start + _number(diff) for diff in list(diffs)[:MOST]}
-                self._open[given] = offsets or {given.start}
+                self._given.setdefault(given, set()).update(offsets or {given.start})
             elif tag in (ACK, ACKS):
-                done = value["aol"] if tag == ACKS else [value["ao"]]
-                known = self._open.get(given)
-                if known is not None:
-                    known.difference_update(done)
-                    if not known:
-                        del self._open[given]
+                done = {_number(offset) for offset in (value["aol"] if tag == ACKS else [value["ao"]])[:MOST]}
+                self._acknowledged.setdefault(given, set()).update(done)
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
             self.unreadable += 1
+
+    def forget(self, before_ms: int) -> None:
+        """Forget what was given before a time: RocketMQ's reader has it."""
+        for table in (self._given, self._acknowledged):
+            for given in [given for given in table if given.time < before_ms]:
+                del table[given]
 
     def lowest(self) -> dict[str, dict[int, int]]:
         """The first message in flight, by topic and group, and by queue."""
         found: dict[str, dict[int, int]] = {}
-        for given, offsets in self._open.items():
-            queues = found.setdefault(offset_key(given.topic, given.group), {})
-            queues[given.queue] = min(queues.get(given.queue, plausible.MAX_OFFSET), min(offsets))
+        for given, offsets in self._given.items():
+            left = offsets - self._acknowledged.get(given, set())
+            if left:
+                queues = found.setdefault(offset_key(given.topic, given.group), {})
+                queues[given.queue] = min(queues.get(given.queue, plausible.MAX_OFFSET), min(left))
         return found
 
 

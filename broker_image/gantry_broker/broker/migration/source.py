@@ -91,13 +91,18 @@ class Source:
         """The first queue offset of each queue of these topics. Raises MigrationError."""
         found: dict[tuple[str, int], int] = {}
         for topic in topics:
-            body = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=topic))
-            try:
-                stats = topic_stats_from_json(body)
-            except BodyError as error:
-                raise MigrationError(f"the offsets of topic {topic} cannot be read: {error}") from error
-            found.update({(queue.topic, queue.queue_id): max(o.min_offset, 0) for queue, o in stats.items()})
+            queues = await self.bounds(address, topic)
+            found.update({(topic, queue): low for queue, (low, _) in queues.items()})
         return found
+
+    async def bounds(self, address: str, topic: str) -> dict[int, tuple[int, int]]:
+        """The first and the next queue offset of each queue of a topic. Raises MigrationError."""
+        body = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic=topic))
+        try:
+            stats = topic_stats_from_json(body)
+        except BodyError as error:
+            raise MigrationError(f"the offsets of topic {topic} cannot be read: {error}") from error
+        return {queue.queue_id: (max(o.min_offset, 0), max(o.max_offset, 0)) for queue, o in stats.items()}
 
     async def tables(self, address: str) -> Tables:
         """The state beside the log, of one moment. Raises MigrationError when it cannot be read."""
@@ -144,7 +149,7 @@ def look_of(
     if settings.get("enableDLegerCommitLog") == "true":
         raise SourceBroken(
             f"broker {name} keeps its log with DLedger, which has no HA port: migrate it by messages "
-            "(gantry migrate start --by messages)"
+            "(gantry migrate copy)"
         )
     start = number(runtime, "commitLogMinOffset", 0, plausible.MAX_OFFSET)
     end = number(runtime, "commitLogMaxOffset", start, plausible.MAX_OFFSET)

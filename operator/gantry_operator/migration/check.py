@@ -1,0 +1,173 @@
+"""What a migration would bring, from what the source says: what comes, what comes changed, what does not, what stops
+it. `findings` is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.pops import REVIVE_GROUP, revive_topics
+from gantry_broker.broker.migration.source import Look, Source
+from gantry_broker.protocol.codes import (
+    DLQ_PREFIX,
+    ORDER_TOPIC_NAMESPACE,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TRANS_HALF_TOPIC,
+)
+from gantry_broker.settings import BrokerSettings
+
+from gantry_operator.migration.edge import FAILURES, SourcePlace
+
+HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
+BYTES_S: Final = 50e6
+"""Bytes a second that a copy is expected to take, for the expected time."""
+Kind = Literal["comes", "changed", "missing", "refused"]
+
+
+class Finding(NamedTuple):
+    """One item."""
+
+    kind: Kind
+    item: str
+    amount: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the source of one group."""
+
+    look: Look
+    tables: Tables
+    timers_ms: int | None
+    """None: it has no timer."""
+    bounds: Mapping[str, Mapping[int, tuple[int, int]]]
+    """By topic and queue: the first and the next queue offset, of the topics in which messages wait."""
+    ordered: int
+    """Topics with an order configuration in the NameServer's KV table."""
+    ha_problem: str
+    """Why the HA port cannot be reached; empty: it can."""
+
+
+def findings(facts: Facts, settings: BrokerSettings) -> list[Finding]:
+    """All items of one group. `settings`: those of the new brokers."""
+    look, tables = facts.look, facts.tables
+    config = look.settings
+    found = [
+        Finding("comes", "log", _size(look.end - look.start), f"about {_time((look.end - look.start) / BYTES_S)}"),
+        Finding("comes", "topics", str(len(tables.topics)), "with attributes, retries and dead letters: "
+                f"{_count(tables, RETRY_PREFIX)} and {_count(tables, DLQ_PREFIX)}"),
+        Finding("comes", "consumer groups", str(len(tables.groups)), f"{len(tables.offsets)} pairs of topic and group"),
+    ]  # fmt: skip
+    delayed = _waiting(facts, SCHEDULE_TOPIC, {level - 1: offset for level, offset in tables.delay.items()})
+    found.append(Finding("comes", "delayed by level", delayed, "those of the last second may come again"))
+    if facts.timers_ms is not None:
+        found.append(Finding("comes", "timer messages", "in the log", "those of the last ten seconds may come again"))
+    half = {0: tables.offset(TRANS_HALF_TOPIC, HALF_GROUP, 0)}
+    found.append(Finding("comes", "half messages", _waiting(facts, TRANS_HALF_TOPIC, half), "they are checked again"))
+    for topic in revive_topics(tables.topics):
+        read = {queue: tables.offset(topic, REVIVE_GROUP, queue) for queue in facts.bounds.get(topic, {})}
+        found.append(Finding("changed", "POP in flight", _waiting(facts, topic, read), "records; what is open "
+                             "comes again, with all behind it"))  # fmt: skip
+    if facts.ordered:
+        found.append(
+            Finding("missing", "order configuration", str(facts.ordered), "it stays in the source's NameServers")
+        )
+    if config.get("aclEnable") == "true" or config.get("authenticationEnabled") == "true":
+        found.append(Finding("missing", "users and rules", "-", "gantry user import; see docs/security.md"))
+    if config.get("messageStorePlugIn"):
+        found.append(
+            Finding("missing", "tiered storage", "-", f"only the local log comes: {config['messageStorePlugIn']}")
+        )
+    if config.get("enableLmq") == "true" or config.get("enableMultiDispatch") == "true":
+        found.append(Finding("missing", "light queues (%LMQ%)", "-", "their messages come as those of their topics"))
+    levels = config.get("messageDelayLevel", settings.messageDelayLevel)
+    if levels != settings.messageDelayLevel:
+        found.append(Finding("changed", "delay levels", "-", f"write spec.broker.messageDelayLevel: {levels}"))
+    return [*found, *_refusals(facts, settings)]
+
+
+def _refusals(facts: Facts, settings: BrokerSettings) -> list[Finding]:
+    look, found = facts.look, []
+    if not look.version.startswith(("V4_9_", "V5_")):
+        found.append(Finding("refused", "version", look.version or "?", "4.9 and 5.x are followed"))
+    if look.settings.get("enableControllerMode") == "true":
+        found.append(
+            Finding("refused", "controller mode", "-", "its HA handshake is not supported: gantry migrate copy")
+        )
+    if facts.ha_problem:
+        found.append(Finding("refused", "HA port", f"{look.ha[0]}:{look.ha[1]}", facts.ha_problem))
+    if look.segment_size != settings.mappedFileSizeCommitLog:
+        found.append(
+            Finding("refused", "segments", str(settings.mappedFileSizeCommitLog),
+                    f"write spec.broker.mappedFileSizeCommitLog: {look.segment_size}, as the source has it")
+        )  # fmt: skip
+    return found
+
+
+def _count(tables: Tables, prefix: str) -> int:
+    return sum(name.startswith(prefix) for name in tables.topics)
+
+
+def _waiting(facts: Facts, topic: str, read: Mapping[int, int]) -> str:
+    """How many records of a topic wait; a dash where it is not known."""
+    queues = facts.bounds.get(topic)
+    if queues is None:
+        return "-"
+    return str(sum(max(end - max(read.get(queue, 0), low), 0) for queue, (low, end) in queues.items()))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _time(seconds: float) -> str:
+    return f"{max(seconds, 1):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+async def ask(place: SourcePlace, broker: str, cluster: str | None) -> Facts:
+    """Ask the source of one group. Raises MigrationError, SourceBroken."""
+    source = Source(list(place.name_servers), broker, cluster=cluster, credentials=place.credentials, tls=place.tls)
+    async with source:
+        look = await source.look()
+        tables = await source.tables(look.address)
+        timers = await source.timers_delivered_ms(look.address)
+        bounds: dict[str, dict[int, tuple[int, int]]] = {}
+        for topic in (SCHEDULE_TOPIC, TRANS_HALF_TOPIC, *revive_topics(tables.topics)):
+            with contextlib.suppress(MigrationError):
+                bounds[topic] = await source.bounds(look.address, topic)
+        ordered = 0
+        with contextlib.suppress(*FAILURES):
+            ordered = len(await source.admin.kv_table(ORDER_TOPIC_NAMESPACE))
+    problem = ""
+    try:
+        async with asyncio.timeout(3):
+            _, writer = await asyncio.open_connection(*look.ha)
+            writer.close()
+    except (OSError, TimeoutError) as error:
+        problem = f"it cannot be reached: {error or 'no answer'}"
+    return Facts(look, tables, timers, bounds, ordered, problem)
+
+
+async def brokers_of(place: SourcePlace) -> Sequence[str]:
+    """The names of the source's brokers. Raises MigrationError."""
+    source = Source(list(place.name_servers), "", credentials=place.credentials, tls=place.tls)
+    async with source:
+        try:
+            return sorted((await source.admin.cluster_info()).brokers)
+        except FAILURES as error:
+            raise MigrationError(f"the source's NameServers do not answer: {error}") from error
+
+
+__all__ = ["Facts", "Finding", "MigrationError", "SourceBroken", "ask", "brokers_of", "findings"]

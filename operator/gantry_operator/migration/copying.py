@@ -1,0 +1,201 @@
+"""Copies topics message by message between two clusters, in either direction: from RocketMQ to Gantry, or back.
+
+Keys, tags, properties, ids and born times stay, and the order within each queue. What was done is in a file, written
+while it goes on; a copy that was killed reads the end of the target's queues and goes on exactly there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gantry_broker.client import Admin, MessageQueue
+from gantry_broker.client.pulling import PullStatus
+from gantry_broker.client.subscription import subscription
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RequestCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, SendHeader
+from gantry_broker.protocol.message import format_properties
+
+from gantry_operator.migration.copied import KEPT_FLAGS, MARK, QueueCopy, kept
+from gantry_operator.migration.steps import Refused
+from gantry_operator.registry.file import write_durably
+
+GROUP: Final = "TOOLS_CONSUMER"
+PRODUCER: Final = "GANTRY_COPY"
+SAVE_S: Final = 1.0
+BATCH: Final = 32
+SETTLE_S: Final = 1.0
+"""Seconds before the target's end is read after a start: a send of a former process may be on its way."""
+
+
+class Copy:
+    """One copy of some topics. `state`: its file."""
+
+    def __init__(self, source: Admin, target: Admin, topics: Sequence[str], state: Path) -> None:
+        self._source, self._target = source, target
+        self._topics = list(topics)
+        self._path = state
+        self.queues: dict[str, list[QueueCopy]] = {}
+        self._changed = False
+
+    def load(self) -> bool:
+        """Read the file; False: there is none. Raises Refused for one of another form."""
+        try:
+            found = json.loads(self._path.read_text())
+            self.queues = {str(t): [QueueCopy.from_json(q) for q in queues] for t, queues in found["topics"].items()}
+            return True
+        except FileNotFoundError:
+            return False
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"{self._path} is no record of a copy: {error!r}") from None
+
+    def save(self) -> None:
+        """Write the file durably. Raises OSError."""
+        content: dict[str, Any] = {t: [q.to_json() for q in queues] for t, queues in self.queues.items()}
+        write_durably(self._path, json.dumps({"topics": content}))
+        self._changed = False
+
+    async def prepare(self) -> None:
+        """Find the queues, make topics that the target lacks, and go on behind what a former process sent. Raises
+        Refused.
+        """
+        if self.load():
+            await asyncio.sleep(SETTLE_S)
+        for topic in self._topics:
+            if topic not in self.queues:
+                self.queues[topic] = await self._pair(topic)
+        self.save()
+        for queues in self.queues.values():
+            for queue in queues:
+                await self._read_end(queue, next(t for t, found in self.queues.items() if queue in found))
+        self.save()
+
+    async def _pair(self, topic: str) -> list[QueueCopy]:
+        sources = sorted(await self._source.readable_queues(topic))
+        if not sources:
+            raise Refused(f"the source has no readable queue of topic {topic}")
+        masters = await self._target.masters()
+        names = {queue.broker for queue in sources}
+        if await self._target.session.route(topic, fresh=True) is None:
+            if names <= set(masters):
+                for name in sorted(names):
+                    count = sum(queue.broker == name for queue in sources)
+                    await self._target.create_topic(topic, queues=count, groups=[name])
+            else:
+                await self._target.create_topic(topic, queues=-(-len(sources) // len(masters)))
+            await self._target.session.route(topic, fresh=True)
+        targets = sorted(await self._target.readable_queues(topic))
+        same = {(queue.broker, queue.queue_id): queue for queue in targets}
+        if all((queue.broker, queue.queue_id) in same for queue in sources):
+            pairs = [(queue, same[queue.broker, queue.queue_id]) for queue in sources]
+        elif len(targets) >= len(sources):
+            pairs = list(zip(sources, targets, strict=False))
+        else:
+            raise Refused(
+                f"topic {topic} has {len(targets)} queues at the target, and {len(sources)} at the source: a queue's "
+                "order needs a queue of its own. Make it with as many"
+            )
+        found = []
+        for queue, to in pairs:
+            end = (await self._target.topic_stats(topic)).get(to)
+            found.append(
+                QueueCopy(queue.broker, queue.queue_id, to.broker, to.queue_id, 0 if end is None else end.max_offset)
+            )
+        return found
+
+    async def _read_end(self, queue: QueueCopy, topic: str) -> None:
+        """Take over what was sent and not recorded."""
+        puller, at = self._target.puller(GROUP), queue.to_next
+        while True:
+            target = MessageQueue(topic, queue.to_broker, queue.to_queue)
+            got = await puller.pull(target, at, subscription(topic), count=BATCH, suspend_ms=0)
+            for message in got.messages:
+                offset = queue.offset_of(message.properties.get(MARK, ""))
+                if offset is not None and offset >= queue.next:
+                    queue.copied(offset, message.queue_offset)
+            if got.status is PullStatus.NO_NEW or got.next_offset <= at or got.status is PullStatus.ILLEGAL:
+                return
+            at = got.next_offset
+
+    async def run(self, *, follow: bool, say: Callable[[int, int], None] = lambda copied, missing: None) -> None:
+        """Copy all that is there, or with `follow` until it is cancelled. Raises Refused, and errors of clients."""
+        done: dict[tuple[str, int], int] = {}
+        tasks = [
+            asyncio.create_task(self._copy(topic, queue, follow, done))
+            for topic, queues in self.queues.items()
+            for queue in queues
+        ]
+        saving = asyncio.create_task(self._keep(done, say))
+        try:
+            waiting = [*tasks]
+            while waiting:
+                finished, _ = await asyncio.wait([*waiting, saving], return_when=asyncio.FIRST_EXCEPTION, timeout=1)
+                for task in finished:
+                    task.result()
+                waiting = [task for task in tasks if not task.done()]
+        finally:
+            for task in (*tasks, saving):
+                task.cancel()
+            await asyncio.gather(*tasks, saving, return_exceptions=True)
+            self.save()
+
+    async def _keep(self, missing: dict[tuple[str, int], int], say: Callable[[int, int], None]) -> None:
+        while True:
+            await asyncio.sleep(SAVE_S)
+            if self._changed:
+                self.save()
+            say(sum(q.messages for found in self.queues.values() for q in found), sum(missing.values()))
+
+    async def _copy(self, topic: str, queue: QueueCopy, follow: bool, missing: dict[tuple[str, int], int]) -> None:
+        puller, source = self._source.puller(GROUP), MessageQueue(topic, queue.broker, queue.queue)
+        name = (f"{topic}@{queue.broker}", queue.queue)
+        while True:
+            got = await puller.pull(source, queue.next, subscription(topic), count=BATCH, suspend_ms=5_000 * follow)
+            missing[name] = max(got.max_offset - queue.next, 0)
+            for message in got.messages:
+                if message.queue_offset < queue.next:
+                    continue
+                record = message.record
+                properties = kept(message.properties) | {MARK: queue.origin(message.queue_offset)}
+                header = SendHeader(
+                    PRODUCER, topic, AUTO_CREATE_TOPIC, 4, queue.to_queue, record.sys_flag & KEPT_FLAGS,
+                    Long(record.born_ms), record.flag, format_properties(properties).decode(), 0, False, None, False,
+                    queue.to_broker,
+                )  # fmt: skip
+                frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=record.body)
+                address = await self._target.session.master(queue.to_broker, topic)
+                answer = await self._target.session.call_checked(address, frame, f"the copy of {source}")
+                queue.copied(message.queue_offset, int(answer.ext["queueOffset"]))
+                self._changed = True
+            if got.status is PullStatus.ILLEGAL and got.min_offset > queue.next:
+                queue.expired += got.min_offset - queue.next
+                queue.next = got.min_offset
+            elif got.status is not PullStatus.ILLEGAL and got.next_offset > queue.next:
+                queue.next = got.next_offset
+            elif not follow and not got.messages:
+                missing[name] = 0
+                return
+            elif got.status is PullStatus.ILLEGAL:
+                if not follow:
+                    return
+                await asyncio.sleep(1.0)
+
+    async def move_groups(self) -> dict[str, int]:
+        """Set the offsets of the source's groups at the target, never back. Returns the queues by group."""
+        moved: dict[str, int] = {}
+        for topic, queues in self.queues.items():
+            for group in await self._source.topic_consumers(topic):
+                for queue in queues:
+                    old = await self._source.offset(group, MessageQueue(topic, queue.broker, queue.queue))
+                    if old is None:
+                        continue
+                    to = MessageQueue(topic, queue.to_broker, queue.to_queue)
+                    new, present = queue.translate(old), await self._target.offset(group, to)
+                    if present is None or present < new:
+                        await self._target.set_offset(group, to, new)
+                        moved[group] = moved.get(group, 0) + 1
+        return moved

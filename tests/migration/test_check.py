@@ -1,0 +1,88 @@
+"""What `gantry migrate check` finds in what a source says. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gantry_broker.broker.metadata.tables import Tables
+from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
+from gantry_broker.broker.migration.source import Look, look_of, tables_of
+from gantry_broker.settings import BrokerSettings
+from gantry_operator.migration.check import Facts, findings
+
+SETTINGS = BrokerSettings()
+CONFIG = {
+    "brokerRole": "ASYNC_MASTER",
+    "haListenPort": "10912",
+    "mappedFileSizeCommitLog": str(SETTINGS.mappedFileSizeCommitLog),
+    "messageDelayLevel": SETTINGS.messageDelayLevel,
+}
+RUNTIME = {"commitLogMinOffset": "0", "commitLogMaxOffset": "5000000000", "brokerVersionDesc": "V4_9_7"}
+
+
+def look(**config: str) -> Look:
+    return look_of("a", "demo", "127.0.0.1:10911", CONFIG | config, RUNTIME, 1)
+
+
+def facts(**more: Any) -> Facts:
+    bounds = {"SCHEDULE_TOPIC_XXXX": {0: (0, 7), 4: (10, 30)}}
+    return replace(Facts(look(), Tables(delay={1: 5, 5: 0}), None, bounds, 0, ""), **more)
+
+
+def kinds(found: Facts) -> dict[str, tuple[str, str]]:
+    return {f.item: (f.kind, f.amount) for f in findings(found, SETTINGS)}
+
+
+def test_what_comes_has_its_size_and_what_is_not_known_has_a_dash() -> None:
+    found = kinds(facts())
+    assert found["log"] == ("comes", "4.7 GiB")
+    assert found["delayed by level"] == ("comes", "22")
+    assert found["half messages"] == ("comes", "-")
+    assert not [item for item, (kind, _) in found.items() if kind != "comes"]
+
+
+@pytest.mark.parametrize(
+    ("more", "item", "kind"),
+    [
+        ({"look": look(aclEnable="true")}, "users and rules", "missing"),
+        ({"look": look(messageStorePlugIn="org.apache.rocketmq.tieredstore.X")}, "tiered storage", "missing"),
+        ({"look": look(enableLmq="true")}, "light queues (%LMQ%)", "missing"),
+        ({"look": look(messageDelayLevel="1s 2s")}, "delay levels", "changed"),
+        ({"look": look(mappedFileSizeCommitLog="1048576")}, "segments", "refused"),
+        ({"look": look(enableControllerMode="true")}, "controller mode", "refused"),
+        ({"look": replace(look(), version="V4_3_0")}, "version", "refused"),
+        ({"ha_problem": "no answer"}, "HA port", "refused"),
+        ({"ordered": 3}, "order configuration", "missing"),
+    ],
+)
+def test_what_does_not_come_is_named(more: dict[str, Any], item: str, kind: str) -> None:
+    assert kinds(facts(**more))[item][0] == kind
+
+
+def test_dledger_is_refused_with_the_way_by_messages() -> None:
+    with pytest.raises(SourceBroken, match="gantry migrate copy"):
+        look(enableDLegerCommitLog="true")
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1_0", "x", "99999999999999999999"])
+def test_a_number_that_no_master_says_is_refused_by_its_name(value: str) -> None:
+    with pytest.raises(SourceBroken, match="commitLogMaxOffset of broker a is"):
+        look_of("a", "demo", "127.0.0.1:1", CONFIG, RUNTIME | {"commitLogMaxOffset": value}, 0)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [b"", b"[]", b'{"offsetTable":{"T@g":{"0":-5}}}', b'{"offsetTable":{"T@g":{"x":1}}}', b'{"offsetTable":3}'],
+)
+def test_tables_that_cannot_be_are_refused(table: bytes) -> None:
+    topics, groups = b'{"topicConfigTable":{}}', b'{"subscriptionGroupTable":{}}'
+    with pytest.raises(MigrationError):
+        tables_of(topics, groups, table, b'{"offsetTable":{}}')
+
+
+def test_a_topic_of_gantrys_own_stops_it() -> None:
+    topics = b'{"topicConfigTable":{"rmq_sys_GANTRY_CONTROL":{"topicName":"rmq_sys_GANTRY_CONTROL"}}}'
+    with pytest.raises(SourceBroken, match="it is no RocketMQ"):
+        tables_of(topics, b'{"subscriptionGroupTable":{}}', b'{"offsetTable":{}}', b'{"offsetTable":{}}')

@@ -1,0 +1,140 @@
+"""Topics are copied by messages between two real brokers; the copy is killed anywhere and goes on exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from gantry_broker.client import Admin, Message, MessageQueue, Producer
+from gantry_broker.client.pulling import PullStatus
+from gantry_broker.client.subscription import subscription
+from gantry_broker.testing import broker
+from gantry_operator.cli.app import app
+from gantry_operator.migration.copied import MARK, QueueCopy, kept
+from gantry_operator.migration.copying import Copy
+from gantry_operator.migration.steps import Refused
+from typer.testing import CliRunner
+
+QUEUES = 4
+runner = CliRunner()
+
+
+async def content(admin: Admin, topic: str) -> dict[int, list[tuple[bytes, str, tuple[str, ...], str, int, str]]]:
+    """By queue: body, tags, keys, id, born time and a property of each message."""
+    found = {}
+    for queue in sorted(await admin.readable_queues(topic)):
+        rows, at, puller = [], 0, admin.puller()
+        while (got := await puller.pull(queue, at, subscription(topic), suspend_ms=0)).status is PullStatus.FOUND:
+            rows += [
+                (m.body, m.tags, m.keys, m.id, m.record.born_ms, m.properties.get("colour", "")) for m in got.messages
+            ]
+            at = got.next_offset
+        found[queue.queue_id] = rows
+    return found
+
+
+async def fill(name_servers: str, topic: str, count: int) -> None:
+    async with Admin(name_servers) as admin:
+        await admin.create_topic(topic, queues=QUEUES)
+    async with Producer(name_servers) as producer:
+        for number in range(count):
+            body = f"{number}".encode() * (2_000 if number % 50 == 0 else 1)
+            message = Message(
+                topic, body, tags=f"t{number % 3}", keys=f"k{number}", properties={"colour": f"c{number}"}
+            )
+            await producer.send(message)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_copy_that_is_killed_goes_on_and_copies_nothing_twice(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 400)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            expected = await content(here, "T")
+            queue = MessageQueue("T", "test", 1)
+            await here.set_offset("billing", queue, 17)
+            for _ in range(4):
+                copy = Copy(here, there, ["T"], tmp_path / "copy.json")
+                copy.save = lambda: None  # type: ignore[method-assign]
+                await Copy.prepare(copy)
+                if not copy._path.exists():
+                    Copy.save(copy)  # The file of the begin; later ones are lost with the process.
+                task = asyncio.create_task(copy.run(follow=False))
+                await asyncio.sleep(rng.random() * 0.3)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            copy = Copy(here, there, ["T"], tmp_path / "copy.json")
+            await copy.prepare()
+            await copy.run(follow=False)
+            assert await content(there, "T") == expected
+            assert sum(q.messages for q in copy.queues["T"]) == 400
+            assert await copy.move_groups() == {"billing": 1}
+            assert await there.offset("billing", queue) == 17
+            await fill(source.name_servers, "T", 10)
+            again = Copy(here, there, ["T"], tmp_path / "copy.json")
+            await again.prepare()
+            await again.run(follow=False)
+            assert await content(there, "T") == await content(here, "T")
+
+
+async def test_a_target_that_had_messages_gets_other_offsets_and_groups_follow_them(tmp_path: Path) -> None:
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 40)
+        await fill(target.name_servers, "T", 20)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            queue = MessageQueue("T", "test", 2)
+            await here.set_offset("g", queue, 3)
+            before = await content(there, "T")
+            copy = Copy(here, there, ["T"], tmp_path / "copy.json")
+            await copy.prepare()
+            await copy.run(follow=False)
+            await copy.move_groups()
+            assert await there.offset("g", queue) == len(before[2]) + 3
+            assert (await content(there, "T"))[2] == before[2] + (await content(here, "T"))[2]
+
+
+async def test_fewer_queues_at_the_target_are_refused_and_nothing_is_sent(tmp_path: Path) -> None:
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 4)
+        async with Admin(source.name_servers) as here, Admin(target.name_servers) as there:
+            await there.create_topic("T", queues=1)
+            copy = Copy(here, there, ["T"], tmp_path / "copy.json")
+            with pytest.raises(Refused, match="has 1 queues at the target, and 4 at the source"):
+                await copy.prepare()
+            assert await content(there, "T") == {0: []}
+
+
+def test_offsets_are_translated_over_gaps_on_both_sides() -> None:
+    queue = QueueCopy("a", 0, "b", 3, 100)
+    assert queue.translate(5) == 100
+    for offset, to in ((10, 100), (11, 101), (15, 102), (16, 110), (17, 111)):
+        queue.copied(offset, to)
+    assert queue.runs == [[10, 100, 2], [15, 102, 1], [16, 110, 2]]
+    moved = {o: queue.translate(o) for o in (0, 10, 11, 12, 14, 15, 16, 17, 18, 99)}
+    assert moved == {0: 100, 10: 100, 11: 101, 12: 102, 14: 102, 15: 102, 16: 110, 17: 111, 18: 112, 99: 112}
+    assert QueueCopy.from_json(queue.to_json()) == queue
+    with pytest.raises(ValueError, match="does not come after"):
+        queue.copied(17, 112)
+
+
+def test_marks_of_other_queues_and_of_no_number_are_none() -> None:
+    queue = QueueCopy("a", 0, "b", 3, 100)
+    assert queue.offset_of(queue.origin(7)) == 7
+    for mark in ("", "a/0/", "a/1/7", "b/0/7", "a/0/-7", "a/0/\u00b2", "a/0/" + "9" * 30):
+        assert queue.offset_of(mark) is None
+    assert MARK not in kept({"DELAY": "3", "TRAN_MSG": "true"})
+    assert kept({"DELAY": "3", "TRAN_MSG": "true", "KEYS": "k"}) == {"KEYS": "k"}
+
+
+async def test_the_command_copies_and_says_what_it_did(tmp_path: Path) -> None:
+    async with broker() as source, broker() as target:
+        await fill(source.name_servers, "T", 12)
+        words = ["migrate", "copy", "--from", source.name_servers, "--to", target.name_servers, "--topics", "T"]
+        state = ["--state", str(tmp_path / "copy.json")]
+        for _ in range(2):
+            done = await asyncio.to_thread(runner.invoke, app, [*words, *state])
+            assert done.exit_code == 0, done.output
+            assert "12 messages are copied" in done.output

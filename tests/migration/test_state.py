@@ -1,0 +1,161 @@
+"""What has state beside the log, and a cutover that is killed or taken back. With real RocketMQ; INTEROP=full.
+
+Java brokers and the times of delays make these slow: `make nightly` runs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.protocol.codes import Perm, RequestCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.message import decode_records
+
+from benchmarks.rig.processes import NamespaceUnavailable
+from benchmarks.rig.wire import Wire
+from tests.migration.scene import Scene, scene
+
+pytestmark = pytest.mark.timeout(400)
+ANSWERS = importlib.import_module("tests.interop.pop_answers")  # It has no types.
+# The source checks no transaction itself, so that Gantry has to.
+SOURCE = {"transactionCheckInterval": "600000"}
+GANTRY = {"transactionCheckInterval": 2000, "transactionTimeOut": 2000}
+
+
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
+def test_what_waits_at_a_cutover_arrives_once(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
+    try:
+        with scene(tmp_path, server, SOURCE) as made:
+            waits(made, client)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+
+
+def create(made: Scene, clients: Any, *topics: str) -> None:
+    for topic in topics:
+        clients.mqadmin("updateTopic", "-c", made.source.cluster, "-t", topic, "-r", "1", "-w", "1")
+
+
+def waits(made: Scene, client: str) -> None:
+    clients, timers = made.driver(client), client == "55"
+    create(made, clients, "Early", "Levels", "Timers", "Tx", "Pop")
+    if timers:
+        clients.run("produce", topic="Early", count=3, run="early", deliver_in_ms=2_000)
+    early = clients.start("consume", topic="Early", group="gEarly", run="early", count=99, timeout_s=300, each=True)
+    clients.run("produce", topic="Pop", count=10, run="pop")
+    if timers:
+        with Wire(made.source.broker_address, 30, made.source.prefix) as wire:
+            popped = pop(wire, "gPop")
+            assert len(popped) == 8
+            ack(wire, "gPop", popped, 3)
+    made.start(broker=GANTRY)
+    if timers:
+        assert sum(1 for _ in range(3) if early.wait_for("message", 30)) == 3
+        time.sleep(12)  # What was delivered in the last seconds may come again.
+    transaction = clients.start("transactions", topic="Tx", count=3, plan="unknown-commit", stay_s=150)
+    for _ in range(3):
+        transaction.wait_for("sent")
+    clients.run("produce", topic="Levels", count=5, run="levels", delay_level=5)
+    if timers:
+        clients.run("produce", topic="Timers", count=5, run="timers", deliver_in_ms=60_000)
+    made.until_following()
+    made.migrate("cutover")
+    for topic, expected in {"Levels": 5, "Timers": 5 if timers else 0, "Tx": 3}.items():
+        if expected:
+            got = clients.run(
+                "consume", topic=topic, group=f"g{topic}", run=topic.lower(), count=expected, settle_ms=5_000,
+                timeout_s=150, within_s=200,
+            )  # fmt: skip
+            assert (got.summary["unique"], got.summary["repeated"]) == (expected, 0), topic
+    assert early.queue.empty(), "a timer message that RocketMQ had delivered came again"
+    if timers:
+        with Wire(made.address, 30, made.source.prefix) as wire:
+            again = {record.queue_offset for record in pop(wire, "gPop", 32)}
+            assert again == set(range(3, 10)), "what was popped and not acknowledged comes again"
+
+
+class Popped(list[Any]):
+    """Records, with the answer that had them."""
+
+    answer: Frame
+
+
+def pop(wire: Wire, group: str, most: int = 8) -> Popped:
+    answer = wire.ask(
+        RequestCode.POP_MESSAGE,
+        {k: str(v) for k, v in ANSWERS.pop_ext(group, "Pop", maxMsgNums=most, queueId=0).items()},
+    )
+    found = Popped(decode_records(answer.body) if answer.body else ())
+    found.answer = answer
+    return found
+
+
+def ack(wire: Wire, group: str, popped: Popped, count: int) -> None:
+    for at, record in enumerate(popped[:count]):
+        fields = {
+            "consumerGroup": group, "topic": "Pop", "queueId": 0, "offset": record.queue_offset,
+            "extraInfo": ANSWERS.handle_of(popped.answer, at),
+        }  # fmt: skip
+        assert wire.ask(RequestCode.ACK_MESSAGE, {k: str(v) for k, v in fields.items()}).code == 0
+
+
+@pytest.mark.parametrize(("server", "client"), [("server49", "49"), ("server55", "55")])
+def test_a_cutover_that_is_killed_goes_back_or_on(java_side: Path, tmp_path: Path, server: str, client: str) -> None:
+    try:
+        with scene(tmp_path, server) as made:
+            killed(made, client)
+    except NamespaceUnavailable as error:
+        pytest.skip(f"the migration from Apache RocketMQ is not tested here: {error}")
+
+
+def killed(made: Scene, client: str) -> None:
+    clients = made.driver(client)
+    create(made, clients, "Orders")
+    clients.run("produce", topic="Orders", count=500, run="run")
+    made.start()
+    made.until_following()
+    for phase in ("readers-off", "writes-off"):
+        cut_at(made, phase)
+        said = made.migrate("abort").stdout
+        assert "has its permission back" in said
+        group = made.status()["groups"]["a"]
+        assert (group["state"], group["sourcePermission"]) == ("following", Perm.READ | Perm.WRITE)
+        sent = clients.run("produce", topic="Orders", count=10, run=phase)
+        assert sent.summary["statuses"] == {"SEND_OK": 10}
+    # The member that follows is killed, too.
+    member = next(m for m in made.resource()["status"]["members"] if m["group"] == "a")
+    os.kill(member["pid"], signal.SIGKILL)
+    made.until_following()
+    for phase in ("readers-off", "writes-off", "finishing"):
+        cut_at(made, phase)
+    assert "Gantry leads" in made.migrate("cutover").stdout
+    refused = made.migrate("abort", check=False)
+    assert refused.returncode == 1
+    assert "an abort is possible until" in refused.stderr
+    got = clients.run("consume", topic="Orders", group="g", run="run", count=520, settle_ms=2_000, timeout_s=90)
+    assert got.summary["received"] == 520
+
+
+def cut_at(made: Scene, phase: str) -> None:
+    """Kill a cutover as soon as this phase is recorded, or let it be if it was past that."""
+    cutover = subprocess.Popen(
+        [*made.source.prefix, sys.executable, "-m", "gantry_operator.cli", "migrate", "cutover", "--settle", "1",
+         "--dir", str(made.folder)],
+        env=made.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    record = made.folder / "migration.json"
+    deadline = time.monotonic() + 60
+    while cutover.poll() is None and time.monotonic() < deadline:
+        if record.exists() and f'"{phase}"' in record.read_text():
+            break
+        time.sleep(0.01)
+    os.killpg(cutover.pid, signal.SIGKILL)
+    cutover.communicate()
