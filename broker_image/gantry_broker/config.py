@@ -229,6 +229,7 @@ class BrokerConfig(FileConfig):
     follow: ArchivePlace | None = Field(
         None, description="A new member is a standby, which follows this archive; None: it is an ordinary one."
     )
+    source_ca_file: Path | None = Field(None, description="The CAs of their certificates; None: no TLS.")
 
     @property
     def own_cluster(self) -> str:

@@ -83,11 +83,10 @@ class BrokerProcess:
             membership=membership,
             tls=self.tls.internal,
         )
-        migrate = config.migrate
         self.source = RemotingClient(
             on_disconnect=lambda address: self.parts.registrar.lost(address),
             connect_timeout=PEER_CONNECT_S,
-            tls=None if migrate is None or migrate.ca_file is None else TlsOptions(ca_file=migrate.ca_file),
+            tls=None if config.source_ca_file is None else TlsOptions(ca_file=config.source_ca_file),
         )
         mark_origin(config.data_dir, site, self.store.end, self.store.last_epoch)
         self.parts = wire(config, self.store, pack_host(*host), self.client, membership, self.tls, self.source, site)

@@ -419,6 +419,13 @@ class BrokerClusterSpec(Model):
             "bootstrap",
         ),
         Rule(
+            "!has(self.bootstrap) || !has(self.bootstrap.fromRocketMQ) || "
+            f"{either('self.mode', 'MasterSlave')} != 'Raft'",
+            "bootstrap.fromRocketMQ is for mode: MasterSlave: a Raft group cannot begin with RocketMQ's log",
+            lambda s: s.mode != "Raft" or s.bootstrap is None or s.bootstrap.fromRocketMQ is None,
+            "bootstrap",
+        ),
+        Rule(
             "!has(self.archive) || !has(self.bootstrap) || !has(self.bootstrap.fromArchive) || "
             "self.archive.url != self.bootstrap.fromArchive.url",
             "archive.url is that of bootstrap.fromArchive, which belongs to the cluster that it is of: write another "

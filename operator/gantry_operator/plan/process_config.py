@@ -63,7 +63,17 @@ LIVE_FIELDS = frozenset({"authentication", "follow", "log_level", "migrate", "re
 only an empty disk is restored or migrated to.
 """
 ADDED_FIELDS = frozenset(
-    {"archive", "follow", "log_level", "migrate", "resource", "resource_group", "restore", "source_name_servers"}
+    {
+        "archive",
+        "follow",
+        "log_level",
+        "migrate",
+        "resource",
+        "resource_group",
+        "restore",
+        "source_ca_file",
+        "source_name_servers",
+    }
 )
 """Fields since 0.1.0. With their defaults they are left out: a process of an older image refuses what it does not know,
 and a new operator changes no pod only because the configuration has another form."""
@@ -120,6 +130,13 @@ class ArchiveFiles:
     def follow(self, bootstrap: Bootstrap | None) -> Place | None:
         source = None if bootstrap is None else bootstrap.follow
         return None if source is None else Place(**self._place("follow", source))
+
+    def source_authorities(self, bootstrap: Bootstrap | None) -> Path | None:
+        """The authorities of RocketMQ's NameServers."""
+        source = None if bootstrap is None else bootstrap.fromRocketMQ
+        if source is None or source.tls is None:
+            return None
+        return self.secrets("migrate", source.tls.caSecret) / AUTHORITIES
 
     def _place(self, use: str, place: ArchivePlace) -> dict[str, Any]:
         secret, encryption = place.credentialsSecret, place.encryption
@@ -252,6 +269,7 @@ def broker_config(
         migrate=archives.migrate(spec.bootstrap, member.group, cluster.broker_name(member.group))
         if member.number == 0
         else None,
+        source_ca_file=archives.source_authorities(spec.bootstrap),
         source_name_servers=[]
         if spec.bootstrap is None or spec.bootstrap.fromRocketMQ is None
         else list(spec.bootstrap.fromRocketMQ.nameServers),

@@ -23,7 +23,8 @@ from gantry_broker.broker.migration import ha
 from gantry_broker.broker.migration.errors import MigrationError, SourceBroken
 from gantry_broker.broker.migration.following import Follower
 from gantry_broker.broker.migration.pops import LONGEST_MS, REVIVE_GROUP, InFlight, give_again, revive_topics
-from gantry_broker.broker.migration.source import Look, Source, save
+from gantry_broker.broker.migration.source import FAILURES, Look, Source, save
+from gantry_broker.client import Admin
 from gantry_broker.client.credentials import Credentials
 from gantry_broker.http.interim import InterimServer
 from gantry_broker.protocol import plausible
@@ -200,6 +201,9 @@ class Migration:
         await server.start()
         try:
             mark = mark_of(self._config.data_dir)
+            if mark is None and await self._has_leader():
+                log.info("group %s leads already: the empty disk joins it", self._config.group)
+                return
             if mark is not None and mark["state"] == BROKEN:
                 self._broken = str(mark.get("reason", ""))
             while not self._broken and not self._finished.is_set():
@@ -213,6 +217,15 @@ class Migration:
                 self._store.close()
                 self._store = None
             await server.close()
+
+    async def _has_leader(self) -> bool:
+        """Whether the cluster's own NameServers know the group: its migration is over, and this disk is a new one."""
+        async with Admin(self._config.name_servers, timeout=2.0) as admin:
+            try:
+                return self._config.group in (await admin.cluster_info()).brokers
+            except FAILURES as error:
+                log.info("the cluster's NameServers say nothing about the group: %s", error)
+                return False
 
     async def _try(self) -> None:
         wanted = self._wanted

@@ -30,6 +30,7 @@ from gantry_operator.platforms.local.certificates import (
 )
 from gantry_operator.platforms.local.folder import ClusterFolder, secret_folder
 from gantry_operator.platforms.local.ports import HOST, Ports, http, on_loopback, registration, replication
+from gantry_operator.registry import FileRegistry
 
 NAME_SERVER = "gantry_broker.namesrv"
 BROKER = "gantry_broker.broker"
@@ -91,6 +92,9 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             registration_addresses=registrations, token_file=folder.token_file, loopback=on_loopback(),
             tls=tls_folders(cluster, folder, member.group), archives=archives,
         )  # fmt: skip
+        if config_of_broker.migrate is not None and FileRegistry(folder.registry).read_now(member.group) is not None:
+            # The group leads already: an empty disk joins it, and follows no source.
+            config_of_broker = config_of_broker.model_copy(update={"migrate": None})
         decisive = restarts(config_of_broker)
         if cluster.spec.mode == "Raft":
             # A new member announces its own address, so its group need not restart.

@@ -1,0 +1,69 @@
+"""What `spec.bootstrap.fromRocketMQ` makes of the processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.broker.migration import member
+from gantry_broker.config import BrokerConfig, MigrateConfig
+from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
+from gantry_broker.testing import broker
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import plan
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.process_plan import process_plans
+from gantry_operator.registry import FileRegistry
+
+from tests.support.free_ports import free_ports
+
+
+def cluster(**spec: Any) -> BrokerCluster:
+    source = {"nameServers": ["192.0.2.10:9876"], "tls": {"caSecret": "source"}}
+    usual = {
+        "brokerGroups": [{"name": "a", "brokerName": "broker-a", "members": 2}],
+        "bootstrap": {"fromRocketMQ": source},
+    }
+    return BrokerCluster.make("shop", "x", **(usual | spec))
+
+
+def configs(made: BrokerCluster, folder: ClusterFolder) -> dict[str, dict[str, Any]]:
+    ports = Ports.load(folder.ports)
+    ports.choose(plan(made), frozenset())
+    return {p.name: json.loads(p.config) for p in process_plans(made, plan(made), ports, folder) if p.group}
+
+
+def test_member_0_follows_until_the_group_leads_and_all_register_at_the_source(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    folder.make()
+    found = configs(cluster(), folder)
+    assert found["shop-a-0"]["migrate"]["broker"] == "broker-a"
+    assert "migrate" not in found["shop-a-1"]
+    for config in found.values():
+        assert config["source_name_servers"] == ["192.0.2.10:9876"]
+        assert config["source_ca_file"].endswith("source/ca.crt")
+    leader = MemberId(0, "x")
+    assert FileRegistry(folder.registry).swap_now("a", None, LeadershipRecord(1, 1, leader, frozenset({leader})))
+    assert "migrate" not in configs(cluster(), folder)["shop-a-0"]
+
+
+def test_mode_raft_is_refused() -> None:
+    with pytest.raises(ValueError, match="for mode: MasterSlave"):
+        cluster(mode="Raft", brokerGroups=[{"name": "a", "members": 3}])
+
+
+async def test_a_new_disk_of_a_group_that_leads_follows_no_source(tmp_path: Path) -> None:
+    port, http = free_ports(2)
+    async with broker() as running:
+        config = BrokerConfig(
+            cluster="test", group="test", member=0, name="test-0", data_dir=tmp_path, port=port, http_port=http,
+            listen_host="127.0.0.1", member_address=f"127.0.0.1:{port}", group_address=f"127.0.0.1:{port}",
+            name_servers=[running.name_servers],
+            migrate=MigrateConfig(name_servers=["127.0.0.1:1"], broker="broker-a"),
+        )  # fmt: skip
+        assert member.is_wanted(config)
+        await member.migrate_first(config)
+    assert not (tmp_path / member.MARK).exists()
