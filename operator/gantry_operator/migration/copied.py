@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from gantry_broker.protocol.codes import Prop, SysFlag
+from gantry_broker.protocol.digits import whole_number
 
 MARK: Final = "GANTRY_COPY_OF"
 """The property of a copy: broker, queue and offset of its original. A copy that went on after a crash finds by it what
@@ -76,9 +77,7 @@ class QueueCopy:
     def offset_of(self, mark: str) -> int | None:
         """The original's offset; None: the copy is of another queue."""
         head, _, number = mark.rpartition("/")
-        if head != f"{self.broker}/{self.queue}" or not (number.isascii() and number.isdecimal()):
-            return None
-        return int(number) if len(number) < 20 else None
+        return whole_number(number) if head == f"{self.broker}/{self.queue}" else None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
