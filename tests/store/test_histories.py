@@ -19,6 +19,8 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.store.indexing import index_all
+
 HOST = bytes((10, 0, 0, 7, 0, 0, 4, 210))
 HOST_V6 = bytes(range(16)) + bytes((0, 0, 4, 210))
 SETTINGS = BrokerSettings(
@@ -144,6 +146,7 @@ def check(store: MessageStore, model: Model, rng: random.Random) -> None:
             GetStatus.NO_MESSAGE_IN_QUEUE,
             GetStatus.NO_MATCHED_LOGIC_QUEUE,
         )
+    index_all(store)
     confirmed = [w for w in model.records if w.phys < model.confirmed]
     for written in rng.sample(confirmed, min(6, len(confirmed))):
         assert store.record(written.phys).body == written.body

@@ -16,6 +16,8 @@ from gantry_broker.store.log.epochs import LeaderEpochs
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
+from tests.store.indexing import index_all
+
 HISTORIES = int(os.environ.get("STORE_HISTORIES", "16"))
 SEEDS = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
 HOST = pack_host("10.1.2.3", 50_000)
@@ -101,6 +103,7 @@ class Pair:
     def look(self) -> None:
         """A record that was read once never changes or disappears, in any store that shows its offset."""
         for store in self.stores:
+            index_all(store)
             for queue_id in range(3):
                 high = store.max_offset("T", queue_id)
                 for number in range(high):
