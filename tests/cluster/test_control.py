@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gantry_operator.api import BrokerCluster
-from gantry_operator.cluster import observation
+from gantry_operator.cluster import hibernation, observation, restart
 from gantry_operator.cluster.control import ClusterControl
 from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.platform import Event
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import Wait
 
@@ -188,6 +190,33 @@ async def test_a_cluster_that_is_woken_while_processes_stop_starts_again() -> No
         assert set(control.controllers) == {"a"}
 
 
+async def test_hibernation_takes_no_steps_while_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor runs all day, and its steps are short."""
+    platform, looks = FakePlatform(keeps_lowest=False), list[float]()
+
+    async def noted(seconds: float) -> None:
+        looks.append(seconds)
+        await asyncio.sleep(seconds)
+
+    monkeypatch.setattr(hibernation, "asyncio", SimpleNamespace(sleep=noted, Event=asyncio.Event))
+    async with controlled(platform, spec("a")) as control:
+        platform.run_all()
+        control.lead()
+        await asyncio.sleep(0.03)
+        assert looks == []
+        for _ in range(2):
+            control.take(spec("a", hibernate=True))
+            control.lead()
+            await until(lambda: control.hibernation.done)
+            seen = len(looks)
+            await asyncio.sleep(0.03)
+            assert len(looks) <= seen + 1
+            control.take(spec("a"))
+            control.lead()
+            platform.run_all()
+            platform.servers = True
+
+
 async def test_hibernation_goes_on_from_what_runs_after_a_restart() -> None:
     platform = FakePlatform()
     async with controlled(platform, spec("a", "b", hibernate=True)) as control:
@@ -285,3 +314,22 @@ async def test_a_part_that_fails_is_reported_and_started_again(monkeypatch: pyte
     assert said == ["hibernation failed and is restarted: RuntimeError('a fault')"] * 2
     await control.close()
     await platform.http.aclose()
+
+
+async def test_a_part_is_started_again_though_its_fault_cannot_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart, "PART_AGAIN_S", 0.0)
+    calls: list[int] = []
+
+    async def fails() -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise RuntimeError("a fault")
+        await asyncio.Event().wait()
+
+    def report(event: Event) -> None:
+        raise ValueError(event.reason)
+
+    task = asyncio.create_task(restart.kept_alive("a part", fails, report))
+    await until(lambda: len(calls) == 3)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -144,3 +144,49 @@ async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_la
     found.close()
     if before is not None:
         before.wait()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of processes as they are started. None of them is a real one, and none ends."""
+    names: list[str] = []
+
+    def start(name: str, *_: object, config: str, **__: object) -> process.ProcessRecord:
+        names.append(name)
+        return process.ProcessRecord(name, 1, "now", config)
+
+    monkeypatch.setattr(children, "start", start)
+    monkeypatch.setattr(children, "ExitWatch", lambda record, on_exit: None)
+    monkeypatch.setattr(children, "started_with", lambda folder, modules: iter(()))
+    return names
+
+
+async def test_what_was_planned_while_nothing_started_is_started_later(tmp_path: Path, started: list[str]) -> None:
+    """As by a supervisor that is started while its cluster hibernates, and by a change of the spec meanwhile."""
+    folder = ClusterFolder(tmp_path)
+    folder.make()
+    table = Children(folder, lambda *event: None, lambda: None)
+    plans = [ProcessPlan(name, "m", "{}") for name in ("a", "b")]
+    table.plan(plans, keep_alive=False)
+    table.plan(plans, keep_alive=False)
+    assert started == []
+    table.plan(plans)
+    table.plan(plans)
+    assert started == ["a", "b"]
+
+
+async def test_nothing_that_waits_for_its_restart_starts_after_the_end_of_keeping_alive(
+    tmp_path: Path, started: list[str]
+) -> None:
+    folder = ClusterFolder(tmp_path)
+    folder.make()
+    table = Children(folder, lambda *event: None, lambda: None)
+    plans = [ProcessPlan("a", "m", "{}")]
+    table.plan(plans)
+    table._ended(table.table["a"])
+    assert table.table["a"].restart is not None
+    table.plan(plans, keep_alive=False)
+    assert table.table["a"].restart is None
+    table.plan(plans)
+    assert started == ["a", "a"]
+    table.close()

@@ -1,7 +1,7 @@
 """`podTemplate`: additions to the pods of brokers, NameServers or proxies, in the form of a Kubernetes pod template.
 
-The operator merges it into its own template (`platforms.kubernetes.pod_template`). What follows from the rest of the
-spec stays the operator's, and is refused here with its name.
+The operator merges it into its own template (`platforms.kubernetes.manifests.pod_template_merge`). What follows from
+the rest of the spec stays the operator's, and is refused here with its name.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class Hibernation:
         self._asleep = asleep
         self._failed: dict[str, int] = {}
         self._name = ""
+        self._wanted = asyncio.Event()
 
     def take(self, cluster: BrokerCluster) -> None:
         """Use this spec from now on."""
@@ -112,6 +113,7 @@ class Hibernation:
             self.others = found.others
         for g in cluster.spec.brokerGroups:
             self.running.setdefault(g.name, 0)
+        self._wanted.set()
 
     def sleeps(self, group: str) -> bool:
         """The group must not be led: all its processes are to stop."""
@@ -120,6 +122,9 @@ class Hibernation:
     async def run(self) -> None:
         """Never returns."""
         while True:
+            if self.running is None or self.done:
+                await self._wanted.wait()
+                self._wanted.clear()
             await asyncio.sleep(self._platform.step_s)
             if self.running is None or self.done:
                 continue

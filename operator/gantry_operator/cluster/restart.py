@@ -50,5 +50,8 @@ async def kept_alive(name: str, run: Callable[[], Coroutine[Any, Any, None]], re
             await run()
         except Exception as error:
             log.exception("%s", name)
-            report(Event("Warning", "ReconcileError", f"{name} failed and is restarted: {error!r}", ""))
+            try:
+                report(Event("Warning", "ReconcileError", f"{name} failed and is restarted: {error!r}", ""))
+            except Exception:
+                log.exception("the fault of %s could not be reported", name)
         await asyncio.sleep(PART_AGAIN_S)

@@ -87,15 +87,20 @@ class Children:
     def plan(self, plans: Iterable[ProcessPlan], *, keep_alive: bool = True) -> None:
         """Set the wanted processes. New ones are started, running ones are adopted or kept. Nothing is stopped here.
 
-        Without `keep_alive` nothing is started, now or later.
+        Without `keep_alive` nothing is started, now or later, until the next call.
         """
         self._keep_alive = keep_alive
+        if not keep_alive:
+            for known in self.table.values():
+                self._cancel_restart(known)
         for plan in plans:
             child = self.table.get(plan.name)
             if child is not None:
                 changed, child.plan = child.plan.config != plan.config, plan
                 if changed and child.record is not None and not child.outdated:
                     self._write_config(plan)  # Only what a running process reads again has changed.
+                if keep_alive and child.record is None and child.restart is None and child.stopping is None:
+                    self._start(child)  # It was planned, or it ended, while nothing was to be started.
                 continue
             child = self.table[plan.name] = Child(plan)
             record = self._take_over(child)
@@ -135,9 +140,7 @@ class Children:
         child = self.table.get(name)
         if child is None:
             return
-        if child.restart is not None:
-            child.restart.cancel()
-            child.restart = None
+        self._cancel_restart(child)
         record = child.record
         if record is None:
             return
@@ -184,6 +187,12 @@ class Children:
                 child.unwritten.cancel()
 
     # ---- inner parts
+
+    @staticmethod
+    def _cancel_restart(child: Child) -> None:
+        if child.restart is not None:
+            child.restart.cancel()
+            child.restart = None
 
     def _start(self, child: Child) -> None:
         child.restart = None
