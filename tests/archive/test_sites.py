@@ -197,6 +197,9 @@ def test_an_older_request_changes_nothing(tmp_path: Path) -> None:
     assert load_site(tmp_path, follows=True) == held
     assert load_site(tmp_path / "new", follows=True) == Site("Standby")
     assert load_site(tmp_path / "new", follows=False) == Site("Active")
+    (tmp_path / "new/config").mkdir(parents=True)
+    (tmp_path / "new/config/replica.json").write_bytes(b"")
+    assert load_site(tmp_path / "new", follows=True) == Site("Active"), "a member whose cluster got the field later"
 
 
 def test_a_log_that_differs_is_truncated_or_filled_again() -> None:

@@ -77,6 +77,8 @@ def test_a_promotion_demands_the_token_or_accept_loss(closed: str, token: str, a
     assert (state.role, state.generation, state.origin) == ("Promoting", 2, "p")
     assert instruction(state, STANDBY) is None, "members stay standbys until the archive is theirs"
     assert taken(state, {"a": 200}, [STANDBY], 1) == "group a: the archive ends at 200, a member has it up to 100"
+    both = [STANDBY, replace(STANDBY, name="x-a-1", confirmed=99)]
+    assert taken(state, {"a": 100}, both, 1, {"a": 2}) == "group a: the archive ends at 100, 1 of 2 members have it"
     done = taken(state, {"a": 100}, [STANDBY], 1)
     assert isinstance(done, SiteState)
     assert instruction(done, STANDBY) == Instruction("Active", 3, "", "p", 100)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.contracts.sites import first_epoch
-from gantry_operator.failover import Bootstrap, MemberView, Observation, Report, Retire, Wait, decide
+from gantry_operator.failover import Bootstrap, FailoverSettings, MemberView, Observation, Report, Retire, Wait, decide
 
 from tests.failover.test_decide import LEADERSHIP, unheard
 
@@ -24,8 +24,8 @@ def promoted(number: int, end: int = 1_000, **more: Any) -> MemberView:
     return MemberView(number, f"demo-a-{number}", f"h{number}:1", replace(report, **more), age_ms=100, reach="ok")
 
 
-def seen(*members: MemberView, leadership: LeadershipRecord | None) -> Observation:
-    return Observation("a", members, leadership)
+def seen(*members: MemberView, leadership: LeadershipRecord | None, standby: bool = True) -> Observation:
+    return Observation("a", members, leadership, FailoverSettings(standby=standby))
 
 
 def test_a_group_of_a_standby_loses_its_leader_and_gets_none() -> None:
@@ -36,6 +36,13 @@ def test_a_group_of_a_standby_loses_its_leader_and_gets_none() -> None:
         (wait,) = decide(seen(standby(0), unheard(1), leadership=known))
         assert isinstance(wait, Wait)
         assert (wait.code, wait.available) == ("standby", True)
+
+
+def test_new_disks_of_an_active_cluster_do_not_end_its_record() -> None:
+    """The configuration makes a new member a standby until it hears otherwise; the others do not answer just now."""
+    (wait,) = decide(seen(standby(0), unheard(1), leadership=LEADERSHIP, standby=False))
+    assert isinstance(wait, Wait)
+    assert (wait.code, wait.available) == ("promotion", False)
 
 
 def test_after_a_promotion_the_first_with_the_whole_log_leads() -> None:

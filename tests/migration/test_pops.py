@@ -24,6 +24,12 @@ def test_what_was_not_acknowledged_is_in_flight() -> None:
     assert made.lowest() == {}
 
 
+def test_an_impossible_count_costs_nothing() -> None:
+    made = InFlight()
+    made.take(CHECK_POINT, record(n=1 << 40))
+    assert made.lowest() == {"T@G": {2: 100}}
+
+
 def test_records_may_come_again_and_in_any_order() -> None:
     made = InFlight()
     made.take(ACK, record(ao=100))

@@ -303,15 +303,15 @@ class Archiver:
         """Find out whether the archive was this cluster's and is another one's now. Raises ArchiveError."""
         if owner == self._looked_at:
             return
-        self._superseded = ""
+        superseded = ""  # As long as this is not known, what was known counts.
         if owner is not None and owner.uid != self._uid:
             identity = self._archive.identity()
             if identity is not None and identity.uid != self._uid and self._archive.was_owner(self._uid, identity):
-                self._superseded = (
+                superseded = (
                     f"cluster {identity.cluster} ({identity.uid}) was promoted and owns the archive now: "
                     "send to that cluster"
                 )
-        self._looked_at = owner
+        self._looked_at, self._superseded = owner, superseded
 
     def _decide(self, state: State, view: View, settings: Settings) -> upload.Step:
         return upload.next_step(state, view, settings, self._clock_ms(), self._last_upload_ms, self._ahead_ms)

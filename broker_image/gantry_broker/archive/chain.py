@@ -77,7 +77,7 @@ class Identity:
             if version != VERSION:
                 raise ArchiveError(f"{name}: it has format version {version!r}, this program reads version {VERSION}")
             number, at_ms = value["number"], value["atMs"]
-            if type(number) is not int or type(at_ms) is not int or number < 1:
+            if type(number) is not int or type(at_ms) is not int or number != _number(name) or number < 1:
                 raise ValueError(f"number {number!r}, atMs {at_ms!r}")
             texts = {field: value[field] for field in ("uid", "cluster", "reason", "token", "keyId")}
             if not all(isinstance(text, str) for text in texts.values()):

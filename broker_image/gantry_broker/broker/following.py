@@ -148,9 +148,13 @@ class Following:
             pause = 0.0 if more else LOOK_S
         except Refill as why:
             log.warning("%s: this member is filled from the archive once more", why)
-            atomic_write(self._config.data_dir / REFILL, orjson.dumps({"why": str(why)}), durable=True)
-            self._restart()
-            return LONGEST_PAUSE_S
+            try:
+                atomic_write(self._config.data_dir / REFILL, orjson.dumps({"why": str(why)}), durable=True)
+            except OSError as failed:
+                pause, error = self._failed(), f"{why}; this cannot be noted: {failed}"
+            else:
+                self._restart()
+                return LONGEST_PAUSE_S
         except (ArchiveError, StoreError, OSError, ValueError) as failed:
             pause, error = self._failed(), str(failed)
             if error != self.report.error:
@@ -283,7 +287,9 @@ class Following:
             identity = self._archive.hand_over(identity, uid, cluster, now, reason, token)
         owner = Owner(identity.number, identity.uid)
         for _ in range(TRIES):
-            if state.owner is not None and state.owner.number >= owner.number:
+            if state.owner is not None and state.owner.number > owner.number:
+                raise Fenced(f"group {self._group.name}: another cluster took the archive over meanwhile")
+            if state.owner == owner:
                 return state.end
             try:
                 state = chain.write(

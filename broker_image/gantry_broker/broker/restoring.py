@@ -44,11 +44,9 @@ def is_wanted(config: BrokerConfig) -> bool:
 
 
 def source(config: BrokerConfig) -> RestoreConfig | None:
-    """What an empty disk is filled with: the archive of `restore`, or the one that a standby follows."""
-    if config.restore is not None:
-        return config.restore
+    """What an empty disk is filled with: the archive that a standby follows, or that of `restore`."""
     if not load_site(config.data_dir, follows=config.follow is not None).is_standby:
-        return None
+        return config.restore
     place = config.follow or config.archive
     if place is None:
         return None

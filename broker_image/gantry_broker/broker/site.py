@@ -65,7 +65,9 @@ class Site:
 
 
 def load_site(store: Path, *, follows: bool) -> Site:
-    """Read what a disk knows. `follows`: the configuration makes a new member a standby. Raises StoreError."""
+    """Read what a disk knows. `follows`: the configuration makes a new member a standby, and never one with a part in
+    its group: what its archive lacks would be truncated. Raises StoreError.
+    """
     path = store / SITE
     try:
         value = orjson.loads(unseal(path.read_bytes()))
@@ -81,7 +83,7 @@ def load_site(store: Path, *, follows: bool) -> Site:
             str(value["superseded"]),
         )
     except FileNotFoundError:
-        return Site("Standby" if follows else "Active")
+        return Site("Standby" if follows and not (store / "config/replica.json").exists() else "Active")
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: {error!r}; empty the member's disk") from error
 

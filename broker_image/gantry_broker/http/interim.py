@@ -76,11 +76,13 @@ class InterimServer:
         answer: dict[str, Any]
         if page is not None:
             body, more = b"", scope["method"] == "POST"
+            # A page of a browser cannot send this type to another host without asking that host.
+            fair = not more or (b"content-type", b"application/json") in scope["headers"]
             while more:
                 message = await receive()
                 body += message.get("body", b"")
                 more = bool(message.get("more_body", False))
-            status, answer = await page(body)
+            status, answer = await page(body) if fair else (415, {"detail": "write content-type: application/json"})
         elif scope.get("path") in LIVE:
             status, answer = 200, {"status": "live"}
         else:

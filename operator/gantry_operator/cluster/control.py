@@ -80,8 +80,10 @@ class ClusterControl:
         self.sites = SiteControl(
             platform.site, self.controllers, platform.http,
             groups=lambda: [] if self.plan is None else [g.name for g in self.plan.groups],
-            follows=self._follows, archives=self._archives, on_event=platform.event, changed=self._part_changed,
+            follows=self._follows, archives=self._archives, elects=self._elects, on_event=platform.event,
+            changed=self._part_changed,
         )  # fmt: skip
+        self.groups.standby = lambda: self.sites.known_standby
         self.warm_up = WarmUp(inherited=inherited)
         self._calls_with: object = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -211,6 +213,9 @@ class ClusterControl:
 
     def _archives(self) -> bool:
         return self.cluster is not None and self.cluster.spec.archive is not None
+
+    def _elects(self) -> bool:
+        return self.cluster is not None and self.cluster.spec.mode == "Raft"
 
     def _part_changed(self) -> None:
         self.groups.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from gantry_operator.api import BrokerCluster
@@ -50,6 +51,8 @@ class GroupControllers:
         self.http = client
         self._clock = clock
         self._on_event = on_event
+        self.standby: Callable[[], bool] = lambda: False
+        """Whether the control plane knows that the cluster is a standby."""
         self._settings = FailoverSettings()
         self._preference: LeaderPreference | None = None
         self._balancer = LeaderBalancer(
@@ -89,10 +92,11 @@ class GroupControllers:
 
     def _controller(self, group: str, mode: str) -> GroupController:
         if mode == "Raft":
-            return RaftController(group, self._platform, self.http, lambda: self._settings, self._clock)
-        return MasterSlaveController(
-            group, self._registry, self._platform, self.http, lambda: self._settings, self._clock
-        )
+            return RaftController(group, self._platform, self.http, self._now_set, self._clock)
+        return MasterSlaveController(group, self._registry, self._platform, self.http, self._now_set, self._clock)
+
+    def _now_set(self) -> FailoverSettings:
+        return replace(self._settings, standby=self.standby())
 
     def wake(self) -> None:
         for controller in self.controllers.values():

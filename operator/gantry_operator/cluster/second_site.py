@@ -221,14 +221,23 @@ def promote(
     return replace(state, role="Promoting", token=token, origin=origin, ends={}, accept_loss=accept_loss, at_ms=now_ms)
 
 
-def taken(state: SiteState, ends: Mapping[str, int], members: Sequence[MemberSite], now_ms: int) -> SiteState | str:
-    """The archive of each group is this cluster's, and ends there. Return the active state, or what it waits for."""
+def taken(
+    state: SiteState, ends: Mapping[str, int], members: Sequence[MemberSite], now_ms: int,
+    needed: Mapping[str, int] | None = None,
+) -> SiteState | str:  # fmt: skip
+    """The archive of each group is this cluster's, and ends there. Return the active state, or what it waits for.
+
+    `needed`: by group, how many members must have all of it; one of a group that is missing.
+    """
     assert state.role == "Promoting"
     for group, end in sorted(ends.items()):
-        best = max((m.confirmed for m in members if m.group == group and m.role == "Standby"), default=-1)
-        if best < end:
-            have = "no member answers" if best < 0 else f"a member has it up to {best}"
-            return f"group {group}: the archive ends at {end}, {have}"
+        have = sorted((m.confirmed for m in members if m.group == group and m.role == "Standby"), reverse=True)
+        if not have or have[0] < end:
+            what = f"a member has it up to {have[0]}" if have else "no member answers"
+            return f"group {group}: the archive ends at {end}, {what}"
+        whole, wanted = sum(at >= end for at in have), (needed or {}).get(group, 1)
+        if whole < wanted:
+            return f"group {group}: the archive ends at {end}, {whole} of {wanted} members have it"
     return replace(
         state, role="Active", generation=state.generation + 1, token="", ends=dict(ends), accept_loss=False,
         at_ms=now_ms,

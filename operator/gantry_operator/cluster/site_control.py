@@ -80,18 +80,19 @@ class SiteControl:
         groups: Callable[[], Iterable[str]],
         follows: Callable[[], bool],
         archives: Callable[[], bool],
+        elects: Callable[[], bool] = lambda: False,
         on_event: Callable[[Event], None],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`groups`: those of the spec. `follows`: the spec has bootstrap.follow. `archives`: the spec has an archive.
-        `changed`: the state is another one.
+        `elects`: the members elect their leader (mode Raft). `changed`: the state is another one.
         """
         self.waits = ""
         """What a change waits for."""
         self._store = store
         self._controllers = controllers
         self._client = client
-        self._groups, self._follows, self._archives = groups, follows, archives
+        self._groups, self._follows, self._archives, self._elects = groups, follows, archives, elects
         self._event, self._changed = on_event, changed
         self._state: SiteState | None = None
         self._instructed_at: dict[str, float] = {}
@@ -103,11 +104,20 @@ class SiteControl:
     @property
     def state(self) -> SiteState:
         """The part of the cluster as far as it is known."""
-        return self._state or SiteState("Standby" if self._follows() else "Active")
+        if self._state is not None:
+            return self._state
+        # An ordinary cluster may get the field later; its members go on.
+        follows = self._follows() and not any(m.role == "Active" for m in self._members())
+        return SiteState("Standby" if follows else "Active")
 
     @property
     def is_standby(self) -> bool:
         return self.state.role in ("Standby", "Promoting")
+
+    @property
+    def known_standby(self) -> bool:
+        """Whether it was read or told that the cluster is a standby; False also before anything is known."""
+        return self._state is not None and self.is_standby
 
     @property
     def reads_only(self) -> str:
@@ -288,7 +298,9 @@ class SiteControl:
             if group not in ends:
                 self.waits = why
                 return
-        done = taken(self.state, ends, self._members(), _now_ms())
+        # Members vote by what they have, and a majority may lack what one member has.
+        needed = {g: len(c.watches) for g, c in self._controllers.items()} if self._elects() else {}
+        done = taken(self.state, ends, self._members(), _now_ms(), needed)
         if isinstance(done, str):
             self.waits = done
             return

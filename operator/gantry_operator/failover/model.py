@@ -33,6 +33,8 @@ class FailoverSettings:
     """Milliseconds for which a fetching follower may delay acknowledgements before it is removed."""
     async_flush: bool = True
     min_in_sync: int = 1
+    standby: bool = False
+    """The cluster follows another one, as the control plane knows: no member may lead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ def second_site(obs: Observation) -> Bootstrap | Retire | Wait | None:
     active = [r for r in heard if not r.standby]
     if heard and not active:
         if known is not None and (known.master is not None or known.in_sync):
+            if not obs.settings.standby:
+                # New disks, or members that were away: those that lead or are in sync do not answer now.
+                return Wait("promotion", "members do not know yet that their cluster is active", False)
             gone = LeadershipRecord(known.epoch, known.version + 1, None, frozenset())
             return Retire(gone, "the cluster is a standby: no member leads")
         return Wait(STANDBY, "the group follows the archive of another cluster, so no member leads")

@@ -50,7 +50,7 @@ class InFlight:
                 str(value["t"]), str(value["c"]), _number(value["q"]), _number(value["so"]), _number(value["pt"])
             )
             if tag == CHECK_POINT:
-                diffs = value.get("d") or range(_number(value["n"]))
+                diffs = value.get("d") or range(min(_number(value["n"]), MOST))
                 offsets = {given.start + _number(diff) for diff in list(diffs)[:MOST]}
                 self._given.setdefault(given, set()).update(offsets or {given.start})
             elif tag in (ACK, ACKS):
