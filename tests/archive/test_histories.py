@@ -13,7 +13,7 @@ from gantry_broker.archive import inspection, manifest, restore, segment, upload
 from gantry_broker.archive.archiver import Archiver
 from gantry_broker.archive.chain import Archive, GroupArchive
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing
-from gantry_broker.archive.manifest import State
+from gantry_broker.archive.manifest import Owner, State
 from gantry_broker.archive.sealing import Encrypted, Plain, Sealer
 from gantry_broker.archive.upload import Settings, View, Wait
 from gantry_broker.settings import BrokerSettings
@@ -279,6 +279,25 @@ def test_a_former_owner_is_fenced(quick_dir: Path) -> None:
         archiver._step(view, world.settings, True)
     with pytest.raises(Fenced, match="site-b"):
         archiver._step(view, world.settings, True)
+
+
+def test_a_store_that_is_away_lifts_no_refusal(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(5, quick_dir)
+    world.settle()
+    former = world.archive.identity()
+    assert former is not None
+    second = world.archive.hand_over(former, "second", "site-b", world.now, "promoted", "")
+    archiver = world.archivers[world.leader]
+    archiver._look_for_successor(Owner(second.number, second.uid))
+    assert "site-b" in archiver._superseded
+
+    def away() -> None:
+        raise ArchiveError("the store is away")
+
+    monkeypatch.setattr(world.archive, "identity", away)
+    with pytest.raises(ArchiveError, match="is away"):
+        archiver._look_for_successor(Owner(second.number + 1, "third"))
+    assert "site-b" in archiver._superseded
 
 
 def test_a_wrong_key_is_named(quick_dir: Path) -> None:

@@ -215,7 +215,10 @@ class SiteControl:
     async def _step(self) -> bool:
         """Do what is due. True: look again soon."""
         if self._state is None:
-            self._state = self._store.load()
+            found = self._store.load()
+            # What a new cluster begins as is no knowledge: a status may have it from before members were seen.
+            begins = found is not None and found.generation == 0 and found.role in ("Active", "Standby")
+            self._state = None if begins else found
         members = self._members()
         state = adopt(self.state, members)
         if state != self.state:
