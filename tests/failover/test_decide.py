@@ -389,6 +389,21 @@ def test_rule_22_first_start_asks_every_disk() -> None:
     assert early.code == "waiting-for-members", "volumes take their time"
 
 
+def test_rule_22_a_group_never_begins_without_the_member_whose_disk_is_filled() -> None:
+    """A restore or a migration fills member 0. Without its records the group would begin empty, and cut them later."""
+    new = [member(n, role="Waiting", epoch=0, version=0, highest_seen_epoch=0, last_epoch=0, end=0) for n in range(3)]
+    no_disk = replace(unheard(0, silence=3_600_000), report=None, never_ran=True)
+    filled = {"filled": 0}
+    said = wait(group(no_disk, new[1], new[2], leadership=None, settings=filled))
+    assert (said.code, said.available) == ("waiting-for-members", False)
+    assert said.reason == "waiting for demo-a-0: spec.bootstrap fills its disk, and the group begins with its log"
+    other = replace(no_disk, number=2, name="demo-a-2")
+    copied = member(0, role="Waiting", epoch=0, version=0, highest_seen_epoch=0, last_epoch=4, end=9_000)
+    [d] = decide(group(copied, new[1], other, leadership=None, settings=filled))
+    assert isinstance(d, Bootstrap)
+    assert d.leadership == LeadershipRecord(5, 1, A, frozenset({A})), "it waits for no other member without a disk"
+
+
 def test_rule_22_a_lost_leadership_record_is_recovered_from_the_disks() -> None:
     b = member(1, version=6, in_sync=frozenset({A, B, C}), end=5_000)
     [d] = decide(group(b=b, a=member(0, in_sync=frozenset({A, C})), leadership=None))

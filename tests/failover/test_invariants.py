@@ -99,6 +99,7 @@ def observations(draw: st.DrawFn) -> Observation:
             unclean=draw(st.integers(0, 3)) == 0,
             async_flush=draw(st.booleans()),
             min_in_sync=draw(st.integers(1, 3)),
+            filled=draw(st.sampled_from([None, None, 0])),
         ),
         switchover=draw(st.none() | st.builds(Switchover, st.none() | numbers, force=st.booleans())),
         handover=draw(st.none() | st.builds(HandoverReady, st.tuples(st.integers(1, 4), st.integers(1, 6)), ids)),
@@ -247,6 +248,7 @@ def a_missing_record_is_never_guessed(obs: Observation) -> None:
         assert d.leadership.in_sync <= newest.in_sync
     elif isinstance(d, Bootstrap):
         assert all(m.heard or m.never_ran for m in obs.members)
+        assert all(m.heard for m in obs.members if m.number == obs.settings.filled)
         assert all(r.order == (0, 0) for r in heard(obs))
     else:
         assert isinstance(d, Wait)

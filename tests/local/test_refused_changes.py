@@ -26,12 +26,35 @@ def made(name: str = "t", **spec: Any) -> BrokerCluster:
     )
 
 
+PLACE, OTHER = {"url": "file:///archive"}, {"url": "file:///other"}
+SOURCE = {"nameServers": ["192.0.2.1:9876"]}
+
+
+def begins(**bootstrap: Any) -> BrokerCluster:
+    return made(bootstrap=bootstrap)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
         (made(), made(mode="Raft"), "spec.mode is Raft, was MasterSlave: while members change one by one"),
         (made(mode="Raft"), made(), "spec.mode is MasterSlave, was Raft: while members change one by one"),
         (made(), made(name="u"), "metadata.name is 'u'"),
+        (made(), begins(follow=PLACE), r"spec\.bootstrap\.follow was added: disks that get empty later"),
+        (made(), begins(fromArchive=PLACE), r"spec\.bootstrap\.fromArchive was added"),
+        (made(), begins(fromRocketMQ=SOURCE), r"spec\.bootstrap\.fromRocketMQ was added"),
+        (begins(fromArchive=PLACE), begins(follow=PLACE), r"spec\.bootstrap\.follow was added"),
+        (begins(follow=PLACE), begins(follow=OTHER), r"bootstrap\.follow\.url is file:///other, was file:///archive"),
+        (
+            begins(fromArchive=PLACE),
+            begins(fromArchive=PLACE | {"time": "2026-01-31T12:00:00Z"}),
+            r"bootstrap\.fromArchive\.time is 2026-01-31T12:00:00Z, was None",
+        ),
+        (
+            begins(fromRocketMQ=SOURCE),
+            begins(fromRocketMQ=SOURCE | {"brokers": [{"group": "a", "broker": "b"}]}),
+            r"bootstrap\.fromRocketMQ\.brokers is ",
+        ),
         (made(), made(broker={"mappedFileSizeCommitLog": 65_536}), "mappedFileSizeCommitLog is fixed"),
     ],
 )
@@ -43,6 +66,13 @@ def test_the_reason_is_reported(old: BrokerCluster, new: BrokerCluster, reason: 
 def test_the_rest_may_change() -> None:
     refuse_change(made(), made(brokerGroups=[{"name": "b", "members": 3}]))
     refuse_change(made(), made(flush="Sync", minInSyncReplicas=2, replication="Async"))
+
+
+def test_a_bootstrap_may_go_and_be_reached_in_another_way() -> None:
+    refuse_change(begins(follow=PLACE), made())
+    refuse_change(begins(fromRocketMQ=SOURCE), made())
+    refuse_change(begins(follow=PLACE), begins(follow=PLACE | {"credentialsSecret": "renewed"}))
+    refuse_change(begins(fromRocketMQ=SOURCE), begins(fromRocketMQ={"nameServers": ["192.0.2.2:9876"]}))
 
 
 def test_a_manifest_of_another_version_is_named(tmp_path: Path) -> None:

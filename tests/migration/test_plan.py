@@ -12,6 +12,7 @@ from gantry_broker.config import BrokerConfig, MigrateConfig
 from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.testing import broker
 from gantry_operator.api import BrokerCluster
+from gantry_operator.cluster.group_controllers import failover_settings
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports
@@ -50,8 +51,15 @@ def test_member_0_follows_until_the_group_leads_and_all_register_at_the_source(t
     assert "migrate" not in configs(cluster(), folder)["shop-a-0"]
 
 
+def test_a_group_waits_for_the_member_that_is_filled() -> None:
+    assert failover_settings(cluster().spec).filled == 0
+    assert failover_settings(cluster(bootstrap={"fromArchive": {"url": "file:///archive"}}).spec).filled == 0
+    assert failover_settings(cluster(bootstrap={"follow": {"url": "file:///archive"}}).spec).filled is None
+    assert failover_settings(cluster(bootstrap=None).spec).filled is None
+
+
 def test_mode_raft_is_refused() -> None:
-    with pytest.raises(ValueError, match="for mode: MasterSlave"):
+    with pytest.raises(ValueError, match="write mode: MasterSlave"):
         cluster(mode="Raft", brokerGroups=[{"name": "a", "members": 3}])
 
 

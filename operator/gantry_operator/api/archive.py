@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from gantry_broker.archive.errors import ArchiveError
 from gantry_broker.archive.objects import check_url
@@ -200,3 +200,47 @@ class Bootstrap(Model):
             "follow",
         ),
     )
+
+
+BOOTSTRAP_IS_FIXED: Final = (
+    "disks that get empty later would be filled with records that the others do not have; write it as before, "
+    "leave it out once the cluster has begun, or make another cluster"
+)
+_FIXED: Final = {
+    "fromArchive": ("url", "cluster", "time", "offset"),
+    "fromRocketMQ": ("cluster", "brokers"),
+    "follow": ("url",),
+}
+"""By field of `Bootstrap`: what says with which records a disk begins. How these are reached may change."""
+
+
+def _stays(kind: str) -> str:
+    """CEL: this field of `spec.bootstrap` is absent, or has the same records as before."""
+    new, old = (f"{root}.bootstrap.{kind}" for root in ("self", "oldSelf"))
+    same = "".join(
+        f" && has({new}.{f}) == has({old}.{f}) && (!has({new}.{f}) || {new}.{f} == {old}.{f})" for f in _FIXED[kind]
+    )
+    return f"(!has({new}) || (has(oldSelf.bootstrap) && has({old}){same}))"
+
+
+def fixed_bootstrap() -> dict[str, str]:
+    """The transition rule of the spec: `bootstrap` may go, but not come or change once the cluster exists."""
+    return {
+        "rule": f"!has(self.bootstrap) || ({' && '.join(map(_stays, _FIXED))})",
+        "message": f"bootstrap cannot be added or changed on a cluster that exists: {BOOTSTRAP_IS_FIXED}",
+        "fieldPath": ".bootstrap",
+    }
+
+
+def changed_bootstrap(old: Bootstrap | None, new: Bootstrap | None) -> str:
+    """The rule of `fixed_bootstrap` in words: what is refused, such as "bootstrap.follow was added"; empty: nothing."""
+    for kind, fields in _FIXED.items():
+        before, after = (None if b is None else getattr(b, kind) for b in (old, new))
+        if after is None:
+            continue
+        if before is None:
+            return f"bootstrap.{kind} was added"
+        for field in fields:
+            if (was := getattr(before, field)) != (now := getattr(after, field)):
+                return f"bootstrap.{kind}.{field} is {now}, was {was}"
+    return ""

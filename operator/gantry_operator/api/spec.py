@@ -8,7 +8,7 @@ from gantry_broker.settings import BrokerSettings
 from pydantic import Field
 
 from gantry_operator.api.analytics import Analytics
-from gantry_operator.api.archive import Archive, Bootstrap
+from gantry_operator.api.archive import Archive, Bootstrap, fixed_bootstrap
 from gantry_operator.api.base import (
     BROKER_NAME,
     GROUP_NAME,
@@ -384,7 +384,9 @@ class BrokerClusterSpec(Model):
     analytics: Analytics | None = Field(None, description="Reports by Spark. Default: none.")
     archive: Archive | None = Field(None, description="A copy of the logs in object storage. Default: none.")
     bootstrap: Bootstrap | None = Field(
-        None, description="What empty disks begin with. Default: nothing. It has no effect once the disks have records."
+        None,
+        description="What empty disks begin with. Default: nothing. On a cluster that exists it can be removed, but "
+        "not added or changed.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -421,7 +423,8 @@ class BrokerClusterSpec(Model):
         Rule(
             "!has(self.bootstrap) || !has(self.bootstrap.fromRocketMQ) || "
             f"{either('self.mode', 'MasterSlave')} != 'Raft'",
-            "bootstrap.fromRocketMQ is for mode: MasterSlave: a Raft group cannot begin with RocketMQ's log",
+            "bootstrap.fromRocketMQ is there, but a Raft group cannot begin with RocketMQ's log: "
+            "write mode: MasterSlave",
             lambda s: s.mode != "Raft" or s.bootstrap is None or s.bootstrap.fromRocketMQ is None,
             "bootstrap",
         ),
@@ -518,6 +521,7 @@ class BrokerClusterSpec(Model):
             "broker.mappedFileSizeConsumeQueue cannot be changed: files on disk have the former size; "
             "write the former value",
         ),
+        fixed_bootstrap(),
     )
 
     def _group(self, name: str) -> BrokerGroup | None:

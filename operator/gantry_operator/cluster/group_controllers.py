@@ -20,17 +20,21 @@ from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings
+from gantry_operator.plan.plan import FILLED
 from gantry_operator.registry import RoleRegistry
 
 
 def failover_settings(spec: BrokerClusterSpec) -> FailoverSettings:
     """The fields of the spec that failover decisions depend on."""
+    source = spec.bootstrap
+    fills = source is not None and (source.fromArchive is not None or source.fromRocketMQ is not None)
     return FailoverSettings(
         automatic=spec.failover.automatic,
         detection_ms=int(parse_duration(spec.failover.detectionTimeout) * 1000),
         unclean=spec.failover.unclean,
         async_flush=spec.flush == "Async",
         min_in_sync=spec.minInSyncReplicas,
+        filled=FILLED if fills else None,
     )
 
 

@@ -20,6 +20,11 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
     if any(r.order > (0, 0) for r in heard):
         return recover(obs, "the registry has no record of this group, but its disks have")
+    filled = None if obs.settings.filled is None else obs.view(obs.settings.filled)
+    if filled is not None and not filled.heard:
+        # It answers once its disk is filled. A group that begins without it would have none of these records.
+        reason = f"waiting for {filled.name}: spec.bootstrap fills its disk, and the group begins with its log"
+        return Wait("waiting-for-members", reason, False)
     if blocking or not heard:
         names = _names(blocking or unheard)
         return Wait("waiting-for-members", f"waiting for {names}: every disk must report first", False)

@@ -35,6 +35,8 @@ class FailoverSettings:
     min_in_sync: int = 1
     standby: bool = False
     """The cluster follows another one, as the control plane knows: no member may lead."""
+    filled: int | None = None
+    """The member whose disk `spec.bootstrap` fills with a log before the group begins; None: every disk is empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from gantry_operator.api import BrokerCluster
+
+FILLED: Final = 0
+"""The number of the member whose disk `spec.bootstrap` fills in each group; the others follow it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gantry_broker.proxy.config import AccessConfig, BrokerTls, ProxyConfig, Pro
 from gantry_operator.api import BrokerCluster, Proxy
 from gantry_operator.api.archive import ENCRYPTION_KEY, Archive, ArchivePlace, Bootstrap
 from gantry_operator.api.base import parse_duration, parse_quantity
-from gantry_operator.plan.plan import MemberPlan, NameServerPlan
+from gantry_operator.plan.plan import FILLED, MemberPlan, NameServerPlan
 
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 """Names of files with a certificate, its key and the authorities, as in Kubernetes' TLS Secrets."""
@@ -265,9 +265,9 @@ def broker_config(
         settings=spec.broker,
         archive=archives.archive(spec.archive),
         # One disk is filled; the other members follow it.
-        restore=archives.restore(spec.bootstrap, member.group) if member.number == 0 else None,
+        restore=archives.restore(spec.bootstrap, member.group) if member.number == FILLED else None,
         migrate=archives.migrate(spec.bootstrap, member.group, cluster.broker_name(member.group))
-        if member.number == 0
+        if member.number == FILLED
         else None,
         source_ca_file=archives.source_authorities(spec.bootstrap),
         source_name_servers=[]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gantry_operator.api import BrokerCluster
+from gantry_operator.api.archive import BOOTSTRAP_IS_FIXED, changed_bootstrap
 from gantry_operator.api.spec import MODE_IS_FIXED
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.certificates import NOT_HERE, NOT_HERE_EITHER
@@ -44,6 +45,8 @@ def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
                 f"spec.brokerGroups: brokerName of {group.name} is {new.broker_name(group.name)}, was "
                 f"{group.broker_name}: clients and consumers' progress have the former name; write that one"
             )
+    if changed := changed_bootstrap(old.spec.bootstrap, new.spec.bootstrap):
+        raise control.ControlError(f"spec.{changed}: {BOOTSTRAP_IS_FIXED}")
     refuse_elsewhere(new)
     size = "mappedFileSizeCommitLog"
     if getattr(new.spec.broker, size) != getattr(old.spec.broker, size):
