@@ -231,7 +231,7 @@ async def test_a_handshake_and_a_signature_read_their_files_off_the_loop(
     token.write_text("secret")
     key.write_text("own-secret")
     credentials = FileCredentials("proxy", key)
-    monkeypatch.setattr("gantry_broker.proxy.credentials.LOOK_S", 0.01)
+    monkeypatch.setattr("gantry_broker.watching.CHECK_S", 0.01)
     credentials.start()
     opened: list[bool] = []
     loop_thread = asyncio.get_running_loop()
