@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from gantry_broker.archive.chain import Archive
-from gantry_broker.archive.errors import Fenced
+from gantry_broker.archive.chain import FORMER_OWNERS, Archive, Identity
+from gantry_broker.archive.errors import Damaged, Fenced, Overtaken
 from gantry_broker.archive.manifest import Owner, Part, State
 from gantry_broker.archive.objects import Location, ObjectStore
+from gantry_broker.archive.upload import Settings, View
 from gantry_broker.broker.errors import NotWritable
 from gantry_broker.broker.following import Begin, Refill, begin
 from gantry_broker.broker.process import BrokerProcess, _one_life
 from gantry_broker.broker.restoring import is_wanted, restore_first
 from gantry_broker.broker.site import Site, load_site, next_site, prepare_disk, save_site
 from gantry_broker.config import ArchiveConfig, ArchivePlace, BrokerConfig
+from gantry_broker.contracts.leadership import Assignment, LeadershipRecord, MemberId
 from gantry_broker.contracts.models import SiteRequest, TakeRequest
 from gantry_broker.contracts.sites import first_epoch
 from gantry_broker.store.log.epochs import EpochStart
 
+from tests.archive.memory_objects import MemoryObjects
 from tests.archive.test_broker import config, lead, put, until
+from tests.archive.test_histories import World
 
 
 class Member:
@@ -219,3 +224,77 @@ def test_a_log_that_differs_is_truncated_or_filled_again() -> None:
                    (Part("p", 2_000, 2_500, 3, 1, "", 1, 1, 1),))  # fmt: skip
     with pytest.raises(Refill, match="the archive begins at 2000"):
         begin(0, 900, (EpochStart(2, 500),), pruned)
+
+
+async def test_a_former_leader_closes_no_archive_below_its_successors_log(tmp_path: Path) -> None:
+    one = site(tmp_path, "one")
+    async with one.life() as first:
+        await lead(first)
+        put(first, 1)
+        await archived(first)
+        broker = first.broker
+        broker.sites.put(SiteRequest(role="Sealed", generation=1, token="t"))
+        archiver = broker.archiving._archiver
+        assert archiver is not None
+        broker.sites.close_archive("t")
+        assert archiver._last == ("t", first.store.end)
+        successor = MemberId(1, "n")
+        leadership = LeadershipRecord(first.store.epochs[-1].epoch + 1, 2, successor, frozenset({successor}))
+        await broker.replication.assign(Assignment(leadership, "127.0.0.1:1"))
+        assert not broker.role.leading
+        assert archiver._last is None
+
+
+def test_a_step_that_has_begun_closes_nothing_for_a_former_leader(tmp_path: Path) -> None:
+    world = World(1, tmp_path)
+    world.objects = world.archive.objects = MemoryObjects(1)
+    archiver, store = world._archiver(0), world.members[0]
+    world.put()
+    world.sync()
+    view = View(store.log.start, store.confirmed, store.log.segment_size, store.epochs)
+    settings = Settings(0, None)
+    while archiver._step(view, settings, True):
+        pass
+    state = archiver._state
+    assert state is not None
+    assert state.end == store.end
+    archiver.finish("t", store.end)
+    still_owner = archiver._still_owner
+
+    def deposed() -> None:
+        archiver.finish_no_more()
+        still_owner()
+
+    archiver._still_owner = deposed  # type: ignore[method-assign]
+    with pytest.raises(Overtaken, match="leads no more"):
+        archiver._step(view, settings, True)
+    archiver._still_owner = still_owner  # type: ignore[method-assign]
+    archiver._step(view, settings, True)
+    assert world.archive.group("a").load().closed == ""
+    archiver.finish("t", store.end)
+    archiver._step(view, settings, True)
+    assert world.archive.group("a").load().closed == "t"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("uid", "x" * 1_025), ("token", None), ("atMs", -1), ("atMs", True), ("number", True), ("number", 2)],
+)
+def test_an_identity_has_limits(field: str, value: object) -> None:
+    usual = json.loads(Identity(1, "u", "demo", 5).to_json())
+    with pytest.raises(Damaged, match="the identity is invalid"):
+        Identity.from_json("identity/00000001.json", json.dumps(usual | {field: value}).encode())
+
+
+def test_a_search_for_a_former_owner_reads_a_bounded_number_of_identities() -> None:
+    objects = MemoryObjects(1)
+    newest = Identity(5_000, "newest", "demo", 5)
+    archive = Archive(objects)
+    asked: list[str] = []
+    get = objects.get
+    objects.get = lambda name: (asked.append(name), get(name))[1]  # type: ignore[method-assign]
+    for number in (1, 4_998):
+        objects.create(f"identity/{number:08d}.json", Identity(number, f"u-{number}", "demo", 5).to_json())
+    assert archive.was_owner("u-4998", newest)
+    assert not archive.was_owner("u-1", newest)
+    assert len(asked) <= 2 + FORMER_OWNERS

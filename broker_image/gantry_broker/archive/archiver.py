@@ -159,6 +159,10 @@ class Archiver:
         self._last = (token, end)
         self._wake.set()
 
+    def finish_no_more(self) -> None:
+        """Forget a `finish` that is not done: this member leads no more, and its successor's log goes on behind it."""
+        self._last = None
+
     async def close(self) -> None:
         """Stop after the present call of the object store; what is missing is uploaded after the next start."""
         self._stopping.set()
@@ -264,11 +268,11 @@ class Archiver:
         if state.closed and state.owner == self._owner:
             return False  # The cluster has handed the archive over.
         settings = replace(settings, part=self._part(settings.part))
-        if self._last is not None:
+        if (last := self._last) is not None:
             settings = replace(settings, interval_ms=0)
-            token, end = self._last
+            token, end = last
             if state.n and state.end == view.confirmed == end:
-                self._write(state, Change(closed=token), view, ())
+                self._write(state, Change(closed=token), view, (), closes=last)
                 return False
         step = self._decide(state, view, settings)
         if isinstance(step, Prune) and self._compare_clocks():
@@ -330,8 +334,18 @@ class Archiver:
     def _part(self, most: int) -> int:
         return max(most >> min(self._failures, 6), min(most, SMALLEST_PART))
 
-    def _write(self, state: State, change: Change, view: View, epochs: Sequence[EpochStart]) -> None:
+    def _write(
+        self, state: State, change: Change, view: View, epochs: Sequence[EpochStart],
+        closes: tuple[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Append an entry to the manifest. `closes`: the `finish` that it carries out, if that still counts."""
         assert self._owner is not None
+
+        def check() -> None:
+            self._still_owner()
+            if closes is not None and self._last != closes:
+                raise Overtaken("this member leads no more, so another one closes the archive")
+
         self._state = chain.write(
             self._group,
             state,
@@ -340,7 +354,7 @@ class Archiver:
             segment_size=view.segment_size,
             epochs=epochs,
             now_ms=self._clock_ms(),
-            check=self._still_owner,
+            check=check,
         )
 
     def _still_owner(self) -> None:

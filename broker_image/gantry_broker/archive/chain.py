@@ -25,6 +25,7 @@ from gantry_broker.archive.manifest import WHOLE_EVERY, Change, Owner, Part, Sta
 from gantry_broker.archive.objects import Objects
 from gantry_broker.archive.sealing import Plain, Sealer
 from gantry_broker.archive.segment import Directory, RangeReader
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.store.log.epochs import EpochStart
 
@@ -36,6 +37,12 @@ GROUPS: Final = "groups/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_PROBES: Final = 10_000
 """Entries behind those in the listing that are looked for one by one."""
+MAX_IDENTITY_TEXT: Final = 1_024
+"""Characters of a text of an identity."""
+MAX_IDENTITY: Final = 99_999_999
+"""The highest number of an identity: its name has eight digits."""
+FORMER_OWNERS: Final = 100
+"""Identities before the newest one among which a cluster looks for its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +84,13 @@ class Identity:
             if version != VERSION:
                 raise ArchiveError(f"{name}: it has format version {version!r}, this program reads version {VERSION}")
             number, at_ms = value["number"], value["atMs"]
-            if type(number) is not int or type(at_ms) is not int or number != _number(name) or number < 1:
-                raise ValueError(f"number {number!r}, atMs {at_ms!r}")
+            if type(number) is not int or number != _number(name) or not 1 <= number <= MAX_IDENTITY:
+                raise ValueError(f"number {plausible.shown(number)}")
+            plausible.offset("atMs", at_ms)
             texts = {field: value[field] for field in ("uid", "cluster", "reason", "token", "keyId")}
-            if not all(isinstance(text, str) for text in texts.values()):
-                raise ValueError(f"{texts!r}")
+            for field, text in texts.items():
+                if not isinstance(text, str) or len(text) > MAX_IDENTITY_TEXT:
+                    raise ValueError(f"{field} {plausible.shown(text)}")
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"{name}: the identity is invalid: {error!r}") from None
         return cls(number, texts["uid"], texts["cluster"], at_ms, texts["reason"], texts["token"], texts["keyId"])
@@ -103,13 +112,14 @@ class Archive:
             newest = found.name
         number = 0 if newest is None else _number(newest)
         identity = None if newest is None else Identity.from_json(newest, self.objects.get(newest))
-        while True:  # The listing may lag behind.
+        for _ in range(MAX_PROBES):  # The listing may lag behind.
             number += 1
             name = _identity_name(number)
             try:
                 identity = Identity.from_json(name, self.objects.get(name))
             except Missing:
                 return identity
+        raise ArchiveError(f"the archive has over {MAX_PROBES} identities that no listing has")
 
     def claim(self, uid: str, cluster: str, now_ms: int) -> Identity:
         """Return the identity of this cluster; make it when the archive is new. Raises Fenced for another owner,
@@ -147,8 +157,11 @@ class Archive:
         return mine
 
     def was_owner(self, uid: str, newest: Identity) -> bool:
-        """Return whether a cluster owned the archive before the newest owner. Raises ArchiveError."""
-        for number in range(1, newest.number):
+        """Return whether a cluster owned the archive before the newest owner, as one of the last `FORMER_OWNERS`.
+        Raises ArchiveError.
+        """
+        before = newest.number - 1
+        for number in range(before, max(before - FORMER_OWNERS, 0), -1):
             name = _identity_name(number)
             with contextlib.suppress(Missing):
                 if Identity.from_json(name, self.objects.get(name)).uid == uid:

@@ -76,7 +76,7 @@ class Archiving:
             clock_ms=clock.unix_ms,
             on_superseded=lambda why: self.on_superseded(why),
         )
-        events.role_changed.subscribe(lambda leads: self._soon())
+        events.role_changed.subscribe(self._role_changed)
 
     @property
     def report(self) -> Report | None:
@@ -110,8 +110,10 @@ class Archiving:
         needed = store.log.start if archived is None else max(archived, store.log.start)
         return None if store.confirmed - needed > self._max_lag else needed
 
-    def _soon(self) -> None:
+    def _role_changed(self, leads: bool) -> None:
         if self._archiver is not None:
+            if not leads:
+                self._archiver.finish_no_more()
             self._archiver.soon()
 
     def _view(self) -> View | None:
