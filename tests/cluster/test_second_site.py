@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from gantry_broker.contracts.models import CloseAnswer
+from gantry_operator.cluster import site_control
 from gantry_operator.cluster.second_site import (
+    UNKNOWN,
     Instruction,
     Looked,
     MemberSite,
@@ -16,12 +20,15 @@ from gantry_operator.cluster.second_site import (
     adopt,
     demote,
     demoted,
+    given_up,
     instruction,
     member_site,
     promote,
     site_condition,
     taken,
 )
+from gantry_operator.cluster.site_control import GIVE_UP_S, SiteControl
+from gantry_operator.cluster.status import site_of, site_row
 
 ACTIVE = MemberSite("x-a-0", "a", leads=True)
 STANDBY = MemberSite("x-a-0", "a", "Standby", 2, follows=True, confirmed=100, end=100)
@@ -33,15 +40,29 @@ def test_a_demotion_seals_then_follows_and_keeps_its_token() -> None:
     assert (state.role, state.generation, state.token) == ("Demoting", 1, "t" * 16)
     assert instruction(state, ACTIVE) == Instruction("Sealed", 1, "t" * 16)
     assert demote(state, [ACTIVE], "other", accept_loss=False, now_ms=2) is state
-    given_up = demote(state, [ACTIVE], "other", accept_loss=True, now_ms=2)
-    assert (given_up.role, given_up.generation, given_up.token) == ("Standby", 2, "")
     after = demoted(state, 3)
     assert (after.role, after.generation, after.token) == ("Standby", 2, "t" * 16)
     assert instruction(after, replace(ACTIVE, role="Sealed", generation=1)) == Instruction("Standby", 2)
     assert instruction(after, STANDBY) is None
     assert demote(after, [STANDBY], "other", accept_loss=False, now_ms=4).token == "t" * 16
+    assert demote(replace(after, token=""), [], "x", accept_loss=True, now_ms=1).role == "Standby", "it is one already"
     with pytest.raises(Refused, match="is a standby: there is nothing to demote"):
         demote(replace(after, token=""), [], "x", accept_loss=False, now_ms=1)
+
+
+def test_a_demotion_that_accepts_a_loss_may_be_asked_for_again() -> None:
+    """As after a restart of the operator: the request is carried out once more, and the last bytes still come."""
+    state = demote(SiteState(), [ACTIVE], "t", accept_loss=True, now_ms=1)
+    assert (state.role, state.accept_loss) == ("Demoting", True)
+    assert demote(state, [ACTIVE], "other", accept_loss=True, now_ms=2) is state
+    after = demoted(state, 3)
+    assert (after.role, after.token, after.accept_loss) == ("Standby", "t", False)
+    assert demote(after, [STANDBY], "other", accept_loss=True, now_ms=4) is after
+    stuck = demote(SiteState(), [ACTIVE], "t", accept_loss=False, now_ms=1)
+    accepted = demote(stuck, [ACTIVE], "other", accept_loss=True, now_ms=2)
+    assert accepted == replace(stuck, accept_loss=True)
+    lost = given_up(accepted, 3)
+    assert (lost.role, lost.generation, lost.token, lost.accept_loss) == ("Standby", 2, "", False)
 
 
 def test_a_superseded_cluster_becomes_the_standby_only_with_accept_loss() -> None:
@@ -101,6 +122,16 @@ def test_a_control_plane_without_state_takes_over_what_members_know() -> None:
     state = adopt(SiteState(), known)
     assert (state.role, state.generation, state.origin, dict(state.ends)) == ("Active", 5, "p", {"a": 70})
     assert adopt(state, known) is state
+    alone = adopt(SiteState(), known, ["a", "b"])
+    lagging = replace(STANDBY, name="x-b-0", group="b", generation=4)
+    assert alone.ends == {"a": 70, "b": UNKNOWN}
+    assert SiteState.from_json(alone.to_json()) == alone
+    assert instruction(alone, lagging) is None, "without its end it would count as complete"
+    later = adopt(alone, [*known, replace(ACTIVE, group="b", generation=5, origin="p", origin_end=90)], ["a", "b"])
+    assert later == replace(alone, ends={"a": 70, "b": 90})
+    assert instruction(later, lagging) == Instruction("Active", 5, "", "p", 90)
+    assert adopt(later, [replace(ACTIVE, group="b", generation=5, origin="p", origin_end=7)]) is later
+    assert instruction(later, replace(STANDBY, group="new", generation=0)) == Instruction("Active", 5, "", "p", 0)
     sealed = adopt(SiteState(), [replace(ACTIVE, role="Sealed", generation=3, token="t")])
     assert (sealed.role, sealed.token) == ("Demoting", "t")
     assert instruction(SiteState(), replace(STANDBY, generation=0)) is None, "a new member begins as it is configured"
@@ -188,11 +219,11 @@ class World:
 
     def go_on(self, n: int) -> None:
         state = self.states[n]
-        if state.role == "Demoting" and self.owner != n:
-            self.states[n] = demoted(state, 1)  # It was superseded meanwhile, and a person gave up.
+        if state.role == "Demoting" and state.accept_loss and (self.owner != n or self.random.random() < 0.3):
+            self.states[n] = given_up(state, 1)  # It was superseded meanwhile, or its store is away.
             self.given_up |= set(self.logs[n]) - set(self.archive)
             self.logs[n] = []
-        elif state.role == "Demoting":
+        elif state.role == "Demoting" and self.owner == n:
             self.archive[:] = self.logs[n]
             self.closed = state.token
             self.states[n] = demoted(state, 1)
@@ -220,3 +251,78 @@ def test_no_record_is_lost_that_nobody_gave_up(seed: int) -> None:
         assert not lost or world.states[world.owner].role in ("Standby", "Promoting"), sorted(lost)[:5]
         if taking:
             assert world.logs[taking[0]][: len(world.archive)] == world.archive
+
+
+def test_the_status_keeps_the_state_with_its_time() -> None:
+    state = SiteState("Demoting", 7, "t", "p", {"a": 5, "b": UNKNOWN}, True, 1_700_000_000_000)
+    row = site_row(state).model_dump(mode="json", exclude_none=True)
+    assert site_of(row) == state
+    assert site_of(row | {"since": "yesterday"}) == replace(state, at_ms=0)
+
+
+class Store:
+    """What is kept."""
+
+    def __init__(self, state: SiteState) -> None:
+        self.state = state
+
+    def load(self) -> SiteState:
+        return self.state
+
+    async def save(self, state: SiteState) -> None:
+        self.state = state
+
+
+class Control(SiteControl):
+    """One group, whose leader cannot close its archive."""
+
+    def __init__(self, state: SiteState, members: list[MemberSite]) -> None:
+        self.store, self.said = Store(state), members
+        self.answer = CloseAnswer(closed=False, end=9, archived=4, reason="archived up to 4 of 9")
+        self.archive_end = 70
+        watches = {n: None for n in range(len(members))}
+        super().__init__(
+            self.store,
+            cast(Any, {"a": SimpleNamespace(watches=watches), "b": SimpleNamespace(watches=watches)}),
+            cast(Any, None),
+            groups=lambda: sorted({m.group for m in self.said}), follows=lambda: False, archives=lambda: True,
+            on_event=lambda event: None,
+        )  # fmt: skip
+
+    def _seen(self) -> list[Any]:
+        return [(SimpleNamespace(name=m.name, url=""), m) for m in self.said]
+
+    async def _instruct(self) -> None: ...
+
+    async def _call(self, method: str, url: str, model: Any, body: Any = None, timeout_s: float = 0) -> Any:
+        return self.answer
+
+    async def _look(self, group: str) -> Looked:
+        return Looked(group, "own", "", self.archive_end, 1)
+
+
+async def test_an_accepted_loss_gives_up_only_an_archive_that_makes_no_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(site_control.time, "monotonic", lambda: now[0])
+    sealed = replace(ACTIVE, role="Sealed", generation=1)
+    control = Control(demote(SiteState(), [ACTIVE], "t", accept_loss=True, now_ms=1), [sealed])
+    for archived in (4, 5):
+        control.answer = control.answer.model_copy(update={"archived": archived})
+        for _ in range(3):
+            await control._step()
+            now[0] += GIVE_UP_S / 2 - 1
+        assert control.state.role == "Demoting"
+    now[0] += GIVE_UP_S
+    await control._step()
+    assert (control.state.role, control.state.token) == ("Standby", "")
+
+
+async def test_an_end_that_no_member_of_a_group_knows_is_read_from_the_archive() -> None:
+    lagging = replace(STANDBY, name="x-b-0", group="b", generation=4)
+    control = Control(SiteState(), [replace(ACTIVE, generation=5, origin="p", origin_end=30), lagging])
+    control._controllers["b"].watches.popitem()  # type: ignore[attr-defined]
+    await control._step()
+    assert control.state.ends == {"a": 30, "b": 70}
+    assert control.store.state == control.state

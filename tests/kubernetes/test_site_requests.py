@@ -61,6 +61,21 @@ class Sites:
         raise Refused("another token")
 
 
+async def test_a_request_under_a_refused_spec_gets_its_reason() -> None:
+    resource, sites, ended = Resource(**{SITE: "demote #1"}), Sites(), asyncio.Event()
+    refused: list[str | None] = [None]
+    requests = SiteRequests(cast(Any, resource), cast(Any, sites), ended.set, lambda: refused[0])
+    requests.look()
+    assert requests._task is None, "the spec was not looked at yet"
+    refused[0] = "spec.mode is wrong"
+    requests.look()
+    await asyncio.wait_for(ended.wait(), 5)
+    said = "demote #1 failed: the spec is refused, so the groups are not known: spec.mode is wrong"
+    assert resource.annotations == {SITE: None, SITE_RESULT: said}
+    assert not sites.asked
+    await requests.close()
+
+
 async def test_each_request_is_answered_once() -> None:
     resource, sites, ended = Resource(**{SITE: "demote #1"}), Sites(), asyncio.Event()
     requests = SiteRequests(cast(Any, resource), cast(Any, sites), ended.set)

@@ -83,9 +83,9 @@ class SiteRow(_Status):
     token: str = Field("", description="Of the hand-over, which `gantry promote --token` at the other site demands.")
     origin: str = Field("", description="The name of the last promotion of this cluster.")
     ends: dict[str, int] = Field(
-        default_factory=dict, description="By group: where the archive ended at that promotion."
+        default_factory=dict, description="By group: where the archive ended at that promotion; -1: not known."
     )
-    acceptLoss: bool = Field(False, description="A promotion without a hand-over is under way.")
+    acceptLoss: bool = Field(False, description="A change that gives records up is under way.")
     since: str | None = Field(None, description="Time of the last change.")
 
 

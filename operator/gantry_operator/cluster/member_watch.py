@@ -154,6 +154,8 @@ def _decisive(r: Report) -> tuple[object, ...]:
         r.writes_paused,
         r.not_promotable,
         r.disk_full,
+        r.standby,
+        r.site_origin,
     )
     return (*roles, r.link, r.link_leader, frozenset(f.id for f in r.followers))
 

@@ -12,7 +12,7 @@ told. A control plane that lost its state takes over the newest one that a membe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -24,6 +24,10 @@ _OF_MEMBERS: Final[dict[str, MemberRole]] = {
     "Active": "Active", "Demoting": "Sealed", "Standby": "Standby", "Promoting": "Standby",
 }  # fmt: skip
 _OF_A_CLUSTER: Final[dict[str, Role]] = {"Active": "Active", "Sealed": "Demoting", "Standby": "Standby"}
+
+
+UNKNOWN: Final = -1
+"""In `SiteState.ends`: the state was lost, and no member of the group has said its end since."""
 
 
 class Refused(Exception):
@@ -41,9 +45,9 @@ class SiteState:
     origin: str = ""
     """The name of the last promotion."""
     ends: Mapping[str, int] = field(default_factory=dict)
-    """By group: where the archive ended at the last promotion."""
+    """By group: where the archive ended at the last promotion; `UNKNOWN`: not known any more."""
     accept_loss: bool = False
-    """Promoting: also without a hand-over."""
+    """Promoting: also without a hand-over. Demoting: also when the archive cannot be closed."""
     at_ms: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +71,10 @@ class SiteState:
             plausible.version("generation", value["generation"]),
             str(value.get("token", "")),
             str(value.get("origin", "")),
-            {str(k): plausible.offset(str(k), v) for k, v in dict(value.get("ends") or {}).items()},
+            {
+                str(k): plausible.number(str(k), v, UNKNOWN, plausible.MAX_OFFSET)
+                for k, v in dict(value.get("ends") or {}).items()
+            },
             bool(value.get("acceptLoss", False)),
             plausible.offset("atMs", value.get("atMs", 0)),
         )
@@ -120,12 +127,20 @@ def member_site(name: str, group: str, status: Mapping[str, Any]) -> MemberSite 
         return None
 
 
-def adopt(state: SiteState, members: Sequence[MemberSite]) -> SiteState:
-    """Take over what members know better: this control plane lost its state, or its last write of it."""
+def adopt(state: SiteState, members: Sequence[MemberSite], groups: Iterable[str] = ()) -> SiteState:
+    """Take over what members know better: this control plane lost its state, or its last write of it.
+
+    `groups`: all groups. A member that lags must not hear a guess for the end of the archive of its group.
+    """
     newest = max(members, key=lambda m: m.generation, default=None)
-    if newest is None or newest.generation <= state.generation:
+    if newest is None or newest.generation < state.generation:
         return state
     ends = {m.group: m.origin_end for m in members if m.generation == newest.generation and m.origin}
+    if newest.generation == state.generation:
+        found = {g: end for g, end in ends.items() if state.ends.get(g) == UNKNOWN}
+        return replace(state, ends={**state.ends, **found}) if found else state
+    if newest.origin:
+        ends = dict.fromkeys(groups, UNKNOWN) | ends
     return SiteState(_OF_A_CLUSTER[newest.role], newest.generation, newest.token, newest.origin, ends)
 
 
@@ -149,6 +164,8 @@ def instruction(state: SiteState, member: MemberSite) -> Instruction | None:
         return None  # Each member begins as its configuration says.
     sealed = role == "Sealed"
     end = state.ends.get(member.group, 0) if role == "Active" else 0
+    if end == UNKNOWN:
+        return None
     return Instruction(
         role, state.generation, state.token if sealed else "", state.origin if role == "Active" else "", end
     )
@@ -156,9 +173,9 @@ def instruction(state: SiteState, member: MemberSite) -> Instruction | None:
 
 def demote(state: SiteState, members: Sequence[MemberSite], token: str, *, accept_loss: bool, now_ms: int) -> SiteState:
     """Begin to end the writes of an active cluster. Raises Refused. A superseded one becomes a standby at once."""
-    if state.role == "Demoting" and accept_loss:  # The archive cannot be closed, for example: it is another cluster's.
-        return replace(state, role="Standby", generation=state.generation + 1, token="", at_ms=now_ms)
-    if state.role == "Demoting" or (state.role == "Standby" and state.token):
+    if state.role == "Demoting":  # A request may be carried out again, so it gives nothing up by itself (`given_up`).
+        return replace(state, accept_loss=True) if accept_loss and not state.accept_loss else state
+    if state.role == "Standby" and (state.token or accept_loss):
         return state  # Who asks again gets the same token.
     if state.role != "Active":
         raise Refused(f"this cluster is {_in_words(state)}: there is nothing to demote")
@@ -169,15 +186,23 @@ def demote(state: SiteState, members: Sequence[MemberSite], token: str, *, accep
             "the standby: copy what you need, then repeat with --accept-loss"
         )
     role: Role = "Demoting" if superseded is None else "Standby"
+    demoting = role == "Demoting"
     return replace(
-        state, role=role, generation=state.generation + 1, token=token if role == "Demoting" else "", at_ms=now_ms
-    )
+        state, role=role, generation=state.generation + 1, token=token if demoting else "",
+        accept_loss=accept_loss and demoting, at_ms=now_ms,
+    )  # fmt: skip
 
 
 def demoted(state: SiteState, now_ms: int) -> SiteState:
     """Every group has closed its archive."""
     assert state.role == "Demoting"
-    return replace(state, role="Standby", generation=state.generation + 1, at_ms=now_ms)
+    return replace(state, role="Standby", generation=state.generation + 1, accept_loss=False, at_ms=now_ms)
+
+
+def given_up(state: SiteState, now_ms: int) -> SiteState:
+    """The archive cannot be closed, for example since it is another cluster's, and a person has accepted the loss."""
+    assert state.accept_loss
+    return replace(demoted(state, now_ms), token="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
 from gantry_broker.contracts.models import CloseAnswer, SiteLook, TakeAnswer
@@ -24,6 +24,7 @@ from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.platform import Event, SiteStore
 from gantry_operator.cluster.second_site import (
+    UNKNOWN,
     Looked,
     MemberSite,
     Refused,
@@ -31,6 +32,7 @@ from gantry_operator.cluster.second_site import (
     adopt,
     demote,
     demoted,
+    given_up,
     instruction,
     member_site,
     promote,
@@ -48,6 +50,8 @@ AGAIN_S: Final = 1.0
 CALL_S: Final = 5.0
 ARCHIVE_S: Final = 90.0
 """Seconds of a call that reads or writes the archive."""
+GIVE_UP_S: Final = 30.0
+"""Seconds without progress after which a demotion gives up what is not archived, if a person has accepted that."""
 
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -96,6 +100,10 @@ class SiteControl:
         self._event, self._changed = on_event, changed
         self._state: SiteState | None = None
         self._instructed_at: dict[str, float] = {}
+        self._archived: tuple[int, int] = (-1, 0)
+        """Demoting: the generation, and the sum of the groups' archived ends."""
+        self._archived_at = 0.0
+        """When that last changed, by the monotonic clock."""
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -220,7 +228,7 @@ class SiteControl:
             begins = found is not None and found.generation == 0 and found.role in ("Active", "Standby")
             self._state = None if begins else found
         members = self._members()
-        state = adopt(self.state, members)
+        state = await self._find_ends(adopt(self.state, members, self._groups()), members)
         if state != self.state:
             await self._take(state, "SiteAdopted", f"members know that this cluster is {state.role}")
         await self._instruct()
@@ -232,6 +240,23 @@ class SiteControl:
             self.waits = ""
             return any(instruction(state, m) for m in members)
         return True
+
+    async def _find_ends(self, state: SiteState, members: list[MemberSite]) -> SiteState:
+        """Look in the archive for an end that every member of a group lacks: it is this cluster's, and none of them
+        leads, so it still ends there.
+        """
+        for group in [g for g, end in state.ends.items() if end == UNKNOWN]:
+            heard = [m for m in members if m.group == group]
+            controller = self._controllers.get(group)
+            if controller is None or len(heard) < len(controller.watches):
+                continue
+            try:
+                end = (await self._look(group)).archived_end
+            except Refused as error:
+                log.info("%s", error)
+                continue
+            state = replace(state, ends={**state.ends, group: end})
+        return state
 
     async def _take(self, state: SiteState, reason: str, text: str) -> None:
         await self._store.save(state)
@@ -261,7 +286,7 @@ class SiteControl:
 
     async def _close_all(self) -> None:
         """Each group's leader closes its archive. The cluster is a standby once all are closed."""
-        missing = []
+        missing, archived = [], 0
         for group in self._groups():
             leaders = [(w, m) for w, m in self._seen() if m.group == group and m.leads]
             if not leaders:
@@ -276,12 +301,19 @@ class SiteControl:
             except _Failed as error:
                 missing.append(f"{watch.name}: {error}")
                 continue
+            archived += found.archived
             if not found.closed:
                 missing.append(f"{watch.name}: {found.reason}")
         self.waits = "; ".join(missing)
         if not missing:
             text = f"all is archived; promote the other site with --token {self.state.token}"
             await self._take(demoted(self.state, _now_ms()), "Demoted", text)
+            return
+        progress, now = (self.state.generation, archived), time.monotonic()
+        if progress != self._archived:
+            self._archived, self._archived_at = progress, now
+        elif self.state.accept_loss and now - self._archived_at >= GIVE_UP_S:
+            await self._take(given_up(self.state, _now_ms()), "Demoted", f"what is not archived is lost: {self.waits}")
 
     async def _take_archive(self) -> None:
         ends: dict[str, int] = {}

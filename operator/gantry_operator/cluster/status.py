@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from gantry_operator.cluster.archive_status import archive_condition, archive_ro
 from gantry_operator.cluster.observed import ObservedMember, ObservedState
 from gantry_operator.cluster.platform import Change
 from gantry_operator.cluster.second_site import MemberSite, SiteState, adopt, member_site, site_condition
-from gantry_operator.cluster.timestamps import utc
+from gantry_operator.cluster.timestamps import unix_s, utc
 
 EventKind = Literal["Normal", "Warning"]
 Answer = Literal["True", "False", "Unknown"]
@@ -203,7 +204,8 @@ def site_row(state: SiteState) -> SiteRow:
 
 def site_of(row: Mapping[str, Any]) -> SiteState:
     """Raises ValueError, KeyError, TypeError for what is no row."""
-    return SiteState.from_json(row)
+    state = SiteState.from_json(row)
+    return replace(state, at_ms=int((unix_s(row.get("since")) or 0) * 1000))
 
 
 def _asleep(row: MemberRow, old: BrokerClusterStatus) -> MemberRow:

@@ -98,7 +98,7 @@ class ClusterController:
             shared.api, self.namespace, self.name, former, platform.events, self._look, self._saw
         )
         self._requests = SwitchoverRequests(resource, self.control, platform.events, self._dirty.set)
-        self._site_requests = SiteRequests(resource, self.control.sites, self._dirty.set)
+        self._site_requests = SiteRequests(resource, self.control.sites, self._dirty.set, self._why_no_groups)
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life cycle
@@ -292,8 +292,11 @@ class ClusterController:
 
     def _look_for_requests(self) -> None:
         self._requests.look()
-        if self.control.plan is not None:
-            self._site_requests.look()
+        self._site_requests.look()
+
+    def _why_no_groups(self) -> str | None:
+        """Why the groups are not known; empty: they are known; None: the spec was not looked at yet."""
+        return "" if self.control.plan is not None else self.control.refused or None
 
     async def _sync_labels(self, found: ReconcileResult) -> bool:
         """False: look again soon. A refused step does not prevent the other steps."""

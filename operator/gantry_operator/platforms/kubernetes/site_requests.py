@@ -21,7 +21,15 @@ AGAIN_S = 2.0
 class SiteRequests:
     """`look` at each pass; `on_end` begins the next pass."""
 
-    def __init__(self, resource: ClusterResource, sites: SiteControl, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        resource: ClusterResource,
+        sites: SiteControl,
+        on_end: Callable[[], None],
+        why_not: Callable[[], str | None] = lambda: "",
+    ) -> None:
+        """`why_not`: why no request can be carried out, since no spec was ever accepted; None: not known yet."""
+        self._why_not = why_not
         self._resource = resource
         self._sites = sites
         self._on_end = on_end
@@ -34,7 +42,7 @@ class SiteRequests:
         which changes nothing.
         """
         text = self._resource.annotation(SITE)
-        if text is None or (self._task is not None and not self._task.done()):
+        if text is None or (self._task is not None and not self._task.done()) or self._why_not() is None:
             return
         if self._resource.version >= self._answered:  # Else the event with the answer is still to come.
             self._task = asyncio.create_task(self._answer(text))
@@ -61,6 +69,8 @@ class SiteRequests:
         """Raises ApiError, ApiUnavailable."""
         try:
             asked = parse_request(text)
+            if refused := self._why_not():
+                raise Refused(f"the spec is refused, so the groups are not known: {refused}")
             if asked.op == "demote":
                 said = await self._sites.demote(accept_loss=asked.accept_loss, timeout_s=asked.timeout_s)
             else:
