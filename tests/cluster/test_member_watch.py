@@ -38,6 +38,8 @@ def test_lines_of_a_calm_group_are_no_news() -> None:
         {"link_answer_ms": QUIET_MS},
         {"followers": (FollowerView(B, 100, QUIET_MS),)},
         {"followers": ()},
+        {"standby": True},
+        {"site_origin": "p"},
     ],
 )
 def test_a_line_that_needs_a_decision_is_news(changes: dict[str, Any]) -> None:
