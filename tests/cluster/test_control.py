@@ -190,6 +190,71 @@ async def test_a_cluster_that_is_woken_while_processes_stop_starts_again() -> No
         assert set(control.controllers) == {"a"}
 
 
+async def test_a_wake_up_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spec wakes the cluster during a step that fails, and the first start of its processes fails, too."""
+    monkeypatch.setattr(restart, "PART_AGAIN_S", 0.01)
+    platform = FakePlatform(keeps_lowest=False)
+    platform.lead("a", 1)
+    resume, failures = platform.resume, ["a port is taken"]
+
+    async def fails_once() -> None:
+        if failures:
+            raise OSError(failures.pop())
+        await resume()
+
+    monkeypatch.setattr(platform, "resume", fails_once)
+    async with controlled(platform, spec("a")) as control:
+        platform.run_all()
+        control.lead()
+        await until(lambda: control.groups.leader("a") == 1)
+
+        async def wake(group: str) -> None:
+            platform.before_stop = None
+            control.take(spec("a"))
+            control.lead()
+            platform.alive.pop()
+            raise OSError("a process does not end")
+
+        platform.before_stop = wake
+        control.take(spec("a", hibernate=True))
+        control.lead()
+        await until(lambda: "resume" in platform.steps)
+        assert len(platform.alive) == 3
+        assert not failures
+
+
+async def test_a_stop_that_fails_half_way_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart, "PART_AGAIN_S", 0.01)
+    platform = FakePlatform(keeps_lowest=False)
+    platform.lead("a", 1)
+    async with controlled(platform, spec("a")) as control:
+        platform.run_all()
+        control.lead()
+        await until(lambda: control.groups.leader("a") == 1)
+
+        async def fail(group: str) -> None:
+            platform.before_stop = None
+            raise OSError("a process does not end")
+
+        platform.before_stop = fail
+        control.take(spec("a", hibernate=True))
+        control.lead()
+        await until(lambda: control.hibernation.done)
+        stops = [step for step in platform.steps if step.startswith("stop a")]
+        assert stops == ["stop a but 1, led: True"] * 2 + ["stop a but None, led: False"]
+
+
+async def test_a_group_that_leaves_the_spec_hibernates_no_more() -> None:
+    platform = FakePlatform()
+    async with controlled(platform, spec("a", "b", hibernate=True)) as control:
+        control.lead()
+        assert control.hibernation.running == {"a": 0, "b": 0}
+        control.take(spec("a", hibernate=True))
+        control.lead()
+        assert control.hibernation.running == {"a": 0}
+        await until(lambda: control.hibernation.done)
+
+
 async def test_hibernation_takes_no_steps_while_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor runs all day, and its steps are short."""
     platform, looks = FakePlatform(keeps_lowest=False), list[float]()

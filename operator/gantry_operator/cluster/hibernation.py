@@ -97,6 +97,8 @@ class Hibernation:
         self._groups = groups
         self._asleep = asleep
         self._failed: dict[str, int] = {}
+        self._resume_due = False
+        """A step may have stopped something that is to run if the spec has changed meanwhile."""
         self._name = ""
         self._wanted = asyncio.Event()
 
@@ -111,8 +113,7 @@ class Hibernation:
             found = self._platform.processes()
             self.running = {g.name: min(g.members, found.groups.get(g.name, 0)) for g in cluster.spec.brokerGroups}
             self.others = found.others
-        for g in cluster.spec.brokerGroups:
-            self.running.setdefault(g.name, 0)
+        self.running = {g.name: self.running.get(g.name, 0) for g in cluster.spec.brokerGroups}
         self._wanted.set()
 
     def sleeps(self, group: str) -> bool:
@@ -122,6 +123,9 @@ class Hibernation:
     async def run(self) -> None:
         """Never returns."""
         while True:
+            if self._resume_due and self.running is None:
+                await self._platform.resume()  # The spec changed during a step, also during one that failed.
+                self._resume_due = False
             if self.running is None or self.done:
                 await self._wanted.wait()
                 self._wanted.clear()
@@ -131,9 +135,9 @@ class Hibernation:
             states = [self._state(group, wanted) for group, wanted in self.running.items()]
             step = next_step(states, int(self.others), patient=max(self._failed.values(), default=0) < HANDOVERS)
             self.progress = "" if step.kind == "done" else f"hibernation: {step.reason}"
+            self._resume_due = True
             await self._act(step)
-            if self.running is None:
-                await self._platform.resume()  # The spec changed meanwhile.
+            self._resume_due = self.running is None
 
     async def _act(self, step: Step) -> None:
         if step.kind == "handover":
@@ -149,9 +153,7 @@ class Hibernation:
                 # Before the last process ends: its end is no failure.
                 await self._groups.end(step.group)
                 self._asleep(step.group)
-            if self.running is not None:  # The spec may have changed meanwhile.
-                self.running[step.group] = step.keep
-            await self._platform.stop_group(step.group, last)
+            await self._stop(step, last)
         elif step.kind == "end":
             self.others = False
             await self._platform.stop_others()
@@ -159,10 +161,22 @@ class Hibernation:
             self.done = True
             self._platform.stopped()
 
+    async def _stop(self, step: Step, last: int | None) -> None:
+        running = self.running
+        before = None if running is None else running.get(step.group)
+        if running is not None and before is not None:  # The spec may have changed meanwhile.
+            running[step.group] = step.keep
+        try:
+            await self._platform.stop_group(step.group, last)
+        except Exception:
+            if running is not None and before is not None:
+                running[step.group] = before  # Processes that did not stop are stopped once more.
+            raise
+
     def _last(self, group: str) -> int | None:
         if self._platform.keeps_lowest:
             return 0
-        running, wanted = self._platform.running(group), 0 if self.running is None else self.running[group]
+        running, wanted = self._platform.running(group), 0 if self.running is None else self.running.get(group, 0)
         return min(running, default=None) if wanted <= 1 and len(running) == 1 else self._groups.leader(group)
 
     def _state(self, group: str, wanted: int) -> GroupState:
