@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import httpx
 import pytest
 from gantry_broker.broker.migration import member
 from gantry_broker.config import BrokerConfig, MigrateConfig
@@ -13,6 +16,7 @@ from gantry_broker.contracts.leadership import LeadershipRecord, MemberId
 from gantry_broker.testing import broker
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cluster.group_controllers import failover_settings
+from gantry_operator.migration.edge import Edge, GroupPlace, SourcePlace
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.ports import Ports
@@ -75,3 +79,57 @@ async def test_a_new_disk_of_a_group_that_leads_follows_no_source(tmp_path: Path
         assert member.is_wanted(config)
         await member.migrate_first(config)
     assert not (tmp_path / member.MARK).exists()
+
+
+async def test_a_new_disk_follows_no_source_before_it_knows_whether_its_group_leads(tmp_path: Path) -> None:
+    port, http, away = free_ports(3)
+    async with broker() as running:
+        config = BrokerConfig(
+            cluster="test", group="test", member=0, name="test-0", data_dir=tmp_path, port=port, http_port=http,
+            listen_host="127.0.0.1", member_address=f"127.0.0.1:{port}", group_address=f"127.0.0.1:{port}",
+            name_servers=[f"127.0.0.1:{away}"],
+            migrate=MigrateConfig(name_servers=["127.0.0.1:1"], broker="broker-a"),
+        )  # fmt: skip
+        assert config.migrate is not None
+        migration = member.Migration(config, config.migrate)
+        waiting = asyncio.create_task(migration.run())
+        async with asyncio.timeout(20):
+            while "waits for the cluster's NameServers" not in migration.status()["problem"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        config.name_servers[:] = [running.name_servers]  # They are back.
+        async with asyncio.timeout(20):
+            await waiting
+    assert not (tmp_path / member.MARK).exists()
+
+
+async def test_a_finish_takes_no_end_below_what_was_copied(tmp_path: Path) -> None:
+    config = BrokerConfig(
+        cluster="test", group="test", member=0, name="test-0", data_dir=tmp_path, port=1, http_port=2,
+        member_address="127.0.0.1:1", group_address="127.0.0.1:1",
+        migrate=MigrateConfig(name_servers=["127.0.0.1:1"], broker="broker-a"),
+    )  # fmt: skip
+    assert config.migrate is not None
+    migration = member.Migration(config, config.migrate)
+    migration._store = cast(Any, SimpleNamespace(end=900, flushed=500, confirmed=900))
+    finishing = asyncio.create_task(migration._finish_page(b'{"end": 100}'))
+    await asyncio.sleep(0)
+    assert migration._finish == 900
+    assert not migration._arrived(900), "the last bytes are not on the disk yet"
+    migration._finished.set()
+    assert await finishing == (200, {"end": 900})
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {}, {"state": "following"}, {"state": "following", "problem": "", "end": "x", "connected": True},
+        {"state": "following", "problem": "", "end": -1, "connected": True}, [], 5,
+    ],
+)  # fmt: skip
+async def test_an_odd_status_of_a_copy_is_a_problem_and_no_failure(status: Any) -> None:
+    http = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200, json=status)))
+    group = GroupPlace("a", "broker-a", "127.0.0.1:1", ("http://127.0.0.1:1",))
+    async with http, Edge(SourcePlace(()), [group], http) as edge:
+        seen = (await edge.look())["a"]
+    assert (seen.state, seen.copy_end) == (None, None)
+    assert seen.problem

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gantry_broker.client import Admin, ClientError, Credentials
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import BodyError
 from gantry_broker.protocol.codes import FORMER_MASTER_ID
 from gantry_broker.protocol.digits import whole_number
@@ -84,7 +85,7 @@ class Edge:
                 answer = await self._http.get(f"{url}/migration", timeout=ANSWER_S)
                 if answer.status_code == 200:
                     return dict(answer.json())
-            except (httpx.HTTPError, ValueError):
+            except (httpx.HTTPError, ValueError, TypeError):
                 continue
         return None
 
@@ -109,8 +110,11 @@ class Edge:
         source = self._source_of(group, routes)
         state, problem, copy_end = None, "", None
         if status is not None:
-            state, problem, copy_end = str(status["state"]), str(status["problem"]), status["end"]
-            if state == "following" and not status["connected"]:
+            try:
+                state, problem, copy_end, connected = _copy_of(status)
+            except (KeyError, TypeError, ValueError) as error:
+                problem, connected = f"the copy's status is not understood: {type(error).__name__} {error}", True
+            if state == "following" and not connected:
                 state, problem = None, problem or "the copy is not connected to the source"
         elif await self._leads(group):
             state = "leads"
@@ -162,7 +166,7 @@ class Edge:
                 status = answer.json() if answer.status_code == 200 else {}
             except (httpx.HTTPError, ValueError):
                 continue
-            if status.get("role") == "Master" and status.get("writable"):
+            if isinstance(status, dict) and status.get("role") == "Master" and status.get("writable"):
                 return True
         return False
 
@@ -206,6 +210,17 @@ class Edge:
                         await admin.update_broker_config(address, wanted)
         except FAILURES as error:
             raise Refused(f"group {group.name}: {source} did not take {changes}: {error}") from error
+
+
+def _copy_of(status: Mapping[str, Any]) -> tuple[str, str, int | None, bool]:
+    """State, problem, end and connection of a copy. Raises KeyError, TypeError, ValueError for what is no status."""
+    end = status["end"]
+    return (
+        str(status["state"])[: plausible.MAX_TEXT],
+        str(status["problem"])[: plausible.MAX_TEXT],
+        None if end is None else plausible.offset("end", end),
+        status["connected"] is True,
+    )
 
 
 async def drive(

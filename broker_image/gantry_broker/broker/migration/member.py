@@ -31,6 +31,7 @@ from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import REVIVE_PREFIX, Perm, Prop
 from gantry_broker.protocol.digits import whole_number
 from gantry_broker.protocol.message import decode_records, parse_properties
+from gantry_broker.remoting.errors import ConnectError, RequestTimeout
 from gantry_broker.remoting.tls import TlsOptions
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
@@ -182,7 +183,8 @@ class Migration:
             return 400, {"detail": f'{error}: write {{"end": OFFSET}}'}
         if self._broken:
             return 409, {"detail": f"the migration stopped: {self._broken}"}
-        self._finish = end
+        # What the source appended after its last end, such as a delayed message, is here already and stays.
+        self._finish = end = max(end, 0 if self._store is None else self._store.end)
         try:
             async with asyncio.timeout(FINISH_S):
                 await self._finished.wait()
@@ -201,7 +203,7 @@ class Migration:
         await server.start()
         try:
             mark = mark_of(self._config.data_dir)
-            if mark is None and await self._has_leader():
+            if mark is None and await self._has_led():
                 log.info("group %s leads already: the empty disk joins it", self._config.group)
                 return
             if mark is not None and mark["state"] == BROKEN:
@@ -218,14 +220,36 @@ class Migration:
                 self._store = None
             await server.close()
 
-    async def _has_leader(self) -> bool:
-        """Whether the cluster's own NameServers know the group: its migration is over, and this disk is a new one."""
-        async with Admin(self._config.name_servers, timeout=2.0) as admin:
-            try:
-                return self._config.group in (await admin.cluster_info()).brokers
-            except FAILURES as error:
-                log.info("the cluster's NameServers say nothing about the group: %s", error)
+    async def _has_led(self) -> bool:
+        """Return whether one of the cluster's own NameServers knows the group: its migration is over, and this disk is
+        a new one. Wait until that is known: a disk that follows the source again has to be emptied once more.
+        """
+        while True:
+            answers = [await self._knows_group(server) for server in self._config.name_servers]
+            if True in answers:
+                return True
+            silent = [s for s, known in zip(self._config.name_servers, answers, strict=True) if known is None]
+            if not silent:
                 return False
+            names = ", ".join(silent)
+            self._problem = (
+                f"it waits for the cluster's NameServers ({names}), to learn whether the group leads already"
+            )
+            await asyncio.sleep(LOOK_S)
+
+    async def _knows_group(self, server: str) -> bool | None:
+        """Return whether a NameServer has a broker of the group; None: it is away. One that tells a member nothing,
+        because it demands a signature or TLS, counts as one that does not know the group.
+        """
+        try:
+            async with Admin(server, timeout=2.0) as admin:
+                return self._config.group in (await admin.cluster_info()).brokers
+        except (ConnectError, RequestTimeout) as error:
+            log.info("NameServer %s is away: %s", server, error)
+            return None
+        except FAILURES as error:
+            log.info("NameServer %s says nothing about the group: %s", server, error)
+            return False
 
     async def _try(self) -> None:
         wanted = self._wanted
