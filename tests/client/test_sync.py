@@ -124,6 +124,15 @@ def test_a_call_in_the_thread_of_the_loop_is_refused_and_does_not_hang(mq: Local
         assert asyncio.run(another_loop()) is SendStatus.SEND_OK
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_call_that_waits(mq: LocalBroker) -> None:
     with sync.Admin(mq.name_servers) as admin:
         admin.create_topic("Empty")

@@ -9,8 +9,10 @@ import yaml
 
 from tests.local.cluster import Cluster, take_down
 
-NEED_AN_ARCHIVE = ("restore", "second-site")
-EXAMPLES = sorted(p for p in (Path(__file__).parents[2] / "examples").glob("*.yaml") if p.stem not in NEED_AN_ARCHIVE)
+BEGIN_WITH_OTHERS_DATA = ("restore", "second-site", "migrate")
+EXAMPLES = sorted(
+    path for path in (Path(__file__).parents[2] / "examples").glob("*.yaml") if path.stem not in BEGIN_WITH_OTHERS_DATA
+)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)

@@ -19,7 +19,8 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
-from gantry_broker.remoting.tls import CHECK_S, Certificates, TlsOptions, client_context
+from gantry_broker.remoting.tls import Certificates, TlsOptions, client_context
+from gantry_broker.watching import CHECK_S
 
 from tests.client.cluster import Inbox
 from tests.security.test_tls import answers, metric, received

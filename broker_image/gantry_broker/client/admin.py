@@ -477,7 +477,7 @@ class Admin:
     # Internals
 
     async def ask(self, address: str, code: RequestCode, header: Header | None = None) -> bytes:
-        """Returns the body of a broker's answer to a request that has no method here."""
+        """Return the body of a broker's answer to a request that has no method here."""
         return (await self._call(address, code, header, code.name)).body
 
     async def _call(self, address: str, code: int, header: Header | None, what: str, body: bytes = b"") -> Frame:

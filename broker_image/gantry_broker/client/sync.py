@@ -253,6 +253,7 @@ class Admin(_Facade[aio.Admin]):
     """The functions of mqadmin. See `gantry_broker.client.Admin`."""
 
     kind: ClassVar[type[Any]] = aio.Admin
+    ask = _waiting(aio.Admin.ask)
     cluster_info = _waiting(aio.Admin.cluster_info)
     masters = _waiting(aio.Admin.masters)
     runtime_info = _waiting(aio.Admin.runtime_info)

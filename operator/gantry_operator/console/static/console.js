@@ -142,8 +142,9 @@
     if (!wanted) return;
     try {
       const answer = await fetch(`${document.getElementById("palette").dataset.find}?q=${encodeURIComponent(text)}`);
-      if (!answer.ok || number !== asked) return;
+      if (!answer.ok) return;
       const found = await answer.json();
+      if (number !== asked) return;
       offer([...found.map((row) => ({ ...row, path: row.path + encodeURIComponent(row.name) })), ...pages]);
     } catch { /* the console does not answer: the pages are there */ }
   }
