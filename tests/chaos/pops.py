@@ -122,12 +122,19 @@ def _behind_unfinished(popped: Popped, deliveries: Sequence[Popped]) -> bool:
     """Whether a message before it in its queue was not acknowledged yet when this one came."""
     if popped.place is None:
         return False
-    ended: dict[int, float] = {}
+    last: dict[int, Popped] = {}
+    """By offset: the newest delivery until then. A message that came again counts only by its new acknowledgement."""
+    late = False
     for other in deliveries:
         at = other.place
-        if at is not None and at.queue == popped.place.queue and at.offset < popped.place.offset:
-            ended[at.offset] = min(ended.get(at.offset, float("inf")), other.acked)
-    return any(acked > popped.at for acked in ended.values())
+        if at is None or at.queue != popped.place.queue or at.offset >= popped.place.offset:
+            continue
+        if other.at <= popped.at:
+            if at.offset not in last or other.at >= last[at.offset].at:
+                last[at.offset] = other
+        elif at.offset not in last:
+            late = True  # The answer to its first pop was lost.
+    return late or any(other.acked > popped.at for other in last.values())
 
 
 def too_early(history: History) -> Iterator[str]:
