@@ -124,14 +124,17 @@ async def test_a_broker_goes_on_while_the_disk_holds_an_unlink(
     disk = SlowDisk(monkeypatch.setattr, tmp_path, ("unlink",))
     forgotten: list[int] = []
     monkeypatch.setattr(broker.meta, "forget_deletions", forgotten.append)
+    removed = broker.store.start  # The member's own retention may have begun.
     disk.hangs()
     try:
         while broker.retention.expire():  # noqa: ASYNC110 (its steps are its own)
             await asyncio.sleep(0)
         assert await disk.passes_while_held("unlink") == 50
-        assert broker.store.start > 0
+        assert broker.store.start > removed
         assert broker.disk.since(broker.store.removed_at) is None, "files that still wait count as used"
-        assert set(forgotten) == {0}, "a start after a crash finds the records again, and must know what was deleted"
+        assert max(forgotten) <= removed, (
+            "a start after a crash finds the records again, and must know what was deleted"
+        )
         assert not disk.on_the_loop, disk.on_the_loop[0]
     finally:
         disk.answers()
