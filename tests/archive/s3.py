@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from benchmarks.rig import golang
 from tests.support.free_ports import free_port
 
@@ -77,3 +79,13 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         process.kill()
         process.wait()
         log.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Run the server for the tests of a module."""
+    try:
+        with s3_server(tmp_path_factory.mktemp("s3")) as found:
+            yield found
+    except golang.GoMissing as error:
+        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")

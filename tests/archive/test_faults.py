@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,12 @@ from gantry_broker.archive.opening import open_archive
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import ArchiveConfig
 
-from benchmarks.rig.golang import GoMissing
 from tests.archive.faulty_proxy import FaultyProxy
-from tests.archive.s3 import S3Server, s3_server
+from tests.archive.s3 import S3Server
+from tests.archive.s3 import server as server
 from tests.archive.test_broker import config, lead, put, until
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    try:
-        with s3_server(tmp_path_factory.mktemp("s3")) as found:
-            yield found
-    except GoMissing as error:
-        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,8 @@ from gantry_broker.archive.chain import Archive
 from gantry_broker.archive.errors import ArchiveError, Missing, Unavailable
 from gantry_broker.archive.objects import Location, ObjectStore
 
-from benchmarks.rig.golang import GoMissing
-from tests.archive.s3 import S3Server, s3_server
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    try:
-        with s3_server(tmp_path_factory.mktemp("s3")) as found:
-            yield found
-    except GoMissing as error:
-        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
+from tests.archive.s3 import S3Server
+from tests.archive.s3 import server as server
 
 
 @pytest.fixture(params=["s3", "file"])

@@ -59,6 +59,15 @@ async def archived(process: BrokerProcess) -> None:
     await until(lambda: (r := process.broker.archiving.report) is not None and r.known and r.end >= end)
 
 
+async def filled(process: BrokerProcess) -> int:
+    """Let it lead, take 30 messages and archive them. Returns the end of its log."""
+    await lead(process)
+    for number in range(30):
+        put(process, number)
+    await archived(process)
+    return process.store.end
+
+
 async def followed(process: BrokerProcess, end: int) -> None:
     await until(lambda: process.store.confirmed >= end)
 
@@ -67,11 +76,7 @@ async def test_what_differs_behind_equal_epochs_is_filled_again(tmp_path: Path) 
     """As after a disk that lied: epochs and lengths agree, the bytes do not."""
     one, two = site(tmp_path, "one"), site(tmp_path, "two", follows=True)
     async with one.life() as first:
-        await lead(first)
-        for number in range(30):
-            put(first, number)
-        await archived(first)
-        end = first.store.end
+        end = await filled(first)
         async with two.life() as second:
             await followed(second, end)
         path = next((two.config.data_dir / "commitlog").iterdir())
@@ -146,11 +151,7 @@ async def test_roles_are_exchanged_twice_without_loss(tmp_path: Path) -> None:
 async def test_a_former_site_that_comes_back_is_fenced_and_becomes_the_standby(tmp_path: Path) -> None:
     one, two = site(tmp_path, "one"), site(tmp_path, "two", follows=True)
     async with one.life() as first:
-        await lead(first)
-        for number in range(30):
-            put(first, number)
-        await archived(first)
-        end = first.store.end
+        end = await filled(first)
     async with two.life() as second:
         await followed(second, end)
         with pytest.raises(Fenced, match="not handed over"):

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,24 +23,15 @@ from gantry_broker.config import ArchivePlace, BrokerConfig, RestoreConfig
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 
-from benchmarks.rig.golang import GoMissing
 from tests.archive.faulty_proxy import FaultyProxy
-from tests.archive.s3 import S3Server, s3_server
+from tests.archive.s3 import S3Server
+from tests.archive.s3 import server as server
 from tests.local.cluster import Cluster, take_down
 from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 COMMITTED, POPPED = 40, 3
 COPIES = ("one", "two") if os.environ.get("LOCAL") == "full" else ("one",)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    try:
-        with s3_server(tmp_path_factory.mktemp("s3")) as found:
-            yield found
-    except GoMissing as error:
-        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
 
 
 def made(base: Path, server: S3Server, name: str, **spec: object) -> Cluster:

@@ -15,8 +15,8 @@ import pytest
 from gantry_broker.client import ClientError, Producer
 from gantry_broker.remoting.errors import RemotingError
 
-from benchmarks.rig.golang import GoMissing
-from tests.archive.s3 import S3Server, s3_server
+from tests.archive.s3 import S3Server
+from tests.archive.s3 import server as server
 from tests.local.cluster import Cluster, Load, kill, read_all, take_down
 
 pytestmark = pytest.mark.timeout(300)
@@ -26,15 +26,6 @@ TURNS = 2 if FULL else 1
 """How often the parts are exchanged; the other test exchanges them, too."""
 TWO_GROUPS = {"brokerGroups": [{"name": "a", "members": 2}, {"name": "b", "members": 1}]}
 MODES = [TWO_GROUPS, *([{"mode": "Raft", "brokerGroups": [{"name": "a", "members": 3}]}] if FULL else [])]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    try:
-        with s3_server(tmp_path_factory.mktemp("s3")) as found:
-            yield found
-    except GoMissing as error:
-        pytest.skip(f"the S3 server of these tests is built from its sources: {error}")
 
 
 class Sites:
