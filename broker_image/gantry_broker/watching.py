@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from typing import Final
 
 CHECK_S: Final = 1.0
 """Seconds between two looks."""
 
 
-class WatchedFiles:
+class WatchedFiles(ABC):
     """Calls `look` in a thread each second, from `start` to `close`."""
 
     _task: asyncio.Task[None] | None = None
 
+    @abstractmethod
     def look(self) -> None:
         """Look at the files, and keep what was read last if they cannot be used. Blocks. Raises nothing."""
-        raise NotImplementedError
 
-    def looked(self) -> None:
+    def looked(self) -> None:  # noqa: B027 (most have nothing to do)
         """Act on a look, in the event loop."""
 
     def start(self) -> None:

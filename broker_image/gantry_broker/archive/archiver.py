@@ -88,6 +88,21 @@ class Report:
     epochs: tuple[EpochStart, ...] = field(default=(), repr=False)
 
 
+def of_manifest(report: Report, state: State) -> Report:
+    """Return the report with what a manifest says."""
+    return replace(
+        report,
+        known=True,
+        recoverable_from_ms=state.first_ms,
+        archived_ms=state.last_ms,
+        start=state.start,
+        end=state.end,
+        size=state.size,
+        parts=len(state.parts),
+        gaps=len(state.gaps),
+    )
+
+
 class Archiver:
     """Keeps one group's archive up to date from one member."""
 
@@ -236,15 +251,7 @@ class Archiver:
         if state is not None and state is not self._noted:
             self._noted = state
             report = replace(
-                report,
-                known=True,
-                recoverable_from_ms=state.first_ms,
-                archived_ms=state.last_ms,
-                start=state.start,
-                end=state.end,
-                size=state.size,
-                parts=len(state.parts),
-                gaps=len(state.gaps),
+                of_manifest(report, state),
                 epochs=state.epochs,
                 closed=state.closed if state.owner is not None and state.owner.uid == self._uid else "",
             )

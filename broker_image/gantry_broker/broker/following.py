@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from gantry_broker.archive import chain
-from gantry_broker.archive.archiver import Report
+from gantry_broker.archive.archiver import Report, of_manifest
 from gantry_broker.archive.chain import Archive, GroupArchive, Identity
 from gantry_broker.archive.errors import ArchiveError, Fenced, Missing, Overtaken
 from gantry_broker.archive.manifest import Change, Owner, State
@@ -235,15 +235,7 @@ class Following:
         if state is not None and state.n:
             behind = max(state.end - self._store.confirmed, 0)
             report = replace(
-                report,
-                known=True,
-                recoverable_from_ms=state.first_ms,
-                archived_ms=state.last_ms,
-                start=state.start,
-                end=state.end,
-                size=state.size,
-                parts=len(state.parts),
-                gaps=len(state.gaps),
+                of_manifest(report, state),
                 behind_bytes=behind,
                 behind_ms=0 if not behind else max(now - state.at_ms, 0),
             )

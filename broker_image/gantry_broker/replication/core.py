@@ -10,6 +10,7 @@ waiting sends. Nothing here is safe for threads.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
@@ -80,9 +81,11 @@ class Core(Protocol):
     @property
     def epoch_confirmed(self) -> bool: ...
     def assign(self, assignment: Assignment, now_ms: int) -> Assigned: ...
+    @abstractmethod
     def saw_epoch(self, epoch: int, now_ms: int) -> None: ...
     def stop(self, reason: str) -> None: ...
     def tick(self, now_ms: int) -> None: ...
+    @abstractmethod
     def epoch_counts(self, fetch: Fetch) -> bool: ...
     def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None: ...
     def answer_fetch(
@@ -106,7 +109,7 @@ class Moving(NamedTuple):
     until_ms: int
 
 
-class MemberCore:
+class MemberCore(ABC):
     """The shared half. A mode adds its elections or assignments, and says what ends a role."""
 
     leader: Leader | None
@@ -140,25 +143,28 @@ class MemberCore:
     # ---- what a mode provides
 
     @property
+    @abstractmethod
     def leadership(self) -> LeadershipRecord:
-        raise NotImplementedError
+        """The newest assignment that it holds."""
 
     @property
+    @abstractmethod
     def highest_seen_epoch(self) -> int:
-        raise NotImplementedError
+        """The highest epoch that it has heard of."""
 
+    @abstractmethod
     def epoch_counts(self, fetch: Fetch) -> bool:
         """Return whether the epoch of a fetch counts: only of a member of the set. Another member's fetch says nothing
         about leaders.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def saw_epoch(self, epoch: int, now_ms: int) -> None:
         """Note a higher epoch: it stops a leader at once (rule 14). An impossible one changes nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _pause_refusal(self, leader: Leader, target: MemberId, version: int) -> str:
-        raise NotImplementedError
+        """Return why writes cannot pause for a handover to this member; empty: they can."""
 
     # ---- state
 
@@ -359,5 +365,5 @@ class MemberCore:
             self.reason = self.follower.stopped
         return applied
 
-    def _heard(self, answer: FetchAnswer, now_ms: int) -> None:
+    def _heard(self, answer: FetchAnswer, now_ms: int) -> None:  # noqa: B027 (most modes have nothing to do)
         """Note that the leader answered; only a mode with elections counts its silence."""

@@ -46,7 +46,7 @@ LOOK_S: Final = 0.25
 """Seconds between two steps while the part changes or a member does not know it."""
 IDLE_S: Final = 1.0
 AGAIN_S: Final = 1.0
-"""Seconds before a member is told again."""
+"""Seconds until a member gets the same instruction again."""
 CALL_S: Final = 5.0
 ARCHIVE_S: Final = 90.0
 """Seconds of a call that reads or writes the archive."""

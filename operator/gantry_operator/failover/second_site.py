@@ -14,8 +14,8 @@ STANDBY = "standby"
 def second_site(obs: Observation) -> Bootstrap | Retire | Wait | None:
     """Decide for a group whose cluster is a standby, or was one until a moment ago; None: it is an ordinary group.
 
-    Members are told by the control plane, and keep it on their disks. A standby member refuses assignments, so nothing
-    here can make it lead by mistake.
+    The control plane sends each member its part, and the member keeps it on its disk. A standby member refuses
+    assignments, so nothing here can make it lead by mistake.
     """
     known = obs.leadership
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
