@@ -30,6 +30,8 @@ EXTRAS: Final = {
     "tls": ("cryptography",),
     "compression": ("lz4", "zstandard"),
     "opentelemetry": ("opentelemetry-api",),
+    "celery": ("kombu",),
+    "taskiq": ("taskiq",),
 }
 """Extras of the client, and the packages of each: it imports them when they are needed."""
 BACKEND: Final = (

@@ -19,7 +19,7 @@ MARK = "# made from "
 
 LOCKS: dict[str, tuple[list[str], list[str]]] = {
     # lock: (files of this folder, extras of pyproject.toml; no extras and no "project" entry: files only)
-    "dev": (["build.in"], ["project", "opentelemetry", "operator", "spark", "tables", "dev"]),
+    "dev": (["build.in"], ["project", "opentelemetry", "operator", "spark", "tables", "celery", "taskiq", "dev"]),
     "base": (["build.in"], ["project"]),
     "broker": (["broker.in"], []),
     "operator": (["operator.in"], []),

@@ -116,7 +116,7 @@ def test_a_call_in_the_thread_of_the_loop_is_refused_and_does_not_hang(mq: Local
                 producer.send("T", b"x")
             return "done"
 
-        assert sync._LOOP.run(inside()) == "done"
+        assert sync.LOOP.run(inside()) == "done"
 
         async def another_loop() -> SendStatus:
             return producer.send("T", b"x").status  # it blocks this loop, not the client's

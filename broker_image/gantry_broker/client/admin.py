@@ -69,6 +69,8 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.tls import TlsOptions
 
 ADMIN_SECONDS: Final = 5.0
+ROUTE_LOOK_S: Final = 0.1
+"""Seconds between two looks for the route of a new topic."""
 MAX_LONG: Final = 2**63 - 1
 
 
@@ -203,6 +205,26 @@ class Admin:
             value = ";".join(f"{group}:{config.write_queues}" for group in masters)
             await self.put_kv(ORDER_TOPIC_NAMESPACE, topic, value)
         return list(masters)
+
+    async def ensure_topic(self, topic: str, *, patience_s: float = 10.0) -> None:
+        """Creates a topic that no broker has, and waits until a NameServer knows it. One that exists stays as it is.
+
+        Raises NoRoute when no NameServer knows it after `patience_s`.
+        """
+        try:
+            await self.topic_route(topic)
+            return
+        except NoRoute:
+            await self.create_topic(topic)
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while True:
+            try:
+                await self.topic_route(topic)
+                return
+            except NoRoute:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(ROUTE_LOOK_S)
 
     async def create_topic_at(self, address: str, config: TopicConfig) -> None:
         """Creates or changes a topic on one broker."""

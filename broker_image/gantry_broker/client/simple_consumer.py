@@ -251,6 +251,10 @@ class SimpleConsumer:
             elif left <= 0:
                 return []
 
+    def keep(self, messages: Sequence[PoppedMessage]) -> None:
+        """Keeps messages that `receive` returned for the next call of it, before all others."""
+        self._kept.extendleft(reversed(messages))
+
     def _take(self, most: int, invisible_s: float) -> list[PoppedMessage]:
         """Takes kept messages that are invisible long enough; the broker delivers the others again."""
         now = asyncio.get_running_loop().time()

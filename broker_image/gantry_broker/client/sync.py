@@ -37,7 +37,7 @@ Handler = Callable[[ReceivedMessage], object]
 """Handles one message. An exception, or False: the message comes again later."""
 
 
-class _Loop:
+class Loop:
     """An event loop in a thread, started by the first call; a forked process gets one of its own."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class _Loop:
             raise
 
 
-_LOOP: Final = _Loop()
+LOOP: Final = Loop()
 
 
 def _waiting(
@@ -80,7 +80,7 @@ def _waiting(
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
-        return _LOOP.run(method(self.client, *args, **options))
+        return LOOP.run(method(self.client, *args, **options))
 
     return call
 
@@ -99,15 +99,15 @@ class _Facade(Generic[Client]):
             made: Client = self.kind(*args, **options)
             return made
 
-        self.client = _LOOP.run(make())
+        self.client = LOOP.run(make())
 
     def start(self) -> None:
         """Connect; `with` does it, too."""
-        _LOOP.run(self.client.__aenter__())  # type: ignore[attr-defined]
+        LOOP.run(self.client.__aenter__())  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Finish what is under way, and disconnect; `with` does it, too."""
-        _LOOP.run(self.client.__aexit__(None, None, None))  # type: ignore[attr-defined]
+        LOOP.run(self.client.__aexit__(None, None, None))  # type: ignore[attr-defined]
 
     def __enter__(self) -> Self:
         self.start()
@@ -166,7 +166,7 @@ class TransactionProducer(Producer):
 
         client = self.client
         assert isinstance(client, aio.TransactionProducer)
-        return _LOOP.run(client.send_in_transaction(message, worked, timeout=timeout))
+        return LOOP.run(client.send_in_transaction(message, worked, timeout=timeout))
 
 
 class Consumer(_Facade[aio.Consumer]):
@@ -186,11 +186,11 @@ class Consumer(_Facade[aio.Consumer]):
         async def handled(message: ReceivedMessage) -> object:
             return await asyncio.get_running_loop().run_in_executor(threads, handler, message)
 
-        _LOOP.run(self.client.subscribe(topic, handled, expression, sql=sql))
+        LOOP.run(self.client.subscribe(topic, handled, expression, sql=sql))
 
     def close(self, patience_s: float = 10.0) -> None:
         """Wait up to `patience_s` seconds for handlers, commit, and disconnect."""
-        _LOOP.run(self.client.close(patience_s))
+        LOOP.run(self.client.close(patience_s))
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
@@ -212,7 +212,7 @@ class Consumer(_Facade[aio.Consumer]):
         async def call() -> T:
             return work()
 
-        return _LOOP.run(call())
+        return LOOP.run(call())
 
 
 class OrderedConsumer(Consumer):
@@ -265,6 +265,7 @@ class Admin(_Facade[aio.Admin]):
     topic_route = _waiting(aio.Admin.topic_route)
     topic_config = _waiting(aio.Admin.topic_config)
     create_topic = _waiting(aio.Admin.create_topic)
+    ensure_topic = _waiting(aio.Admin.ensure_topic)
     create_topic_at = _waiting(aio.Admin.create_topic_at)
     delete_topic = _waiting(aio.Admin.delete_topic)
     topic_stats = _waiting(aio.Admin.topic_stats)
@@ -309,7 +310,7 @@ class DeadLetters(_Facade[aio.DeadLetters]):
             return await anext(pages, None)
 
         try:
-            while (page := _LOOP.run(following())) is not None:
+            while (page := LOOP.run(following())) is not None:
                 yield page
         finally:
-            _LOOP.run(pages.aclose())
+            LOOP.run(pages.aclose())
